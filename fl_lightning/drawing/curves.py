@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def draw_scores(
 
     figure = Figure(figsize=(6.4, 4.0), dpi=100, layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
-    scale = 100.0 if metric.rises else 1.0
+    scale, unit = (100.0, ", %") if metric.rises else (1.0, "")
     lines = {metric.by(kind): (words, COLOURS[kind], "-") for kind, words in MODELS.items()}
     lines |= {metric.of("worst"): ("worst tenth of the clients", COLOURS[judge], ":")}
     for column, (label, colour, dashes) in lines.items():
@@ -43,12 +44,21 @@ def draw_scores(
         if points:
             rounds, scores = zip(*points, strict=True)
             marker = "o" if len(points) == 1 else ""
-            axes.plot(rounds, scores, color=colour, linestyle=dashes, marker=marker, label=label)
+            look: dict[str, Any] = {
+                "color": colour,
+                "linestyle": dashes,
+                "marker": marker,
+            }
+            axes.plot(
+                rounds,
+                scores,
+                label=label,
+                **look,
+            )
     axes.locator_params(axis="x", integer=True)
-    axes.set(xlabel="round", ylabel=f"{metric.mean_words}{', %' if metric.rises else ''}")
-    axes.set_title(
-        f"{name}, by the judge: {MODELS[judge]}".replace("$", r"\$"), fontsize=10, loc="left"
-    )
+    axes.set(xlabel="round", ylabel=f"{metric.mean_words}{unit}")
+    title = f"{name}, by the judge: {MODELS[judge]}".replace("$", r"\$")
+    axes.set_title(title, fontsize=10, loc="left")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:

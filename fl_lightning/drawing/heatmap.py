@@ -59,15 +59,22 @@ def heatmap(
     values = np.asarray(values, dtype=np.float64)
     down, across = (math.ceil(size / MOST_CELLS) for size in values.shape)
     blocks = in_blocks(values, down, across)
-    ends = (float(np.nanmin(blocks, initial=0.0)), float(np.nanmax(blocks, initial=0.0)))
-    high = max(ends[1], 1.0) if counts else None
+    least, most = float(np.nanmin(blocks, initial=0.0)), float(np.nanmax(blocks, initial=0.0))
+    high = max(most, 1.0) if counts else None
+    extend = extension(least, most, high or 1.0)
     rows, columns = tuple(row_labels)[::down], tuple(col_labels)[::across]
     frame, background = _labelled(
-        rows, columns, x_label, y_label, high, extension(*ends, high or 1.0)
+        rows,
+        columns,
+        x_label,
+        y_label,
+        high,
+        extend,
     )
-    note = f"; each cell: the greatest of {down} x {across}" if max(down, across) > 1 else ""
+    if max(down, across) > 1:
+        title += f"; each cell: the greatest of {down} x {across}"
     frame.cells.set_data(blocks)
-    frame.title.set_text(_literal(title + note))
+    frame.title.set_text(_literal(title))
     frame.canvas.restore_region(background)
     for artist in (frame.cells, frame.title):
         frame.axes.draw_artist(artist)
@@ -85,23 +92,28 @@ def weight_scale() -> Normalize:
 
 
 def extension(low: float, high: float, end: float) -> str:
-    """What colour bars show of values beyond their ends, 0 and `end`, in matplotlib's words."""
-    return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[
-        low < 0, high > end * (1 + 1e-6)
-    ]
+    """The ends of a colour bar, 0 and `end`, beyond which there are values, in matplotlib's
+    words."""
+    is_beyond = high > end * (1 + 1e-6)
+    if low < 0:
+        return "both" if is_beyond else "min"
+    return "max" if is_beyond else "neither"
 
 
 def in_blocks(values: np.ndarray, down: int, across: int) -> np.ndarray:
     """The greatest value of each block of `down` rows and `across` columns; NaN where none is
     finite."""
-    if down == across == 1:
-        return np.where(np.isfinite(values), values, np.nan)
-    rows, columns = (
-        math.ceil(size / step) for size, step in zip(values.shape, (down, across), strict=True)
-    )
-    padded = np.full((rows * down, columns * across), -np.inf)
-    padded[: values.shape[0], : values.shape[1]] = np.where(np.isfinite(values), values, -np.inf)
-    greatest = padded.reshape(rows, down, columns, across).max(axis=(1, 3))
+    finite = np.where(np.isfinite(values), values, -np.inf)
+    height, width = values.shape
+    margins = ((0, -height % down), (0, -width % across))
+    padded = np.pad(finite, margins, constant_values=-np.inf)
+    rows, columns = padded.shape[0] // down, padded.shape[1] // across
+    greatest = padded.reshape(
+        rows,
+        down,
+        columns,
+        across,
+    ).max(axis=(1, 3))
     return np.where(np.isfinite(greatest), greatest, np.nan)
 
 
@@ -115,8 +127,8 @@ def save_png(image: np.ndarray, path: Path) -> None:
 
 
 class _Side(NamedTuple):
-    """What the layout of one side of the cells depends on: pictures of other clients can have the
-    same."""
+    """One side of the cells, as far as the layout depends on it: pictures of other clients can have
+    the same."""
 
     places: int
     letters: int
@@ -128,7 +140,7 @@ class _Side(NamedTuple):
     def of(cls, labels: Labels) -> _Side:
         """The side with these labels."""
         longest = max(len(_shortened(str(label))) for label in labels)
-        return cls(len(labels), longest, any(isinstance(label, str) for label in labels))
+        return cls(len(labels), longest, _has_names(labels))
 
     @property
     def inches(self) -> float:
@@ -138,7 +150,8 @@ class _Side(NamedTuple):
     @property
     def examples(self) -> Labels:
         """Labels of this length."""
-        return ("n" * self.letters if self.named else 10 ** (self.letters - 1),) * self.places
+        number = 10 ** (self.letters - 1)
+        return ("n" * self.letters if self.named else number,) * self.places
 
 
 class _Frame(NamedTuple):
@@ -158,11 +171,18 @@ def _labelled(
     rows: Labels, columns: Labels, x_label: str, y_label: str, high: float | None, extend: str
 ) -> tuple[_Frame, Any]:
     """The frame, and its background with the labels of both sides."""
-    sides = _Side.of(rows), _Side.of(columns)
-    frame = _frame(*sides, x_label, y_label, high, extend)
+    frame = _frame(
+        _Side.of(rows),
+        _Side.of(columns),
+        x_label,
+        y_label,
+        high,
+        extend,
+    )
     width, height = frame.inches
+    label_width = _NAME_HEIGHT if _has_names(columns) else 0.3
     _name(frame.axes.yaxis, rows, int(height / _NAME_HEIGHT))
-    _name(frame.axes.xaxis, columns, int(width / (_NAME_HEIGHT if sides[1].named else 0.3)))
+    _name(frame.axes.xaxis, columns, int(width / label_width))
     frame.canvas.restore_region(frame.background)
     for axis in (frame.axes.xaxis, frame.axes.yaxis):
         frame.axes.draw_artist(axis)
@@ -180,26 +200,52 @@ def _frame(
     from matplotlib.figure import Figure
 
     height = max(_SMALLEST, min(rows.places * 0.3, _LARGEST))
-    height = max(height, min(rows.places * _NAME_HEIGHT, _NAMED)) if rows.named else height
+    if rows.named:
+        height = max(height, min(rows.places * _NAME_HEIGHT, _NAMED))
     width = min(max(_SMALLEST, columns.places * 0.42), _LARGEST)
     size = (width + rows.inches + 2.0, height + columns.inches + 1.2)
     figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
-    norm = weight_scale() if high is None else Normalize(0.0, high)
+    norm, ticks = weight_scale(), {"ticks": WEIGHT_TICKS, "format": "%g"}
+    if high is not None:
+        norm, ticks = Normalize(0.0, high), {}
     colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
     empty = np.zeros((rows.places, columns.places))
-    cells = axes.imshow(empty, norm=norm, cmap=colours, aspect="auto", interpolation="nearest")
-    ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if high is None else {}
-    figure.colorbar(cells, ax=axes, extend=extend, **ticks).minorticks_off()
+    cells = axes.imshow(
+        empty,
+        colours,
+        norm,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    bar: Any = figure.colorbar
+    bar(
+        cells,
+        ax=axes,
+        extend=extend,
+        **ticks,
+    ).minorticks_off()
     _name(axes.yaxis, rows.examples, 1)
     _name(axes.xaxis, columns.examples, 1)
     axes.set(xlabel=x_label, ylabel=y_label)
-    title = figure.suptitle("Round", fontsize=10, x=0.02, ha="left")
+    title = figure.suptitle(
+        "Round",
+        fontsize=10,
+        x=0.02,
+        ha="left",
+    )
     for artist in (cells, axes.xaxis, axes.yaxis, title):
         artist.set_animated(True)  # drawn over the background
     canvas.draw()
     figure.set_layout_engine("none")  # it has been laid out
-    return _Frame(canvas, canvas.copy_from_bbox(figure.bbox), axes, (width, height), cells, title)
+    return _Frame(
+        canvas,
+        canvas.copy_from_bbox(figure.bbox),
+        axes,
+        (width, height),
+        cells,
+        title,
+    )
 
 
 def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
@@ -213,8 +259,15 @@ def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
         "transform": frame.axes.transData,
     }
     for (row, column), value in np.ndenumerate(values):
-        bright = np.isfinite(value) and np.asarray(frame.cells.norm(value)) > 0.6
-        text = Text(column, row, format(value, form), color="black" if bright else "white", **look)
+        is_bright = np.isfinite(value) and np.asarray(frame.cells.norm(value)) > 0.6
+        colour = "black" if is_bright else "white"
+        text = Text(
+            column,
+            row,
+            format(value, form),
+            color=colour,
+            **look,
+        )
         text.set_figure(frame.axes.figure)
         frame.axes.draw_artist(text)
 
@@ -225,12 +278,24 @@ def _name(axis: Any, labels: Labels, room: int) -> None:
     steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
     step = next(step for step in steps if len(labels) <= step * max(room, 1))
     texts = [_literal(_shortened(str(label))) for label in labels[::step]]
-    turned = axis.axis_name == "x" and any(isinstance(label, str) for label in labels)
-    axis.set_ticks(range(0, len(labels), step), texts, fontsize=8, rotation=90 if turned else 0)
+    angle = 90 if axis.axis_name == "x" and _has_names(labels) else 0
+    axis.set_ticks(
+        range(0, len(labels), step),
+        texts,
+        fontsize=8,
+        rotation=angle,
+    )
+
+
+def _has_names(labels: Labels) -> bool:
+    """Whether labels are names, not numbers."""
+    return any(isinstance(label, str) for label in labels)
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :].lstrip('.')}"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"…{name[1 - _LONGEST_NAME :].lstrip('.')}"
 
 
 def _literal(text: str) -> str:

@@ -21,15 +21,28 @@ def draw_split(
     """
     rows, columns = called(range(counts.shape[1]), classes), called(range(len(counts)), names)
     title = "Training samples by client and class"
-    return heatmap(counts.T, rows, columns, title, "client", "class", counts=True, numbers=True)
+    return heatmap(
+        counts.T,
+        rows,
+        columns,
+        title,
+        "client",
+        "class",
+        counts=True,
+        numbers=True,
+    )
 
 
 def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
-    """Labels: names that are no numbers, else numbers, which a picture thins where they would
-    collide."""
+    """Labels of these places: names that are no numbers, else numbers, which a picture thins where
+    they would collide."""
+    if not names:
+        return list(numbers)
+    chosen = [names[number] for number in numbers]
     # as they are written: not 007
-    numeric = all(name.isdecimal() and str(int(name)) == name for name in names)
-    return [int(names[n]) if numeric and names else names[n] if names else n for n in numbers]
+    if all(name.isdecimal() and str(int(name)) == name for name in names):
+        return [int(name) for name in chosen]
+    return [*chosen]
 
 
 def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.ndarray:
@@ -37,21 +50,31 @@ def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.n
     receivers, sources = called(view.receivers, names), called(view.sources, names)
     scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {t}: who receives from whom ({scope})"
+    values = view.rows.mean(axis=1)
     return heatmap(
-        view.rows.mean(axis=1), receivers, sources, title, "source client", "receiving client"
+        values,
+        receivers,
+        sources,
+        title,
+        "source client",
+        "receiving client",
     )
 
 
-def draw_client(view: RelationView, client: int, t: int, names: Sequence[str] = ()) -> np.ndarray:
+def draw_client(
+    view: RelationView,
+    client: int,
+    t: int,
+    names: Sequence[str] = (),
+) -> np.ndarray:
     """Layers × sources: what `client` receives, layer by layer; uint8 (height, width, 3)."""
-    values = view.rows[view.receivers.index(client)]
-    title = (
-        f"Round {t}: how much client {called([client], names)[0]} receives of each client's layers"
-    )
+    values, sources = view.rows[view.receivers.index(client)], called(view.sources, names)
+    [name] = called([client], names)
+    title = f"Round {t}: how much client {name} receives of each client's layers"
     return heatmap(
         values,
         view.layers,
-        called(view.sources, names),
+        sources,
         title,
         "source client",
         "layer",

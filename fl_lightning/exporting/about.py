@@ -24,18 +24,12 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
         BadInput: a transformer of the user's own does more than scale single columns.
     """
     reading = data.reading
-    kind = (
-        "table"
-        if reading.columns is not None
-        else "images"
-        if len(data.input_shape) == 3
-        else "vectors"
-    )
+    kind = "images" if len(data.input_shape) == 3 else "vectors"
     mean, std = data.statistics
     fills = scale = columns = None
     form: Mapping[str, Any] = {}
     if reading.columns is not None:
-        form = reading.columns.form
+        kind, form = "table", reading.columns.form
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
         fills, scale = reading.preprocessing.affine(who)

@@ -32,8 +32,8 @@ class Calibration:
     def __post_init__(self) -> None:
         is_cost = self.threshold == "cost"
         for key, value in (("cost", self.cost), ("case", self.case)):
-            allowed = "threshold cost needs cost and case, and no other rule has a use for them"
-            check(key, value, is_cost == (value is not None), allowed)
+            requirement = "threshold cost needs cost and case, and no other rule has a use for them"
+            check(key, value, is_cost == (value is not None), requirement)
 
     @property
     def is_wanted(self) -> bool:
@@ -56,25 +56,27 @@ class Calibration:
         """
         key = "temperature" if self.temperature else "threshold"
         value = self.threshold or True
-        allowed = f"{whose} has no validation data in this run: train with data.validation 0.2"
-        check(key, value, len(labels) > 0, allowed)
-        scores = scores[:, : len(class_names)].double()
-        made: dict[str, Any] = {}
+        requirement = f"{whose} has no validation data in this run: train with data.validation 0.2"
+        check(key, value, len(labels) > 0, requirement)
+        count = len(class_names)
+        scores = scores[:, :count].double()
+        calibration: dict[str, Any] = {}
         if self.temperature:
-            made["temperature"] = best_temperature(scores, labels)
+            calibration["temperature"] = best_temperature(scores, labels)
+            scores = scores / calibration["temperature"]
         if self.threshold is None:
-            return made
-        two = len(class_names) == 2
-        check("threshold", value, two, f"it needs two classes, not {len(class_names)}")
+            return calibration
+        check("threshold", value, count == 2, f"it needs two classes, not {count}")
         case = class_names[1] if self.case is None else self.case
-        allowed = f"the classes are {' and '.join(class_names)}"
-        check("case", case, case in class_names, allowed)
+        requirement = f"the classes are {' and '.join(class_names)}"
+        check("case", case, case in class_names, requirement)
         number = class_names.index(case)
         is_case = labels.numpy() == number
-        both = 0 < is_case.sum() < len(is_case)
-        check("threshold", value, both, f"the validation data of {whose} have one class alone")
-        chances = (scores / made.get("temperature", 1.0)).softmax(1)[:, number].numpy()
-        return made | {"threshold": [case, best_threshold(chances, is_case, self.cost)]}
+        requirement = f"the validation data of {whose} have one class alone"
+        check("threshold", value, 0 < is_case.sum() < len(is_case), requirement)
+        chances = scores.softmax(1)[:, number].numpy()
+        calibration["threshold"] = [case, best_threshold(chances, is_case, self.cost)]
+        return calibration
 
 
 NONE = Calibration()
@@ -88,8 +90,8 @@ def best_temperature(scores: Tensor, labels: Tensor) -> float:
     def loss(logarithm: float) -> float:
         return cross_entropy(scores / math.exp(logarithm), labels).item()
 
-    found = minimize_scalar(loss, bounds=(-WIDEST, WIDEST), method="bounded")
-    return math.exp(found.x)
+    best = minimize_scalar(loss, bounds=(-WIDEST, WIDEST), method="bounded")
+    return math.exp(best.x)
 
 
 def best_threshold(chances: np.ndarray, is_case: np.ndarray, cost: float | None) -> float:

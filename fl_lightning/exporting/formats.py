@@ -46,7 +46,12 @@ def write(
             save_model(model, str(aside), {METADATA: json.dumps(about)})
         return
     if kind == "onnx":
-        require("onnx", "format", kind, "safetensors and torch_export need nothing")
+        require(
+            "onnx",
+            "format",
+            kind,
+            "safetensors and torch_export need nothing",
+        )
     model.eval()
     logging.disable()  # torch's exporters log and print what they raise, too
     quiet = io.StringIO()
@@ -79,7 +84,7 @@ def write(
     except Exception as error:  # torch's exporters raise a dozen kinds
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         instead = "" if kind == "torch_export" else " or torch_export"
-        allowed = f"torch cannot export this model ({line}); choose safetensors{instead}"
-        raise BadInput("format", kind, allowed) from error
+        requirement = f"torch cannot export this model ({line}); choose safetensors{instead}"
+        raise BadInput("format", kind, requirement) from error
     finally:
         logging.disable(logging.NOTSET)

@@ -105,7 +105,13 @@ def model(x):
 }
 
 
-def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str) -> str:
+def loader(
+    folder: Path,
+    whose: str,
+    out: Path,
+    facts: dict[str, Any],
+    kind: str,
+) -> str:
     """Its text.
 
     Args:
@@ -133,15 +139,20 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     )
     here += _IS_THERE.format(name=out.name) if predicts else ""
     if kind == "safetensors":
-        imports, made = _made(facts)
+        imports, model = _construction(facts)
         load = f'load_model(model, str(HERE / "{out.name}"))\nmodel.eval()\n'
-        body = f"from safetensors.torch import load_model\n\n{imports}\n\nmodel = {made}\n{load}"
+        body = f"from safetensors.torch import load_model\n\n{imports}\n\nmodel = {model}\n{load}"
     else:
         body = _GRAPHS[kind].format(name=out.name)
     text = f"{head}from __future__ import annotations\n\n{here}\n{body}"
     if not predicts:
         return text
-    known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
+    about = pprint.pformat(
+        facts["about"],
+        width=120,
+        compact=True,
+        sort_dicts=False,
+    )
     functions = [
         inspect.getsource(module).partition(f"{last_import}\n")[2]
         for module, last_import in ((cells, "import Any"), (plain, "import is_empty, number"))
@@ -151,17 +162,16 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
         "from datetime import datetime, timedelta\nfrom typing import Any\n"
     )
     main = _OF_TABLE if facts["about"]["input"] == "table" else _OF_OTHERS
-    return f"{text}{known}\n{imports}{''.join(functions)}{_END}{main}{_MAIN}"
+    return f"{text}ABOUT = {about}\n\n{imports}{''.join(functions)}{_END}{main}{_MAIN}"
 
 
-def _made(facts: dict[str, Any]) -> tuple[str, str]:
-    """What comes before the model is made (imports, and a shipped architecture's own lines), and
-    what makes it."""
+def _construction(facts: dict[str, Any]) -> tuple[str, str]:
+    """Imports and a shipped architecture's own lines, and the expression that makes the model."""
     path, method = facts["component"].class_path, facts.get("built_by")
     adapters = getattr(facts["component"], "adapters", None)
     if not method and adapters is None:
-        lines, made = _called(path, facts["arguments"])
-        return standalone(path) or lines, made
+        lines, call = _called(path, facts["arguments"])
+        return standalone(path) or lines, call
     kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
     imports = (
         f"from fl_lightning.configuration.components import {', '.join(kinds)}\nfrom "
@@ -169,11 +179,11 @@ def _made(facts: dict[str, Any]) -> tuple[str, str]:
     )
     component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
     text = f", {facts['text']!r}" if facts["text"] is not None else ""
-    made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
+    network = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
     if method:  # the method's own network, with the user's in it
-        own, call = _called(method.class_path, method.init_args)
-        imports, made = f"{imports}{own}", f"{call}.build({made}, {facts['classes']})"
-    return imports, made
+        line, call = _called(method.class_path, method.init_args)
+        return f"{imports}{line}", f"{call}.build({network}, {facts['classes']})"
+    return imports, network
 
 
 def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:

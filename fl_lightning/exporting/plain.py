@@ -36,15 +36,17 @@ def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
     the client's."""
     kind, shape = about["input"], list(about["shape"])
     if kind == "text":
-        made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
+        samples = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
     elif kind == "table":
-        made = [torch.tensor(_features(about, row), dtype=torch.float32) for row in rows]
+        samples = [torch.tensor(_features(about, row), dtype=torch.float32) for row in rows]
     else:
-        made = [_sample(row, shape) for row in rows]
-    if odd := [list(x.shape) for x in made if list(x.shape) != shape]:
-        raise ValueError(f"a sample has the shape {odd[0]}, and the model's have {shape}")
-    x = torch.stack(made) if made else torch.zeros(0, *shape)
-    if made and about.get("angle"):  # the run turned this client's images
+        samples = [_sample(row, shape) for row in rows]
+    for sample in samples:
+        if list(sample.shape) != shape:
+            size = list(sample.shape)
+            raise ValueError(f"a sample has the shape {size}, and the model's have {shape}")
+    x = torch.stack(samples) if samples else torch.zeros(0, *shape)
+    if samples and about.get("angle"):  # the run turned this client's images
         from torchvision.transforms.functional import rotate
 
         x = rotate(x.float(), about["angle"])
@@ -52,7 +54,7 @@ def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
 
 def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-    """What `raw` made: imputed, scaled and normalised, float32; tokens as they are."""
+    """Rows of `raw`, imputed, scaled and normalised, float32; tokens as they are."""
     if about["input"] == "text":
         return x
     if about["empty"] is not None:
@@ -86,14 +88,16 @@ def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
     (n, positions, classes) a list for each row; of a regression numbers."""
     if not about["class_names"]:
         return scores[..., 0].tolist()
-    known: list[str] = about["class_names"]
-    best = scores[..., : len(known)].argmax(-1).tolist()
+    classes: list[str] = about["class_names"]
+    best = scores[..., : len(classes)].argmax(-1).tolist()
     if "threshold" in about:  # from which probability on a row is of one of the two classes
         case, least = about["threshold"]
-        number = known.index(case)
+        number = classes.index(case)
         is_case = probabilities(about, scores)[:, number] >= least
         best = torch.where(is_case, number, 1 - number).tolist()
-    return [[known[k] for k in row] if isinstance(row, list) else known[row] for row in best]
+    if scores.ndim > 2:
+        return [[classes[k] for k in row] for row in best]
+    return [classes[k] for k in best]
 
 
 def _features(about: Mapping[str, Any], row: Any) -> list[float]:
@@ -101,18 +105,20 @@ def _features(about: Mapping[str, Any], row: Any) -> list[float]:
     values."""
     numbers: list[float] = []
     for place, (name, values) in enumerate(about["columns"]):
-        if name not in row if isinstance(row, Mapping) else place >= len(row):
+        key, keys = (name, row) if isinstance(row, Mapping) else (place, range(len(row)))
+        if key not in keys:
             raise ValueError(f"it lacks the column {name}")
-        cell = row[name] if isinstance(row, Mapping) else row[place]
+        cell = row[key]
         is_missing = cell is None or cell != cell
         text = "" if is_missing else unicodedata.normalize("NFC", str(cell).strip())
         if values is not None:
-            own = _value(text, values)
-            if own is None and not is_empty(text):
+            cell_value = _value(text, values)
+            if cell_value is None and not is_empty(text):
+                listed = ", ".join(values)
                 raise ValueError(
-                    f"{text!r} in the column {name} is not one of its values: {', '.join(values)}"
+                    f"{text!r} in the column {name} is not one of its values: {listed}"
                 )
-            numbers += [float(value == own) for value in values]
+            numbers += [float(value == cell_value) for value in values]
         else:
             try:
                 is_typed = isinstance(cell, float | int)  # no text: it has no decimal comma
@@ -125,8 +131,8 @@ def _features(about: Mapping[str, Any], row: Any) -> list[float]:
 
 
 def _value(text: str, values: Sequence[str]) -> str | None:
-    """Which of `values` a cell holds: 3.0 is 3, as a table has it where other cells of a column are
-    empty."""
+    """The one of `values` that a cell holds: 3.0 is 3, as a table has it where other cells of a
+    column are empty."""
     if text in values:
         return text
     try:
@@ -153,9 +159,11 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
                 upright = Image.alpha_composite(white, upright.convert("RGBA"))
             row = np.array(upright.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
-    if list(x.shape) != list(shape):
-        x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x
-    return x
+    if list(x.shape) == list(shape):
+        return x
+    if x.ndim == 2:
+        return x[None]
+    return x.permute(2, 0, 1) if x.ndim == 3 else x
 
 
 def _tokens(tokens: Mapping[str, Any], text: Any) -> list[int]:
@@ -167,8 +175,8 @@ def _tokens(tokens: Mapping[str, Any], text: Any) -> list[int]:
 
         numbers = Tokenizer.from_str(tokens["tokenizer"]).encode(text).ids
     else:
-        known = {name: number for number, name in enumerate(tokens["names"])}
-        numbers = [known.get(character, 0) for character in text]
+        number_of = {name: number for number, name in enumerate(tokens["names"])}
+        numbers = [number_of.get(character, 0) for character in text]
     length = tokens["length"]
     numbers = numbers[-length:] if tokens["keep"] == "last" else numbers[:length]
     return [0] * (length - len(numbers)) + list(numbers)

@@ -26,12 +26,22 @@ def standalone(class_path: str) -> str | None:
         return None
     imports: dict[str, None] = {}
     definitions: dict[str, str] = {}
-    _collect(module, name, imports, definitions)
+    _collect(
+        module,
+        name,
+        imports,
+        definitions,
+    )
     body = "\n\n".join(text.strip() for text in definitions.values())
     return "\n".join(imports) + "\n\n\n" + body + "\n"
 
 
-def _collect(module: str, name: str, imports: dict[str, None], definitions: dict[str, str]) -> None:
+def _collect(
+    module: str,
+    name: str,
+    imports: dict[str, None],
+    definitions: dict[str, str],
+) -> None:
     """Add a definition of a module, behind those that it uses."""
     if name in definitions:
         return
@@ -40,28 +50,38 @@ def _collect(module: str, name: str, imports: dict[str, None], definitions: dict
         return
     text = Path(inspect.getfile(importlib.import_module(module))).read_text(encoding="utf-8")
     tree = ast.parse(text)
-    ours: dict[str, str] = {}
-    own: dict[str, ast.stmt] = {}
+    module_of: dict[str, str] = {}
+    node_of: dict[str, ast.stmt] = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGE):
-            ours |= {alias.asname or alias.name: str(node.module) for alias in node.names}
-        elif (
-            isinstance(node, ast.Import | ast.ImportFrom)
-            and getattr(node, "module", "") != "__future__"
-        ):
-            imports[ast.unparse(node)] = None
+            names = [alias.asname or alias.name for alias in node.names]
+            module_of |= dict.fromkeys(names, str(node.module))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            if getattr(node, "module", "") != "__future__":
+                imports[ast.unparse(node)] = None
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            own[node.name] = node
+            node_of[node.name] = node
         elif isinstance(node, ast.Assign):
-            own |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
-    node = own[name]
+            targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            node_of |= dict.fromkeys(targets, node)
+    node = node_of[name]
     # its place is behind those that it uses, and a definition may use itself
     definitions[name] = ""
     for used in _names(node):
-        if used in ours:
-            _collect(ours[used], used, imports, definitions)
-        elif used in own and used != name:
-            _collect(module, used, imports, definitions)
+        if used in module_of:
+            _collect(
+                module_of[used],
+                used,
+                imports,
+                definitions,
+            )
+        elif used in node_of and used != name:
+            _collect(
+                module,
+                used,
+                imports,
+                definitions,
+            )
     del definitions[name]
     definitions[name] = ast.get_source_segment(text, node) or ""
 

@@ -1,5 +1,5 @@
 """What a run leaves behind: its declared columns (`columns`), its folder (`folder`), and the one
-reader (`read`).
+reader, `RunResult` (`result`).
 
-`read` imports pandas where a table is read; training writes with `folder` and never does.
+A reader imports pandas where a table is read; training writes with `folder` and never does.
 """

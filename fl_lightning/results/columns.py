@@ -39,13 +39,13 @@ class Column:
 
     @property
     def shown(self) -> str:
-        """What viewers call it: `accuracy/after`."""
+        """Its name in viewers: `accuracy/after`."""
         return f"{self.section}/{self.viewed or self.name}"
 
     @property
     def kept(self) -> str:
-        """What a viewer's summary keeps of it, in W&B's words: the best value and the last, or the
-        last alone."""
+        """The part that W&B's summary holds, in its words: the best value and the last, or the last
+        alone."""
         return f"{self.better},last" if self.better else "last"
 
     def merit(self, value: float) -> float:
@@ -75,8 +75,9 @@ class Registry:
     def __getitem__(self, name: str) -> Column:
         """The declaration of a column. One that nobody has declared is in the section `other`, or
         of a score of one's own where its name ends with a kind of model."""
-        if (column := self._find(name)) is not None:
-            return column if column.name == name else replace(column, name=name)
+        column = self._find(name)
+        if column is not None:
+            return replace(column, name=name)
         return Column(name, "scores" if name.rpartition("_")[2] in MODELS else "other")
 
     def _find(self, name: str) -> Column | None:
@@ -89,26 +90,61 @@ COLUMNS = Registry()
 
 
 def _of_score(metric: Metric) -> Iterable[Column]:
-    """The columns of one metric, in all tables."""
+    """The columns of one metric, in all tables: `mean_accuracy`, `accuracy_after`,
+    `worst_accuracy` and so on."""
     better: Literal["max", "min"] = "max" if metric.rises else "min"
 
-    def of(name: str, doc: str, model: str | None = None, viewed: str = "") -> Column:
+    def of(
+        name: str,
+        doc: str,
+        model: str | None = None,
+        viewed: str = "",
+    ) -> Column:
         meaning = f"{metric.words}: {doc}"
-        return Column(name, metric.name, meaning, better, metric.name, model, viewed)
+        return Column(
+            name,
+            metric.name,
+            meaning,
+            better,
+            metric.name,
+            model,
+            viewed,
+        )
 
-    def by_judge(what: str, doc: str) -> Column:
-        return of(metric.of(what), f"{doc}by the run's judge", JUDGE, f"own_judge_{what}")
+    def by_judge(statistic: str, doc: str) -> Column:
+        meaning = f"{doc}by the run's judge"
+        return of(
+            metric.of(statistic),
+            meaning,
+            JUDGE,
+            f"own_judge_{statistic}",
+        )
 
     yield of(metric.name, "of the client's final model, or of a newcomer's after it has trained")
     yield of(metric.by("received"), "of the model that a newcomer is given, before it trains")
     yield by_judge("mean", "mean over clients, ")
     for kind, words in MODELS.items():
-        yield of(metric.by(kind), words, kind, kind)
+        yield of(
+            metric.by(kind),
+            words,
+            kind,
+            kind,
+        )
         everyone, doc = metric.on_global_test(kind), f"{words}, on the test set of all"
-        yield of(everyone, doc, kind, f"global_test_{kind}")
+        yield of(
+            everyone,
+            doc,
+            kind,
+            f"global_test_{kind}",
+        )
     if metric in FURTHER.values():
         doc = "clients that the mean is over: it is defined for those alone"
-        column = of(metric.of("clients"), doc, JUDGE, "own_judge_clients")
+        column = of(
+            metric.of("clients"),
+            doc,
+            JUDGE,
+            "own_judge_clients",
+        )
         yield replace(column, better=None)
     yield by_judge("weighted", "mean weighted by test samples, ")
     yield by_judge("validation", "mean on validation data, ")
@@ -134,11 +170,22 @@ def _of_the_end(metric: Metric) -> Iterable[Column]:
     }
     if metric in FURTHER.values():
         ways[f"final_{clients}"] = "clients that the final mean is over"
-    senses = {f"final_{clients}": None, f"final_{metric.of('std')}": "min"}
+    senses = {
+        f"final_{clients}": None,
+        f"final_{metric.of('std')}": "min",
+    }
     for name, doc in ways.items():
         meaning = f"{metric.words}: {doc}, by the run's judge"
         better: Any = senses.get(name, "max" if metric.rises else "min")
-        yield Column(name, "final", meaning, better, metric.name, JUDGE, f"own_judge_{name}")
+        yield Column(
+            name,
+            "final",
+            meaning,
+            better,
+            metric.name,
+            JUDGE,
+            f"own_judge_{name}",
+        )
 
 
 _DECLARED: dict[str, dict[str, str]] = {
@@ -279,7 +326,15 @@ for _section, _docs in _DECLARED.items():
     for _name, _doc in _docs.items():
         _viewed = "epsilon" if _name == "privacy_epsilon" else ""
         _better: Any = "min" if _name in _LESS_IS_BETTER else None
-        COLUMNS.declare(Column(_name, _section, _doc, _better, viewed=_viewed))
+        COLUMNS.declare(
+            Column(
+                _name,
+                _section,
+                _doc,
+                _better,
+                viewed=_viewed,
+            )
+        )
 
 
 def shown(column: str) -> str:
@@ -303,13 +358,10 @@ def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, di
     kind of model."""
     declared = {}
     for name in names:
-        column = COLUMNS[name]
-        column = replace(column, model=judge) if column.model == JUDGE and judge else column
-        declared[name] = {
-            key: value
-            for key, value in dataclasses.asdict(column).items()
-            if value and key != "name"
-        }
+        fields = dataclasses.asdict(COLUMNS[name]) | {"name": ""}
+        if judge and fields["model"] == JUDGE:
+            fields["model"] = judge
+        declared[name] = {key: value for key, value in fields.items() if value}
     return declared
 
 
@@ -333,7 +385,10 @@ class CumulativeCosts:
         return dict(self._sums)
 
 
-_SECONDS = {"communication/channel_s_so_far": "channel_s", "cost/seconds_so_far": "seconds"}
+_SECONDS = {
+    "communication/channel_s_so_far": "channel_s",
+    "cost/seconds_so_far": "seconds",
+}
 
 
 def spread(rounds: int, most: int) -> list[int]:
@@ -341,4 +396,6 @@ def spread(rounds: int, most: int) -> list[int]:
     them."""
     if rounds <= most:
         return list(range(1, rounds + 1))
-    return [1 + round(k * (rounds - 1) / (most - 1)) for k in range(most)] if most > 1 else [rounds]
+    if most < 2:
+        return [rounds]
+    return [1 + round(k * (rounds - 1) / (most - 1)) for k in range(most)]

@@ -106,30 +106,32 @@ class RunFolder:
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A client's row with its name behind its number."""
-        at = int(row["client"])
-        known = {"name": self.names[at]} if at < len(self.names) else {}
-        return {"client": row["client"], **known, **row}
+        number = int(row["client"])
+        name = {"name": self.names[number]} if number < len(self.names) else {}
+        return {"client": row["client"], **name, **row}
 
-    def flush(self, after: int, upto: int) -> None:
+    def flush(
+        self,
+        after: int,
+        upto: int,
+    ) -> None:
         """Wait until the disk has what `append` wrote of the rounds behind `after`, up to
         `upto`."""
+        paths = [self._clients.path, self._failures.path, self._metrics.path, self.path]
         rounds = range(after + 1, upto + 1)
         files = [file(t) for t in rounds for file in (self.relation_file, self.traffic_file)]
-        tables = [table.path for table in (self._clients, self._failures, self._metrics)]
-        every = [*files, *dict.fromkeys(file.parent for file in files), *tables, self.path]
-        flush_all([path for path in every if path.exists()])
+        folders = dict.fromkeys(file.parent for file in files)
+        flush_all([path for path in (*files, *folders, *paths) if path.exists()])
 
     def truncate(self, round: int) -> None:
         """Forget what was written after `round` (0: everything), and rows that a crash cut
         short."""
         for table in (self._clients, self._failures, self._metrics):
             table.truncate(round)
-        for file in [
-            *self.path.glob("relation/round-*.npz"),
-            *self.path.glob("traffic/round-*.npz"),
-        ]:
-            if int(file.stem.removeprefix("round-")) > round:
-                file.unlink()
+        for folder in ("relation", "traffic"):
+            for file in self.path.glob(f"{folder}/round-*.npz"):
+                if int(file.stem.removeprefix("round-")) > round:
+                    file.unlink()
 
     def forget_end(self) -> None:
         """Forget what the end of a shorter run has left, and the comparison of it: rounds have
@@ -144,11 +146,10 @@ class RunFolder:
             name = table.path.name
             rows = table.read(_WORDS, numbered=True)
             keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
-            if len(keys) > len(set(keys)) or {t for t, _ in keys} != set(range(1, round + 1)):
-                allowed = (
-                    f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
-                )
-                raise BadInput("run", str(self.path), allowed)
+            is_whole = {t for t, _ in keys} == set(range(1, round + 1))
+            requirement = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one"
+            if len(keys) > len(set(keys)) or not is_whole:
+                raise BadInput("run", str(self.path), f"{requirement} twice")
 
     def write_columns(self, judge: str) -> None:
         """Declare the columns of all tables in `columns.json`, where some are new. `judge`: its
@@ -178,7 +179,11 @@ class RunFolder:
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
-    def judge(self, metric: metrics.Metric, summary: Mapping[str, Any]) -> str | None:
+    def judge(
+        self,
+        metric: metrics.Metric,
+        summary: Mapping[str, Any],
+    ) -> str | None:
         """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it
         cannot be told.
 
@@ -187,14 +192,18 @@ class RunFolder:
             summary: of the run, which is asked where `columns.json` cannot be read.
         """
         column = self.read_columns().get(metric.of("mean"))
-        declared = [column.model if column else None, summary.get("judge")]
-        return next((kind for kind in declared if kind in [*metrics.MODELS]), None)
+        kinds = [column.model if column else None, summary.get("judge")]
+        return next((kind for kind in kinds if kind in [*metrics.MODELS]), None)
 
     def relation_file(self, round: int) -> Path:
         """Where the relation of `round` is kept."""
         return self.path / "relation" / f"round-{round:04d}.npz"
 
-    def write_relation(self, round: int, view: RelationView) -> None:
+    def write_relation(
+        self,
+        round: int,
+        view: RelationView,
+    ) -> None:
         """Keep the cohort's part of the relation cube: rows (float32), receivers, layers,
         sources."""
         save_arrays(
@@ -276,14 +285,28 @@ class RunFolder:
         With `models`, the kind of each: `before`, `after`, `global`, `finetuned`; with `further`,
         its other scores.
         """
-        rows: list[dict[str, float | str]] = [
-            {"client": c, name: score} for c, score in enumerate(scores)
+        rows: list[Row] = [
+            {
+                "client": c,
+                name: score,
+            }
+            for c, score in enumerate(scores)
         ]
         for row, kind in zip(rows, models, strict=bool(models)):
             row["model"] = kind
         for row, others in zip(rows, further, strict=bool(further)):
             row |= others
-        CsvTable(self.path / "final.csv").write([self._named(row) for row in rows])
+        self._write("final", rows)
+
+    def _write(
+        self,
+        table: str,
+        rows: Iterable[Row],
+        durable: bool = True,
+    ) -> None:
+        """Write a table of clients, with their names."""
+        named = [self._named(row) for row in rows]
+        CsvTable(self.path / f"{table}.csv").write(named, durable=durable)
 
     def write_predictions(self, tables: Sequence[Mapping[str, Any]]) -> None:
         """Write `final_predictions.parquet`, the tables of clients below each other; no file
@@ -316,25 +339,34 @@ class RunFolder:
         """
         sizes = enumerate(zip(train, test, strict=True))
         rows: list[Row] = [
-            {"client": c, "train_samples": own, "test_samples": judged}
-            for c, (own, judged) in sizes
+            {
+                "client": c,
+                "train_samples": trained,
+                "test_samples": tested,
+            }
+            for c, (trained, tested) in sizes
         ]
         if classes is not None:
-            columns = class_columns(names or [str(k) for k in range(classes.shape[1])])
+            numbers = range(classes.shape[1])
+            columns = class_columns(names or [*map(str, numbers)])
             for row, counts in zip(rows, classes.tolist(), strict=True):
                 row |= dict(zip(columns, counts, strict=True))
         before: list[Row] = []
-        # a power cut may have left a part of it, which says what it says
+        # a damaged table, as a power cut may leave, is written anew
         with contextlib.suppress(Damaged):
             before = self.read("split") if resumed else []
         for old, row in zip(before, rows, strict=False):
-            if any(old.get(key, n) != n for key, n in row.items()):
+            if row | old != old | row:
                 return False
         # Each start writes it anew.
-        CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)
+        self._write("split", rows, durable=False)
         return True
 
-    def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
+    def write_heterogeneity(
+        self,
+        clients: Sequence[int],
+        pairs: Mapping[str, np.ndarray],
+    ) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and
         `heterogeneity.csv`: each one's mean distance from the others."""
         save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
@@ -342,8 +374,9 @@ class RunFolder:
         for name, table in pairs.items():
             for k, row in enumerate(rows):
                 others = np.delete(table[k], k).astype(np.float64)
-                row |= {name: float(np.nanmean(others))} if np.isfinite(others).any() else {}
-        CsvTable(self.path / "heterogeneity.csv").write([self._named(row) for row in rows])
+                if np.isfinite(others).any():
+                    row[name] = float(np.nanmean(others))
+        self._write("heterogeneity", rows)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -364,8 +397,9 @@ class RunFolder:
 def class_columns(names: Sequence[str]) -> list[str]:
     """Columns of classes, in their order: by name, or by number where some name (a token of texts)
     is no plain word."""
-    plain = all(name.isprintable() and name.strip() == name != "" for name in names)
-    return [f"class_{name if plain else number}" for number, name in enumerate(names)]
+    if all(name.isprintable() and name.strip() == name != "" for name in names):
+        return [f"class_{name}" for name in names]
+    return [f"class_{number}" for number in range(len(names))]
 
 
 def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
@@ -374,12 +408,11 @@ def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
     rows = list(rows)
     column = metrics.of_rows(rows).of("mean") if column is None else column
     merit = COLUMNS[column].merit
-    judged = [
-        (row[column], int(row["round"]))
-        for row in rows
-        if not math.isnan(row.get(column, math.nan))
-    ]
-    return max(judged, key=lambda pair: (merit(pair[0]), -pair[1]), default=(math.nan, 0))
+    judged = [row for row in rows if not math.isnan(row.get(column, math.nan))]
+    if not judged:
+        return math.nan, 0
+    first = max(judged, key=lambda row: (merit(row[column]), -row["round"]))
+    return first[column], int(first["round"])
 
 
 def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
@@ -396,36 +429,45 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
     merit = COLUMNS[column].merit
     bests: dict[int, float] = {}
     for row in rows:
-        if not math.isnan(value := row.get(column, math.nan)):
+        value = row.get(column, math.nan)
+        if not math.isnan(value):
             client = int(row["client"])
             bests[client] = max(bests.get(client, value), value, key=merit)
-    return (math.fsum(bests.values()) / len(bests), len(bests)) if bests else (math.nan, 0)
+    if not bests:
+        return math.nan, 0
+    return math.fsum(bests.values()) / len(bests), len(bests)
 
 
 def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
     """Of how many clients which kind of model was scored at the end; empty if the run has not
     ended."""
     kinds = summary.get("final_kinds")
-    numbers = kinds if isinstance(kinds, dict) else {}
-    return {kind: n for kind, n in numbers.items() if kind in metrics.MODELS and type(n) is int}
+    counts = kinds if isinstance(kinds, dict) else {}
+    return {
+        kind: count
+        for kind, count in counts.items()
+        if kind in metrics.MODELS and type(count) is int
+    }
 
 
 def final_kind(summary: Mapping[str, Any]) -> str | None:
     """Of which kind the final models are; clients that never took part may have another. None: it
     is not known."""
     kinds, judge = final_kinds(summary), summary.get("judge")
-    most = max(kinds, key=lambda kind: kinds[kind], default=None)
-    return str(judge) if judge in kinds else most
+    if judge in kinds:
+        return str(judge)
+    return max(kinds, key=kinds.__getitem__, default=None)
 
 
 def final_words(summary: Mapping[str, Any]) -> str:
-    """Which kind of model the final scores are of: `after local training; 2 of 9 clients before it:
-    ...`."""
+    """The kind of model of the final scores: `after local training; 2 of 9 clients before it: they
+    never took part`."""
     kinds, kind = final_kinds(summary), final_kind(summary)
     if kind is None:
         return "kind of model unknown"
-    others = sum(kinds.values()) - kinds[kind]
-    rest = f"; {others} of {sum(kinds.values())} clients before it: {NEVER}" if others else ""
+    total = sum(kinds.values())
+    others = total - kinds[kind]
+    rest = f"; {others} of {total} clients before it: {NEVER}" if others else ""
     return metrics.MODELS[kind] + rest
 
 

@@ -11,12 +11,10 @@ from fl_lightning.results.folder import UNREADABLE, RunFolder
 
 def unread(rounds: list[int]) -> list[str]:
     """A note that the files of these rounds cannot be read; none if there are none."""
+    if not rounds:
+        return []
     more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
-    return (
-        [f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}"]
-        if rounds
-        else []
-    )
+    return [f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}"]
 
 
 @dataclass
@@ -49,10 +47,8 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
             continue
         clients, count = len(sent), len(traffic.layers)
         shape = (clients, 2, count + 1, len(traffic.kinds))
-        same_layers = traffic.layers == (layers or traffic.layers)
-        if not clients or sent.shape != (clients, 2, count) or sizes.shape != shape:
-            same_layers = False
-        if not same_layers:
+        fits = sent.shape == (clients, 2, count) and sizes.shape == shape
+        if not clients or not fits or (layers and traffic.layers != layers):
             damaged.append(number)
             continue
         rounds.append(number)
@@ -63,4 +59,9 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
     if not rounds:
         return None, damaged
     totals = {kind: (int(down), int(up)) for kind, (down, up) in kinds.items()}
-    return Ledger(rounds, layers, np.stack(shares, axis=-1), totals), damaged
+    return Ledger(
+        rounds,
+        layers,
+        np.stack(shares, axis=-1),
+        totals,
+    ), damaged

@@ -63,40 +63,25 @@ def check_name(start: Start) -> None:
     if start.name is None:
         check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
-    fine = start.name not in ("", ".", "..") and Path(start.name).name == start.name
-    check(
-        "name",
-        start.name,
-        fine,
-        "it must be the name of a folder, without slashes; its parent is --out",
-    )
-    there = Path(start.out) / start.name
+    is_plain = start.name not in ("", ".", "..") and Path(start.name).name == start.name
+    requirement = "it must be the name of a folder, without slashes; its parent is --out"
+    check("name", start.name, is_plain, requirement)
+    folder = Path(start.out) / start.name
     try:
-        exists, is_run = there.exists(), (there / CONFIG).exists()
+        exists, is_run = folder.exists(), (folder / CONFIG).exists()
         # of a start that was stopped, or had a full disk
-        begun = {LOCK, aside_of(there / CONFIG).name}
-        empty = not exists or {path.name for path in there.iterdir()} <= begun
+        begun = {LOCK, aside_of(folder / CONFIG).name}
+        is_empty = not exists or {path.name for path in folder.iterdir()} <= begun
     except (OSError, ValueError) as error:
         raise BadInput("name", start.name, f"it can be no folder: {error}") from None
     if launcher.rank() > 0:
         return  # rank 0 may be making the folder right now
-    other = (
-        "continue it with --resume"
-        if is_run
-        else f"it holds no {CONFIG}, so it is no run: remove it"
-    )
-    check(
-        "name",
-        start.name,
-        start.resume or not exists,
-        f"{there} exists; {other}, or choose another name",
-    )
-    check(
-        "name",
-        start.name,
-        empty or is_run,
-        f"{there} is a folder of something else: it holds no {CONFIG}",
-    )
+    lacks = f"it holds no {CONFIG}"
+    way = "continue it with --resume" if is_run else f"{lacks}, so it is no run: remove it"
+    requirement = f"{folder} exists; {way}, or choose another name"
+    check("name", start.name, start.resume or not exists, requirement)
+    requirement = f"{folder} is a folder of something else: {lacks}"
+    check("name", start.name, is_empty or is_run, requirement)
 
 
 def check_path(key: str, path: Path) -> None:
@@ -109,20 +94,18 @@ def check_path(key: str, path: Path) -> None:
 
 
 def check_out(
-    key: str, given: str, suffix: str = "", mark: str | None = None, what: str = ""
+    key: str, file: str, suffix: str = "", mark: str | None = None, kind: str = ""
 ) -> Path:
-    """Returns the path `given` if it can be written: its folder exists, the suffix fits, and it is
-    new or begins with `mark`. `BadInput` otherwise; of a file without the mark, that it is no
-    `what`."""
-    path = Path(given)
-    check(key, given, path.parent.is_dir(), f"there is no folder {path.parent}")
-    check(key, given, not suffix or path.suffix == suffix, f"it must end with {suffix}")
-    ours = (
-        mark is None
-        or not path.exists()
-        or (path.is_file() and mark.encode() in path.read_bytes()[:1000])
-    )
-    check(key, given, ours, f"it exists and is no {what}, and is not written over")
+    """Returns the path of `file` if it can be written: its folder exists, the suffix fits, and it
+    is new or begins with `mark`. `BadInput` otherwise; of a file without the mark, that it is no
+    `kind`."""
+    path = Path(file)
+    check(key, file, path.parent.is_dir(), f"there is no folder {path.parent}")
+    check(key, file, not suffix or path.suffix == suffix, f"it must end with {suffix}")
+    if mark is not None and path.exists():
+        is_marked = path.is_file() and mark.encode() in path.read_bytes()[:1000]
+        requirement = f"it exists and is no {kind}, and is not written over"
+        check(key, file, is_marked, requirement)
     return path
 
 
@@ -132,47 +115,48 @@ def check_first_start(start: Start, configured: bool) -> None:
     Raises:
         BadInput: no config says what it is (`configured` is False): more likely its name is wrong.
     """
-    if not start.resume or start.name is None or (Path(start.out) / start.name / CONFIG).exists():
+    out = Path(start.out)
+    if not start.resume or start.name is None or (out / start.name / CONFIG).exists():
         return
     if configured:
+        line = f"resume: there is no run {start.name!r} in {out} yet: it starts now"
         if launcher.rank() == 0:
-            print(
-                f"resume: there is no run {start.name!r} in {start.out} yet: it starts now",
-                file=sys.stderr,
-            )
+            print(line, file=sys.stderr)
         return
-    runs = sorted(file.parent.name for file in Path(start.out).glob(f"*/{CONFIG}"))
-    near = difflib.get_close_matches(start.name, runs, n=5, cutoff=0.5)
-    known = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"runs there: {', '.join(runs[:5]) or 'none'}"
+    runs = sorted(file.parent.name for file in out.glob(f"*/{CONFIG}"))
+    near = difflib.get_close_matches(
+        start.name,
+        runs,
+        n=5,
+        cutoff=0.5,
     )
-    allowed = (
-        f"there is no such run in {start.out} to resume ({known}), and without --config none starts"
-    )
-    raise BadInput("name", start.name, allowed)
+    listed = f"runs there: {', '.join(runs[:5]) or 'none'}"
+    if near:
+        listed = f"did you mean {' or '.join(near)}?"
+    requirement = f"there is no such run in {out} to resume ({listed}), and without --config none"
+    raise BadInput("name", start.name, f"{requirement} starts")
 
 
 def check_no_key(config: Config) -> None:
     """Raise `BadInput` for a value that holds a W&B key: config.yaml would tell everyone."""
-    key = os.environ.get("WANDB_API_KEY")
+    secret = os.environ.get("WANDB_API_KEY")
+    form = re.compile(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b")
+    requirement = "it holds a W&B key, whose place is the environment: WANDB_API_KEY"
     for name, value in flat(to_settings(config)):
-        at_wandb = name.startswith("loggers.wandb.") and re.search(
-            r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value)
-        )
-        if at_wandb or (key and key in str(value)):
-            raise BadInput(
-                _flag_of(name),
-                "***",
-                "it holds a W&B key, whose place is the environment: WANDB_API_KEY",
-            )
+        is_at_wandb = name.startswith("loggers.wandb.") and form.search(str(value))
+        if is_at_wandb or (secret and secret in str(value)):
+            raise BadInput(_flag_of(name), "***", requirement)
 
 
 @contextlib.contextmanager
-def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
+def opened(
+    start: Start,
+    stem: str,
+    config: Config,
+) -> Iterator[Path]:
     """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it
-    was."""
+    was: a new folder is removed, and a config.yaml is put back or removed, unless rounds have been
+    trained."""
     if launcher.rank() > 0:
         yield make(start, stem)
         return
@@ -219,10 +203,9 @@ def goes_on(folder: Path, line: str | None) -> str:
     out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
     shortest = shlex.join(["fl-train", "fit", *out, "--name", folder.name, "--resume"])
     has_checkpoint = any((folder / "checkpoints").glob("manifest-*"))
-    begun = (folder / "metrics.csv").is_file()
-    where = (
-        " from its start, since it has no checkpoint yet," if begun and not has_checkpoint else ""
-    )
+    where = ""
+    if (folder / "metrics.csv").is_file() and not has_checkpoint:
+        where = " from its start, since it has no checkpoint yet,"
     return f"fl-train: stopped; it goes on{where} with: {line or shortest}"
 
 
@@ -274,12 +257,17 @@ def config_of(folder: Path, layers: list[Layer] | None = None) -> Config:
     if saved is None:
         raise BadInput("run", str(folder), f"there is no run: {CONFIG} is missing")
     way = f"fl-train export --run FOLDER/{folder.name} there"
-    allowed = f"its clients' models and data are at their sites: {way}"
-    check("run", str(folder), not (folder / CENTER).is_file(), allowed)
+    requirement = f"its clients' models and data are at their sites: {way}"
+    check("run", str(folder), not (folder / CENTER).is_file(), requirement)
     return resolve([saved, *(layers or [])])
 
 
-def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
+def check_goes_on(
+    saved: Layer,
+    config: Config,
+    folder: Path,
+    accept: bool = False,
+) -> None:
     """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds
     `saved`.
 
@@ -290,12 +278,11 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
         if not free and old != value:
-            gone = key not in after and key.startswith("callbacks.")  # the whole callback
-            key, began = (key.rpartition(".")[0], "it") if gone else (key, repr(old))
-            allowed = (
-                f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
-            )
-            raise BadInput(_flag_of(key), value, allowed)
+            began = repr(old)
+            if key not in after and key.startswith("callbacks."):  # the whole callback
+                key, began = key.rpartition(".")[0], "it"
+            requirement = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)}"
+            raise BadInput(_flag_of(key), value, f"{requirement} may change")
     # it imports numpy, which a mere check of the command line does not need
     from fl_lightning.results.folder import RunFolder
 
@@ -318,16 +305,15 @@ def locked(folder: Path) -> Iterator[None]:
         before = "" if is_new else file.read_text(encoding="utf-8")
         lock = take_lock(file)
     except Taken as error:
-        allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"
-        raise BadInput("name", folder.name, allowed) from None
+        requirement = f"a run is going on in {folder} ({error}); wait for it, or end it"
+        raise BadInput("name", folder.name, requirement) from None
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             say(f"{folder}: no locks here ({error.strerror}); start no second run in it")
             yield
             return
-        raise BadInput(
-            "out", str(folder.parent), f"{folder} cannot be written ({error.strerror})"
-        ) from None
+        requirement = f"{folder} cannot be written ({error.strerror})"
+        raise BadInput("out", str(folder.parent), requirement) from None
     if not os.access(folder, os.W_OK):
         lock.close()
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written")
@@ -342,11 +328,8 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
             lock.truncate(0)
-            lock.write(
-                before
-                if refused
-                else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n"
-            )
+            line = f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n"
+            lock.write(before if refused else line)
 
 
 def _content(path: Path) -> bytes | None:

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
-from itertools import chain, count
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ ROUNDS = "source/rounds.json"
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
 # also of another environment, which this one may borrow from
 _SITES = {"site-packages", "dist-packages"}
-_read: dict[int, tuple[Any, bytes]] = {}
+_text_of_loaded: dict[int, tuple[Any, bytes]] = {}
+"""Spec and text of each module by the spec's id: a spec need not be hashable."""
 
 
 def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
@@ -52,22 +53,22 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
 def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
     """Module and file of own code behind import paths, by the file's path below its import folder:
     `mine/models.py`."""
-    waiting = {
-        module: file for path in named for module in _modules(path) if (file := _own_file(module))
-    }
+    waiting: dict[str, Path] = {}
+    for module in chain.from_iterable(map(_modules, named)):
+        if file := _own_file(module):
+            waiting[module] = file
     modules: dict[str, tuple[str, Path]] = {}
     while waiting:
         module, file = waiting.popitem()
         name = _relative(module, file)
-        if name not in modules:
-            modules[name] = module, file
-            root = file.parents[name.count("/")]
-            imports = {
-                above for imported in _imports(module, file) for above in _with_packages(imported)
-            }
-            waiting |= {
-                imported: there for imported in imports if (there := _below(root, imported))
-            }
+        if name in modules:
+            continue
+        modules[name] = module, file
+        root = file.parents[name.count("/")]
+        imports = map(_with_packages, _imports(module, file))
+        for imported in set(chain.from_iterable(imports)):
+            if imported_file := _below(root, imported):
+                waiting[imported] = imported_file
     return dict(sorted(modules.items()))
 
 
@@ -110,7 +111,8 @@ def versions(folder: Path) -> list[dict[str, Any]]:
 
 def recorded(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of the code that trained the last rounds of the run in `folder`."""
-    return next((dict(version["code"]) for version in reversed(versions(folder))), {})
+    every = versions(folder)
+    return dict(every[-1]["code"]) if every else {}
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -119,20 +121,27 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return [name for name, digest in after.items() if before.get(name, digest) != digest]
 
 
-def check_same(config: Config, folder: Path, accept: bool) -> None:
+def check_same(
+    config: Config,
+    folder: Path,
+    accept: bool,
+) -> None:
     """Raise `BadInput` if own code is not what the run in `folder` was trained with, unless
     `accept`."""
     names = changed(recorded(folder), now(config))
-    allowed = (
+    requirement = (
         f"it has changed since {folder} was begun ({folder / 'source'} has what it was); change it "
-        f"back, start another "
-        "run, or go on with --accept_changed_code: the folder then tells which rounds each version "
-        "has trained"
+        "back, start another run, or go on with --accept_changed_code: the folder then tells which "
+        "rounds each version has trained"
     )
-    check("code", ", ".join(names), accept or not names, allowed)
+    check("code", ", ".join(names), accept or not names, requirement)
 
 
-def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
+def keep(
+    folder: Path,
+    code: Mapping[str, bytes],
+    round: int,
+) -> list[str]:
     """Copy `code`, which trains from `round` on, into the run folder, and write down its rounds.
 
     The first version is in `source/`, others in `source/from-round-0006/`. No copy is overwritten.
@@ -140,28 +149,35 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
     Returns:
         The files that are not what they were in the rounds before.
     """
-    known = versions(folder)
-    # what others trained is gone
-    rounds = [version for version in known if version["first_round"] < round]
+    before = versions(folder)
+    # of later ones nothing is left
+    rounds = [version for version in before if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
-    now = digests(code)
-    names = changed(last, now)
-    if now != last:
-        place = next((place for place in _places(folder / "source") if _kept(place) == code), None)
+    current = digests(code)
+    names = changed(last, current)
+    if current != last:
+        copies = (place for place in _places(folder / "source") if _texts(place) == code)
+        place = next(copies, None)
         if place is None:
             place = _free(folder / "source", round)
             for name, text in code.items():
                 write_whole(place / name, text, durable=False)
         path = place.relative_to(folder).as_posix()
-        rounds = [*rounds, {"first_round": round, "folder": path, "code": now, "changed": names}]
-    if rounds != known:
+        version = {
+            "first_round": round,
+            "folder": path,
+            "code": current,
+            "changed": names,
+        }
+        rounds.append(version)
+    if rounds != before:
         write_whole(folder / ROUNDS, json.dumps(rounds, indent=1) + "\n", durable=False)
     return names
 
 
 def keep_planned(config: Config, folder: Path) -> None:
-    """Copy the code that a run which has not begun is to execute, so that it is refused if that
-    changes meanwhile."""
+    """Replace `source/` of a run which has not begun by the code that it is to execute, so that it
+    is refused if that changes meanwhile."""
     if not (folder / "metrics.csv").exists():
         shutil.rmtree(folder / "source", ignore_errors=True)
         keep(folder, read(paths(config)), 1)
@@ -171,15 +187,15 @@ def _places(source: Path) -> list[Path]:
     return [source, *sorted(source.glob("from-round-*"))] if source.is_dir() else []
 
 
-def _kept(version: Path) -> dict[str, bytes]:
+def _texts(version: Path) -> dict[str, bytes]:
     """The files of one version; a name with hyphens is no module's, but another version's
     folder."""
-    names = [file.relative_to(version) for file in version.rglob("*.py")]
-    return {
-        n.as_posix(): (version / n).read_bytes()
-        for n in names
-        if not n.parts[0].startswith("from-round-")
-    }
+    texts = {}
+    for file in version.rglob("*.py"):
+        name = file.relative_to(version)
+        if not name.parts[0].startswith("from-round-"):
+            texts[name.as_posix()] = file.read_bytes()
+    return texts
 
 
 def _free(source: Path, round: int) -> Path:
@@ -198,11 +214,11 @@ def _modules(path: str) -> Iterator[str]:
     from."""
     module, _, name = path.rpartition(".")
     yield from _with_packages(module)
-    thing = getattr(sys.modules.get(module), name, None)
-    bases = getattr(thing, "__mro__", (thing,))
-    yield from (
-        base.__module__ for base in bases if isinstance(getattr(base, "__module__", None), str)
-    )
+    named = getattr(sys.modules.get(module), name, None)
+    for base in getattr(named, "__mro__", (named,)):
+        home = getattr(base, "__module__", None)
+        if isinstance(home, str):
+            yield home
 
 
 def _own_file(module: str) -> Path | None:
@@ -214,24 +230,27 @@ def _own_file(module: str) -> Path | None:
         spec = find_spec(module) if loaded is None else None
     except (ImportError, AttributeError, ValueError):
         return None
-    file = Path((spec.origin if spec else getattr(loaded, "__file__", None)) or "")
+    origin = spec.origin if spec else getattr(loaded, "__file__", None)
+    file = Path(origin or "")
     if file.suffix != ".py" or not file.is_file():
         return None
     place = file.resolve()
-    installed = _SITES & set(place.parts) or any(
-        place.is_relative_to(folder) for folder in _INSTALLED
-    )
-    return None if installed else file
+    is_installed = any(place.is_relative_to(folder) for folder in _INSTALLED)
+    return None if is_installed or _SITES.intersection(place.parts) else file
+
+
+def _package(module: str, file: Path) -> list[str]:
+    """The names of the packages that a module lies in; of a package itself, its own too."""
+    names = module.split(".")
+    return names if file.name == "__init__.py" else names[:-1]
 
 
 def _relative(module: str, file: Path) -> str:
-    folders = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-    return "/".join([*folders, file.name])
+    return "/".join([*_package(module, file), file.name])
 
 
 def _with_packages(module: str) -> Iterator[str]:
-    words = module.split(".")
-    yield from (".".join(words[:k]) for k in range(1, len(words) + 1))
+    yield from accumulate(module.split("."), "{}.{}".format)
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
@@ -240,16 +259,16 @@ def _imports(module: str, file: Path) -> Iterator[str]:
         tree = ast.parse(_text(module, file))
     except (SyntaxError, ValueError):
         return
-    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    package = _package(module, file)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
+            base = [*above, node.module] if node.module else above
+            yield from (".".join([*base, alias.name]) for alias in node.names)
             if base:
-                yield base
+                yield ".".join(base)
 
 
 def _below(root: Path, module: str) -> Path | None:
@@ -259,18 +278,19 @@ def _below(root: Path, module: str) -> Path | None:
     if top in sys.stdlib_module_names or top == "fl_lightning":
         return None
     path = root.joinpath(*module.split("."))
-    return next(
-        (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None
-    )
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _text(module: str, file: Path) -> bytes:
-    """What a loaded module executes: its file when this process first looked, since later edits do
-    not reach it."""
+    """The text that a loaded module executes: its file when this process first looked, since later
+    edits do not reach it."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None) or loaded  # a reload makes a new one
     if spec is None:
         return file.read_bytes()
-    if _read.get(id(spec), (None, b""))[0] is not spec:
-        _read[id(spec)] = spec, file.read_bytes()
-    return _read[id(spec)][1]
+    known_spec, text = _text_of_loaded.get(id(spec), (None, b""))
+    if known_spec is not spec:
+        text = file.read_bytes()
+        _text_of_loaded[id(spec)] = spec, text
+    return text

@@ -39,8 +39,7 @@ def keep(
     `data`: the digest of the samples that it trains on. `source`: that of all that was read, the
     same for every seed.
     """
-    starts = _starts(folder)
-    installed = _installed()
+    starts, installed = _starts(folder), _installed()
     start = {
         "started": now(),
         "command": redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
@@ -54,13 +53,9 @@ def keep(
         "source": source,
     }
     if names := owncode.keep(folder, code, round):
-        say(
-            f"code: {', '.join(names)} changed: rounds from {round} on are of another version "
-            f"({owncode.ROUNDS})"
-        )
-    write_whole(
-        folder / "provenance.json", json.dumps([*starts, start], indent=1) + "\n", durable=False
-    )
+        version = f"rounds from {round} on are of another version ({owncode.ROUNDS})"
+        say(f"code: {', '.join(names)} changed: {version}")
+    _write(folder, [*starts, start])
     listed = "".join(f"{name}=={version}\n" for name, version in installed.items())
     write_whole(folder / "environment.txt", listed, durable=False)
 
@@ -78,7 +73,7 @@ def source_of(folder: Path) -> str | None:
 
 def write_source(folder: Path, digest: str | None) -> None:
     """Keep the digest of a run whose `provenance.json` is elsewhere, as `source_of` reads it."""
-    write_whole(folder / "provenance.json", json.dumps([{"source": digest}]), durable=False)
+    _write(folder, [{"source": digest}])
 
 
 def _last(folder: Path, key: str) -> str | None:
@@ -97,41 +92,47 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
 
 def ended(folder: Path) -> None:
     """Write down that the last start has come to its end, and when."""
-    file = folder / "provenance.json"
-    starts = json.loads(file.read_text(encoding="utf-8"))
+    starts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     starts[-1]["ended"] = now()
-    write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
+    _write(folder, starts)
+
+
+def _write(folder: Path, starts: list[Any]) -> None:
+    text = json.dumps(starts, indent=1) + "\n"
+    write_whole(folder / "provenance.json", text, durable=False)
 
 
 def look() -> None:
-    """Look up what all runs that this process, and those forked from it, will start have in
+    """Look up, once for this process and those forked from it, what all their runs' starts have in
     common."""
     _installed(), _git(os.getcwd()), _machine()
 
 
 def name_of(config: Config, stem: str = "") -> str:
-    """What a run is called: method, data and seed. `stem`, which says the method and no other data,
+    """The name of a run: method, data and seed. `stem`, which says the method and no other data,
     comes first."""
     method, data = config.method.class_path.rpartition(".")[2].lower(), data_name(config)
-    others = _words(" ".join(SOURCES)) - _words(data)
-    first = stem if _words(method) <= _words(stem) and not others & _words(stem) else method
-    return "-".join(
-        [first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"]
-    )
+    other_data = _words(" ".join(SOURCES)) - _words(data)
+    first = method
+    if _words(method) <= _words(stem) and not other_data & _words(stem):
+        first = stem
+    names = [first] if _words(data) <= _words(first) else [first, data]
+    return "-".join([*names, f"seed{config.seed}"])
 
 
 def data_name(config: Config) -> str:
-    """What the data are called: those of one's own by their file or folder, others by their
-    source."""
-    root = Path(config.data.root or "")
-    own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
-    return root.stem if own else config.data.source
+    """The name of the data: of one's own file or folder, or else of the source."""
+    root, source = Path(config.data.root or ""), config.data.source
+    has_name = root.name and (source in ("arrays", "images", "table") or root.suffix)
+    return root.stem if has_name else source
 
 
 def title_of(config: Config, name: str) -> str:
-    """What a viewer calls the run in the folder `name`: after method, data and seed, where it does
-    not say them."""
-    return name if _words(name_of(config, name)) <= _words(name) else f"{name_of(config)} ({name})"
+    """The title in viewers of the run in the folder `name`: after method, data and seed, where it
+    does not say them."""
+    if _words(name_of(config, name)) <= _words(name):
+        return name
+    return f"{name_of(config)} ({name})"
 
 
 def _words(text: str) -> set[str]:
@@ -152,15 +153,16 @@ def _git(folder: str) -> dict[str, Any] | None:
 
     def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
-        done = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", check=True, timeout=10
+        text = subprocess.check_output(
+            line, stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=10
         )
-        return done.stdout.strip()
+        return text.strip()
 
     try:
+        changes = output("status", "--porcelain", "-uno")
         return {
             "commit": output("rev-parse", "HEAD"),
-            "dirty": bool(output("status", "--porcelain", "-uno")),
+            "dirty": bool(changes),
         }
     except (OSError, subprocess.SubprocessError):
         return None
@@ -168,34 +170,27 @@ def _git(folder: str) -> dict[str, Any] | None:
 
 @cache
 def _machine() -> dict[str, Any]:
-    cards = (_lines(file) for file in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    cards = Path("/proc/driver/nvidia/gpus").glob("*/information")
     return {
         "host": platform.node(),
         "system": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": [
-            line.partition(":")[2].strip()
-            for card in cards
-            for line in card
-            if line.startswith("Model:")
-        ],
+        "gpus": [model for card in cards for model in _fields(card, "Model")],
     }
 
 
 def processor() -> str:
     """The name of this machine's processor."""
-    names = (
-        line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("model name")
-    )
-    return next(names, platform.processor())
+    names = _fields(Path("/proc/cpuinfo"), "model name")
+    return names[0] if names else platform.processor()
 
 
-def _lines(file: Path) -> list[str]:
+def _fields(file: Path, name: str) -> list[str]:
+    """The values of a field in a file of lines `NAME: VALUE`; none where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]

@@ -55,7 +55,11 @@ AXES = {
     "wall": "seconds without scoring",
 }
 """What accuracy may be drawn over; all but the rounds add up from round to round."""
-_SUMMED = {"mib": ["upload_bytes", "download_bytes"], "channel": ["channel_s"], "wall": ["seconds"]}
+_SUMMED = {
+    "mib": ["upload_bytes", "download_bytes"],
+    "channel": ["channel_s"],
+    "wall": ["seconds"],
+}
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "metrics": ("accuracy", ("round",)),
     "clients": ("fairness", ("round", "client")),
@@ -104,7 +108,11 @@ class RunResult:
         BadInput: it holds no run.
     """
 
-    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str | None = None,
+    ) -> None:
         self.folder = Path(folder)
         self.files = RunFolder(self.folder)
         """Relations, traffic and tables, as the run wrote them."""
@@ -113,7 +121,7 @@ class RunResult:
         self.name = name or self.folder.resolve().name
         self.notes: dict[str, list[str]] = defaultdict(list)
         """What cannot be read, by section of the report."""
-        self._kept: dict[str, list[Row]] = {}
+        self._rows: dict[str, list[Row]] = {}
         summary = self._read("runs", "summary.json", self.files.read_summary) or {}
         rounds = self.rounds_asked or 0
         self.finished = summary.get("rounds") == rounds and self.rounds_done >= rounds
@@ -122,35 +130,35 @@ class RunResult:
         """The content of `summary.json`; empty unless the run is finished."""
         lasting = {key: value for key, value in summary.items() if key.startswith(_LASTING)}
         self.facts: Mapping[str, Any] = self.summary or lasting
-        """The same; of an unfinished run, what holds for it however long it is."""
+        """The same; of an unfinished run its keys that begin as in `_LASTING`."""
         if (self.folder / "failure.txt").is_file():
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
 
     def __repr__(self) -> str:
-        scores, done = self.final_accuracies, self.rounds_done
-        mean = self.metric.shown(float(np.nanmean(scores)) if len(scores) else math.nan)
-        reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
-        return (
-            f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} "
-            f"rounds{reached}>"
-        )
+        done, reached = self.rounds_done, ""
+        if self.finished:
+            scores = self.final_accuracies
+            mean = float(np.nanmean(scores)) if len(scores) else math.nan
+            reached = f", {self.metric.mean_words} {self.metric.shown(mean)} at the end"
+        rounds = f"{done} of {self.rounds_asked or done} rounds"
+        return f"<Run {self.folder}: {self.method}, {rounds}{reached}>"
 
     def rows(self, table: str) -> list[Row]:
         """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values
-        are absent."""
-        if table not in self._kept:
+        are absent. A table that cannot be read is noted."""
+        if table not in self._rows:
             section, needed = TABLES[table]
-            needed += (BY_TASK[self.task].name,) if table in _OF_THE_END else ()
-            readable = table not in _OF_THE_END or self.finished
-            rows = (
-                self._read(section, f"{table}.csv", lambda: self.files.read(table))
-                if readable
-                else None
-            )
-            self._kept[table] = [
-                r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)
+            rows: list[Row] | None = None
+            if table not in _OF_THE_END or self.finished:
+                rows = self._read(section, f"{table}.csv", lambda: self.files.read(table))
+            if table in _OF_THE_END:
+                needed += (BY_TASK[self.task].name,)
+            self._rows[table] = [
+                row
+                for row in rows or []
+                if all(math.isfinite(row.get(name, math.nan)) for name in needed)
             ]
-        return self._kept[table]
+        return self._rows[table]
 
     rounds = _table(
         "metrics", "`metrics.csv`: a row for each round; NaN where a round has no value."
@@ -202,7 +210,8 @@ class RunResult:
         """The declaration of each column of the tables, by the version that trained the run (older
         ones: by this)."""
         declared = self.files.read_columns()
-        names = dict.fromkeys(name for table in TABLES for row in self.rows(table) for name in row)
+        rows = (row for table in TABLES for row in self.rows(table))
+        names = dict.fromkeys(name for row in rows for name in row)
         return {name: declared.get(name) or COLUMNS[name] for name in names}
 
     def setting(self, key: str) -> Any:
@@ -215,13 +224,16 @@ class RunResult:
     @property
     def method(self) -> str | None:
         """The method as config.yaml names it."""
-        given = self.config.get("method")
-        return (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
+        method: Any = self.config.get("method")
+        if isinstance(method, dict):
+            return method.get("name") or method.get("class_path")
+        return method
 
     @property
     def rounds_done(self) -> int:
         """The last round with a row in metrics.csv; 0 if there is none."""
-        return int(max((row["round"] for row in self.rows("metrics")), default=0))
+        rounds = (row["round"] for row in self.rows("metrics"))
+        return int(max(rounds, default=0))
 
     @property
     def rounds_asked(self) -> int | None:
@@ -281,16 +293,19 @@ class RunResult:
         if self.total(*_SUMMED[name]) is None:
             return None
         unit = MIB if name == "mib" else 1
-        return [
-            so_far / unit
-            for so_far in itertools.accumulate(_spent(row, name) for row in self.rows("metrics"))
-        ]
+        spent = (_spent(row, name) for row in self.rows("metrics"))
+        return [total / unit for total in itertools.accumulate(spent)]
 
     def spent(self, name: str) -> float | None:
         """One of `AXES` at the end of the run; None if a round lacks it."""
-        return values[-1] if (values := self.axis(name)) else None
+        values = self.axis(name)
+        return values[-1] if values else None
 
-    def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
+    def scores(
+        self,
+        kind: str | None,
+        metric: str | None = None,
+    ) -> tuple[dict[int, float], str]:
         """Scores of models of this kind by client, and whose: of the final models, or else of the
         last judged round.
 
@@ -298,15 +313,17 @@ class RunResult:
         never took part. `metric`: another than the run's; clients of which it is not defined are
         left out.
         """
-        kind, metric = kind or self.judge, metric or self.metric.name
-        if (final := self.rows("final")) and kind in (None, final_kind(self.facts)):
-            scores = {int(row["client"]): row[metric] for row in final if metric in row}
-            return scores, f"end: {final_words(self.facts)}"
-        column = f"{metric}_{kind}"
-        judged = [row for row in self._judged_clients if column in row]
-        last = max((row["round"] for row in judged), default=0)
-        words = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
-        return {int(row["client"]): row[column] for row in judged if row["round"] == last}, words
+        kind, column = kind or self.judge, metric or self.metric.name
+        rows = self.rows("final")
+        if rows and kind in (None, final_kind(self.facts)):
+            whose = f"end: {final_words(self.facts)}"
+        else:
+            column = f"{column}_{kind}"
+            judged = [row for row in self._judged_clients if column in row]
+            last = max((row["round"] for row in judged), default=0)
+            rows = [row for row in judged if row["round"] == last]
+            whose = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
+        return {int(row["client"]): row[column] for row in rows if column in row}, whose
 
     @property
     def _judged_clients(self) -> list[Row]:
@@ -330,12 +347,11 @@ class RunResult:
         Raises:
             BadInput: there is no such column.
         """
-        known = ", ".join(self.clients)
-        check("column", column, column in self.clients, f"columns of clients.csv: {known}")
+        requirement = f"columns of clients.csv: {', '.join(self.clients)}"
+        check("column", column, column in self.clients, requirement)
         table = self.clients.pivot(index="round", columns="client", values=column)
-        return table.reindex(
-            index=range(1, self.rounds_done + 1), columns=range(self._count())
-        ).to_numpy(float)
+        rounds, clients = range(1, self.rounds_done + 1), range(self._count())
+        return table.reindex(index=rounds, columns=clients).to_numpy(float)
 
     @property
     def relation_rounds(self) -> list[int]:
@@ -349,12 +365,13 @@ class RunResult:
         Raises:
             BadInput: nothing is kept of that round.
         """
-        kept = self.relation_rounds
-        range_kept = f"kept: {kept[0]} to {kept[-1]}" if kept else "nothing is kept"
-        number = round if round is not None else max(kept, default=None)
-        if number is None or number not in kept:
-            raise BadInput("round", round, f"there is no relation of it; {range_kept}")
-        return self.files.read_relation(number)
+        rounds = self.relation_rounds
+        if round is None and rounds:
+            round = rounds[-1]
+        if round is None or round not in rounds:
+            stored = f"kept: {rounds[0]} to {rounds[-1]}" if rounds else "nothing is kept"
+            raise BadInput("round", round, f"there is no relation of it; {stored}")
+        return self.files.read_relation(round)
 
     def cube(self, round: int | None = None) -> np.ndarray:
         """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer,
@@ -370,9 +387,8 @@ class RunResult:
 
     def _count(self) -> int:
         """How many clients took part: those that were held out have numbers of their own."""
-        return len(self.rows("split")) or int(
-            self.summary.get("clients", self.setting("federation.clients")) or 0
-        )
+        asked_clients = self.setting("federation.clients")
+        return len(self.rows("split")) or int(self.summary.get("clients", asked_clients) or 0)
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -381,7 +397,12 @@ class RunResult:
         self.notes["ledger"] += unread(damaged)
         return ledger
 
-    def _read(self, section: str, file: str, read: Callable[[], T]) -> T | None:
+    def _read(
+        self,
+        section: str,
+        file: str,
+        read: Callable[[], T],
+    ) -> T | None:
         """The result of `read`, or a note that `file` cannot be read; an absent file is not
         noted."""
         try:
@@ -398,28 +419,23 @@ def _names(rows: list[Row]) -> dict[int, str]:
 
 
 def _dense(view: RelationView, n: int) -> np.ndarray:
-    cube = np.full((n, len(view.layers), n), math.nan, dtype=np.float32)
+    layers = len(view.layers)
+    cube = np.full((n, layers, n), math.nan, dtype=np.float32)
     cube[view.receivers] = 0
-    cube[np.ix_(view.receivers, range(len(view.layers)), view.sources)] = view.rows
+    cube[np.ix_(view.receivers, range(layers), view.sources)] = view.rows
     return cube
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    check("run", str(folder), folder.is_dir(), "it must be a run folder; there is no such folder")
-    there = (folder / "config.yaml").is_file()
-    check("run", str(folder), there, "it must be a run folder; config.yaml is missing")
+    name, file, requirement = str(folder), folder / "config.yaml", "it must be a run folder;"
+    check("run", name, folder.is_dir(), f"{requirement} there is no such folder")
+    check("run", name, file.is_file(), f"{requirement} config.yaml is missing")
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
-        text = (folder / "config.yaml").read_text(encoding="utf-8")
-        config = yaml.load(text, loader)
+        config = yaml.load(file.read_text(encoding="utf-8"), loader)
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    check(
-        "run",
-        str(folder),
-        isinstance(config, dict),
-        "it must be a run folder; its config.yaml cannot be read",
-    )
+    check("run", name, isinstance(config, dict), f"{requirement} its config.yaml cannot be read")
     return config
 
 
@@ -443,8 +459,6 @@ def one_class(run: RunResult) -> str:
     """Names, in words, the clients whose final model predicts one class; empty without any."""
     final = run.rows("final")
     shares = {run.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
-    return (
-        one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())
-        if shares
-        else ""
-    )
+    if not shares:
+        return ""
+    return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())

@@ -16,6 +16,7 @@ from fl_lightning.results.result import RunResult
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Runs = list[RunResult]
 _ORDER = ("after", "before", "finetuned", "global")
 """Of kinds of model to compare runs by; clients' own models come first, as personalised methods are
 about them."""
@@ -45,7 +46,7 @@ class Comparison:
     metric: Metric = ACCURACY
 
     @classmethod
-    def of(cls, runs: list[RunResult]) -> Comparison:
+    def of(cls, runs: Runs) -> Comparison:
         """Their own judge where it is one, else the first kind in all of them: after training, then
         before, ..."""
         metric = runs[0].metric if runs else ACCURACY
@@ -59,22 +60,25 @@ class Comparison:
     @property
     def column(self) -> str:
         """Of metrics.csv."""
-        return self.metric.by(self.kind) if self.kind and self.differ else self.metric.of("mean")
+        if self.kind and self.differ:
+            return self.metric.by(self.kind)
+        return self.metric.of("mean")
 
 
-def same_but_seed(runs: list[RunResult]) -> list[int]:
+def group_of_each(runs: Runs) -> list[int]:
     """A number for each run, from 0: equal where runs differ in nothing but their seed (and where
     data lie)."""
     groups: dict[str, int] = {}
     numbers = []
     for run in runs:
-        keys = {k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE}
-        settings = repr(sorted((keys | {"data.root": _own_data(run)}).items()))
-        numbers.append(groups.setdefault(settings, len(groups)))
+        settings = dict(flat(run.config))
+        settings |= dict.fromkeys(("seed", *MACHINE)) | {"data.root": _own_data(run)}
+        text = repr(sorted(settings.items()))
+        numbers.append(groups.setdefault(text, len(groups)))
     return numbers
 
 
-def seeds_apart(runs: list[RunResult]) -> list[list[int]]:
+def seed_groups(runs: Runs) -> list[list[int]]:
     """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of
     two or more.
 
@@ -82,25 +86,21 @@ def seeds_apart(runs: list[RunResult]) -> list[list[int]]:
     spread.
     """
     groups: dict[int, list[int]] = defaultdict(list)
-    for number, group in enumerate(same_but_seed(runs)):
+    for number, group in enumerate(group_of_each(runs)):
         groups[group].append(number)
-    return [
-        members
-        for members in groups.values()
-        if len(set(_seeds(runs, members))) == len(members) > 1
-    ]
+    several = (members for members in groups.values() if len(members) > 1)
+    return [members for members in several if len(set(_seeds(runs, members))) == len(members)]
 
 
-def same_seeds(runs: list[RunResult]) -> bool:
+def have_same_seeds(runs: Runs) -> bool:
     """Whether each method in each setting has run with the same several seeds, each once."""
-    groups = seeds_apart(runs)
-    seeds = [sorted(_seeds(runs, members)) for members in groups]
-    return sum(map(len, groups)) == len(runs) > 0 and all(
-        of_group == seeds[0] for of_group in seeds
-    )
+    seeds = [sorted(_seeds(runs, members)) for members in seed_groups(runs)]
+    if not seeds or sum(map(len, seeds)) < len(runs):
+        return False
+    return all(of_group == seeds[0] for of_group in seeds)
 
 
-def _seeds(runs: list[RunResult], members: list[int]) -> list[str]:
+def _seeds(runs: Runs, members: list[int]) -> list[str]:
     return [repr(runs[number].setting("seed")) for number in members]
 
 
@@ -113,16 +113,14 @@ def run_folders(paths: list[Path]) -> list[Path]:
 def _runs_in(path: Path) -> list[Path]:
     if (path / "config.yaml").is_file():
         return [path]
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    return [
-        folder
-        for sub in inside
-        if sub.is_dir() and sub.name != "references"
-        for folder in _runs_in(sub)
-    ]
+    runs: list[Path] = []
+    for folder in sorted(path.iterdir()) if path.is_dir() else []:
+        if folder.is_dir() and folder.name != "references":
+            runs += _runs_in(folder)
+    return runs
 
 
-def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
+def differing(runs: Runs) -> Iterator[tuple[str, list[Any]]]:
     """Every dotted key of their configurations whose value is not the same in all runs, and the
     values."""
     every = [dict(flat(run.config)) for run in runs]
@@ -132,36 +130,41 @@ def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
             yield key, values
 
 
-def differing_keys(runs: list[RunResult]) -> list[str]:
+def differing_keys(runs: Runs) -> list[str]:
     """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all
     of them."""
-    known = []
+    keys = []
     for key, values in differing(runs):
-        named = [value for value in values if value is not ABSENT]
-        if key not in MACHINE and any(value != named[0] for value in named):
-            known.append(key)
-    return known
+        present = [value for value in values if value is not ABSENT]
+        if key not in MACHINE and any(value != present[0] for value in present):
+            keys.append(key)
+    return keys
 
 
-def labels(runs: list[RunResult]) -> list[str]:
+def labels(runs: Runs) -> list[str]:
     """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and
     the callbacks that not all runs have."""
-    callbacks = [[c for c in run.config.get("callbacks") or {} if c not in QUIET] for run in runs]
+    callbacks = []
+    for run in runs:
+        names = run.config.get("callbacks") or {}
+        callbacks.append([name for name in names if name not in QUIET])
     shared = set(callbacks[0]).intersection(*callbacks) if runs else set()
-    names = [method_of(run) for run in runs]
-    keys_of = {
-        name: differing_keys([run for run, other in zip(runs, names, strict=True) if other == name])
-        for name in set(names)
-    }
+    by_method: dict[str, Runs] = defaultdict(list)
+    for run in runs:
+        by_method[method_of(run)].append(run)
+    keys_of = {name: differing_keys(members) for name, members in by_method.items()}
     labelled = []
-    for run, name, own in zip(runs, names, callbacks, strict=True):
+    for run, callbacks_of_run in zip(runs, callbacks, strict=True):
+        name = method_of(run)
         words = [name]
         for key in keys_of[name]:
-            group, part = (*key.split("."), "")[:2]
-            if key.startswith("method.init_args.") or (group == "callbacks" and part in own):
+            group, part, *_ = *key.split("."), ""
+            is_argument = key.startswith("method.init_args.")
+            if is_argument or (group == "callbacks" and part in callbacks_of_run):
                 short = key.replace(".init_args.", ".").removeprefix(f"{group}.")
                 words.append(f"{short}={run.setting(key)}")
-        labelled.append(" ".join([*words, *(f"+{c}" for c in own if c not in shared)]))
+        words += [f"+{callback}" for callback in callbacks_of_run if callback not in shared]
+        labelled.append(" ".join(words))
     return labelled
 
 
@@ -169,11 +172,8 @@ def _own_data(run: RunResult) -> str:
     """The name of the file or folder of own data, which tells them from others wherever they lie;
     else empty."""
     root = PurePath(str(run.setting("data.root") or ""))
-    return (
-        root.name
-        if root.suffix or run.setting("data.source") in ("arrays", "images", "table")
-        else ""
-    )
+    is_own = root.suffix or run.setting("data.source") in ("arrays", "images", "table")
+    return root.name if is_own else ""
 
 
 def method_of(run: RunResult) -> str:
@@ -186,16 +186,17 @@ def words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
-def settings(runs: list[RunResult]) -> list[str]:
+def settings(runs: Runs) -> list[str]:
     """Of each run, the data, federation, model and optimiser settings in which the runs differ:
     `data.alpha=0.1`."""
-    keys = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
+    keys = [key for key in differing_keys(runs) if key in ALSO or key.partition(".")[0] in SHARED]
     roots = [_own_data(run) for run in runs]
-    own = [{"data.root": root} if len({*roots}) > 1 else {} for root in roots]
-    return [
-        words(root | {key: run.setting(key) for key in keys})
-        for run, root in zip(runs, own, strict=True)
-    ]
+    has_roots = len(set(roots)) > 1
+    texts = []
+    for run, root in zip(runs, roots, strict=True):
+        setting: dict[str, Any] = {"data.root": root} if has_roots else {}
+        texts.append(words(setting | {key: run.setting(key) for key in keys}))
+    return texts
 
 
 def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = None) -> DataFrame:
@@ -212,53 +213,42 @@ def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = No
     from pandas import DataFrame, concat
 
     runs = [run for run in runs if run.finished]
-    names = list(zip(labels(runs), settings(runs), strict=True)) if names is None else names
-    tables = [
-        run.final.melt(
-            [name for name in ("client", "name", "model") if name in run.final], var_name="metric"
-        )
-        .dropna(subset="value")
-        .assign(method=label, setting=setting, seed=run.setting("seed"))
-        for run, (label, setting) in zip(runs, names, strict=True)
-    ]
-    return (
-        concat(tables, ignore_index=True).reindex(columns=TIDY)
-        if tables
-        else DataFrame(columns=TIDY)
-    )
+    if not runs:
+        return DataFrame(columns=TIDY)
+    if names is None:
+        names = list(zip(labels(runs), settings(runs), strict=True))
+    tables = []
+    for run, (label, setting) in zip(runs, names, strict=True):
+        of_client = [name for name in ("client", "name", "model") if name in run.final]
+        scores = run.final.melt(of_client, var_name="metric").dropna(subset="value")
+        tables.append(scores.assign(method=label, setting=setting, seed=run.setting("seed")))
+    return concat(tables, ignore_index=True).reindex(columns=TIDY)
 
 
-def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
+def load(paths: list[Path], regression: bool = True) -> Runs:
     """Read run folders, in the order given.
 
     Raises:
         BadInput: a folder does not exist or holds no run, or is given twice; it is a regression
             beside a classification (or judged by another metric), or (unless `regression`) at all.
     """
-    resolved = [path.resolve() for path in paths]
-    for at, path in enumerate(paths):
-        check(
-            "run",
-            str(path),
-            not path.is_dir() or resolved.index(resolved[at]) == at,
-            "it must be given once",
-        )
+    earlier: set[Path] = set()
+    for path in paths:
+        is_new = path.resolve() not in earlier or not path.is_dir()
+        check("run", str(path), is_new, "it must be given once")
+        earlier.add(path.resolve())
     runs = [RunResult(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     for path, run in zip(paths, runs, strict=True):
-        fine = regression or run.task == "classification"
-        check(
-            "run",
-            str(path),
-            fine,
-            "it is a regression, and a comparison speaks of accuracies; see fl-train report",
-        )
-        same = run.metric is runs[0].metric or not regression  # a comparison names its metric
-        check(
-            "run",
-            str(path),
-            same,
-            f"it is judged by the {run.metric.words}, {runs[0].name} by another metric",
-        )
+        if regression:  # else a comparison names its metric
+            requirement = (
+                f"it is judged by the {run.metric.words}, {runs[0].name} by another metric"
+            )
+            check("run", str(path), run.metric is runs[0].metric, requirement)
+        else:
+            requirement = (
+                "it is a regression, and a comparison speaks of accuracies; see fl-train report"
+            )
+            check("run", str(path), run.task == "classification", requirement)
     return runs
 
 
@@ -267,7 +257,7 @@ def damage(run: RunResult) -> str | None:
     if not (run.folder / "summary.json").is_file():
         return None
     run.rows("final")
-    unread = {note for section in ("runs", "accuracy", "fairness") for note in run.notes[section]}
+    unread = [note for section in ("runs", "accuracy", "fairness") for note in run.notes[section]]
     for name in ("summary.json", "metrics.csv", "final.csv"):
         if f"{name} cannot be read" in unread:
             return f"its {name} is damaged"
@@ -280,12 +270,13 @@ def damage(run: RunResult) -> str | None:
 
 def _names(paths: list[Path]) -> list[str]:
     """Folder names, with their parents' where that is needed to tell them apart."""
-    short = [path.resolve().name for path in paths]
+    places = [path.resolve() for path in paths]
+    short = [place.name for place in places]
     names = [
-        name if short.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
-        for path, name in zip(paths, short, strict=True)
+        place.name if short.count(place.name) == 1 else f"{place.parent.name}/{place.name}"
+        for place in places
     ]
     return [
-        name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})"
-        for at, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} ({names[:number].count(name) + 1})"
+        for number, name in enumerate(names)
     ]

@@ -39,10 +39,8 @@ class Summary(Mapping[str, Any]):
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Summary:
         """The summary that `summary.json` holds."""
-        known = {f.name for f in dataclasses.fields(cls)} - {"content"}
-        return cls(
-            **{key: value for key, value in content.items() if key in known}, content=content
-        )
+        names = {field.name for field in dataclasses.fields(cls)} & content.keys()
+        return cls(**{name: content[name] for name in names}, content=content)
 
     def __getitem__(self, key: str) -> Any:
         return self.content[key]
@@ -60,15 +58,13 @@ def merged(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     Raises:
         RunFailed: two contribute the same key.
     """
-    whole: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for owner, part in parts:
         for key in part:
             if key in owners:
-                raise RunFailed(
-                    f"summary.json: {owner} and {owners[key]} both contribute {key!r}; rename one "
-                    f"of them"
-                )
+                both = f"{owner} and {owners[key]} both contribute {key!r}"
+                raise RunFailed(f"summary.json: {both}; rename one of them")
             owners[key] = owner
-        whole |= part
-    return whole
+        summary |= part
+    return summary

@@ -16,7 +16,7 @@ from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.report.vector import svg
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import load, seeds_apart, settings
+from fl_lightning.results.runs import load, seed_groups, settings
 
 from .conftest import cells
 from .test_clients import change
@@ -70,8 +70,8 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(make_run):
 
     moved = load([at("here/a.csv", 0), at("there/a.csv", 1)])
     other = load([at("here/a.csv", 2), at("b.csv", 3)])
-    assert seeds_apart(moved) == [[0, 1]] and settings(moved) == ["", ""]
-    assert seeds_apart(other) == [] and settings(other) == ["data.root=a.csv", "data.root=b.csv"]
+    assert seed_groups(moved) == [[0, 1]] and settings(moved) == ["", ""]
+    assert seed_groups(other) == [] and settings(other) == ["data.root=a.csv", "data.root=b.csv"]
     one, same, changed = at("a.csv", 4, "x"), at("there/a.csv", 4, "x"), at("a.csv", 4, "y")
     assert incomparable(load([one, same])) == []
     assert incomparable(load([one, changed])) == ["data.root"]
@@ -83,7 +83,7 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     federation = yaml.safe_load((paths[0] / "config.yaml").read_text())["federation"]
     change(paths[1], federation=federation)
     runs = load(paths)
-    assert seeds_apart(runs) == [[0, 1]]
+    assert seed_groups(runs) == [[0, 1]]
     assert incomparable(runs) == []
     figure = figures.accuracy(runs)["accuracy"]
     assert lines(figure) == {"a and 1 more seed": pytest.approx([0.2, 0.5])}  # rounds of both
@@ -91,11 +91,11 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     at_first = band[band[:, 0] == 1][:, 1]
     assert at_first.min() == pytest.approx(0.2 - 0.02**0.5)
     other = load([*paths, change(make_run("c"), seed=2, data={"source": "mnist"})])
-    assert seeds_apart(other) == [[0, 1]]
+    assert seed_groups(other) == [[0, 1]]
     assert {"data.source", "seed"} <= set(incomparable(other))
-    assert seeds_apart(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
+    assert seed_groups(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
     twice = load([*paths, make_run("e")])  # and not a third seed beside another
-    assert seeds_apart(twice) == figures.together(twice, ("mean_accuracy",)) == []
+    assert seed_groups(twice) == figures.band_groups(twice, ("mean_accuracy",)) == []
     assert incomparable(twice) == ["seed"]
 
 
@@ -108,8 +108,8 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run):
         rows = [(t, score, score) for t, score in enumerate(scores, 1)]
         paths.append(losses(path, *rows, more=",mean_accuracy"))
     runs = load(paths)
-    assert seeds_apart(runs) == [[0, 1, 2, 3]]
-    assert figures.together(runs, ("train_loss",)) == [[0, 1]]
+    assert seed_groups(runs) == [[0, 1, 2, 3]]
+    assert figures.band_groups(runs, ("train_loss",)) == [[0, 1]]
     found = lines(figures.losses(runs)["losses"])
     assert {name: len(values) for name, values in found.items()} == {
         "a and 1 more seed · loss": 3,
@@ -117,7 +117,7 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run):
     }
     assert "The band of a ends at round 3: b has done no more." in render(runs)
     for few in (paths[::3], paths[::2]):
-        assert figures.together(load(few), ("train_loss",)) == []
+        assert figures.band_groups(load(few), ("train_loss",)) == []
 
 
 # ---------------------------------------------------------------- what is drawn

@@ -73,7 +73,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
     like = read(tmp_path, {30: 10})[0]
     facts = Facts(["a", "b"], [30, 20], np.arange(50))
     for place in (tmp_path, tmp_path / "without"):
-        silo = scores.one(place, like, ["local"], facts)
+        silo = scores.silo_like(place, like, ["local"], facts)
         assert silo.keys.tolist() == [k for k in range(30) if k != 10]
         assert silo.rows["local"].right.shape == (1, 29)
 

@@ -79,7 +79,16 @@ def finding(
     defined = [number for number in drawn if not math.isnan(number)]
     if defined:
         low, high = np.percentile(defined, [2.5, 97.5]).tolist()
-    return Finding(*named, value, low, high, chance, samples, runs, rounds)
+    return Finding(
+        *named,
+        value,
+        low,
+        high,
+        chance,
+        samples,
+        runs,
+        rounds,
+    )
 
 
 Labelled = tuple[Array, Array, Array]
@@ -124,19 +133,53 @@ def membership(
     size = len(member)
     draws = [rng.integers(0, size, size) for _ in range(DRAWS)]
 
-    def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Finding:
+    def row(
+        measure: str,
+        value: float,
+        drawn: Sequence[float],
+        chance: float,
+        n: int,
+    ) -> Finding:
         named = (method, view, attack, measure)
-        return finding(named, value, drawn, chance, n, runs, rounds)
+        return finding(
+            named,
+            value,
+            drawn,
+            chance,
+            n,
+            runs,
+            rounds,
+        )
 
     drawn = [auc(member[draw], score[draw]) for draw in draws]
     shuffled = [auc(mixed, score_of_mixed) for _, mixed, score_of_mixed in controls]
     rows = [
-        row("AUC", auc(member, score), drawn, 0.5, size),
-        row(CONTROL, float(np.mean(shuffled)), shuffled, 0.5, size),
+        row(
+            "AUC",
+            auc(member, score),
+            drawn,
+            0.5,
+            size,
+        ),
+        row(
+            CONTROL,
+            float(np.mean(shuffled)),
+            shuffled,
+            0.5,
+            size,
+        ),
     ]
     for words, level in LEVELS.items():
         drawn = [_true_positives(member[draw], score[draw], level) for draw in draws]
-        rows.append(row(words, _true_positives(member, score, level), drawn, level, size))
+        rows.append(
+            row(
+                words,
+                _true_positives(member, score, level),
+                drawn,
+                level,
+                size,
+            )
+        )
     return rows + _by_client(scored, row)
 
 
@@ -171,13 +214,31 @@ def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
         return []
 
     def mean(words: str, those: list[float]) -> list[Finding]:
-        return [row(words, float(np.mean(those)), (), 0.5, len(those))] if those else []
+        return (
+            [
+                row(
+                    words,
+                    float(np.mean(those)),
+                    (),
+                    0.5,
+                    len(those),
+                )
+            ]
+            if those
+            else []
+        )
 
     middle = np.median(sizes)
     pairs = list(zip(values, sizes, strict=True))
     return [
         *mean("AUC, mean over clients", values),
-        row("AUC, worst client", max(values), (), 0.5, len(values)),
+        row(
+            "AUC, worst client",
+            max(values),
+            (),
+            0.5,
+            len(values),
+        ),
         *mean("AUC, clients with fewer samples", [v for v, size in pairs if size <= middle]),
         *mean("AUC, clients with more samples", [v for v, size in pairs if size > middle]),
     ]
@@ -195,7 +256,15 @@ def thresholds(run: Observed) -> list[Finding]:
             if len(score) and not np.isnan(score).any():
                 scored = (client, member, score)
                 controls = [(client, members, score) for members in mixed]
-                rows += membership(run.method, view, attack, scored, 1, controls, rounds)
+                rows += membership(
+                    run.method,
+                    view,
+                    attack,
+                    scored,
+                    1,
+                    controls,
+                    rounds,
+                )
     return rows
 
 
@@ -293,9 +362,25 @@ def relations(run: Observed) -> list[Finding]:
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
         if has_groups:
-            rows += _related(run, layer, same, "who shares a group", "AUC", auc, 0.5)
+            rows += _related(
+                run,
+                layer,
+                same,
+                "who shares a group",
+                "AUC",
+                auc,
+                0.5,
+            )
         question, measure = "how alike label mixes are", "rank correlation"
-        rows += _related(run, layer, alike, question, measure, _rank_correlation, 0.0)
+        rows += _related(
+            run,
+            layer,
+            alike,
+            question,
+            measure,
+            _rank_correlation,
+            0.0,
+        )
     return rows
 
 
@@ -353,7 +438,15 @@ def _related(
     for viewer, value, draws in viewers:
         permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
         named = (run.method, viewer, question, f"{measure}, {where}")
-        rows.append(finding(named, value(truth), permuted, chance, len(R)))
+        rows.append(
+            finding(
+                named,
+                value(truth),
+                permuted,
+                chance,
+                len(R),
+            )
+        )
     return rows
 
 
@@ -386,4 +479,12 @@ def label_mixes(run: Observed) -> list[Finding]:
     permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
     attack, measure = "label mix from the classifier's bias", "rank correlation by class"
     named = (run.method, "server: upload", attack, measure)
-    return [finding(named, value(np.arange(count)), permuted, 0.0, count)]
+    return [
+        finding(
+            named,
+            value(np.arange(count)),
+            permuted,
+            0.0,
+            count,
+        )
+    ]

@@ -82,7 +82,12 @@ def audit(folder: Path, out: Path) -> Audit:
     texts = (
         page.as_json(rows, claims),
         page.as_csv(rows),
-        page.as_html(rows, folder.name, claims, notes),
+        page.as_html(
+            rows,
+            folder.name,
+            claims,
+            notes,
+        ),
     )
     for name, text in zip(FILES, texts, strict=True):
         write_whole(out / name, text)
@@ -144,7 +149,13 @@ def _check_out(out: Path, marker: str) -> None:
     page that is one."""
     if not out.exists():
         return
-    has_page = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
+    has_page = check_out(
+        "out",
+        str(out / FILES[-1]),
+        "",
+        marker,
+        "audit",
+    ).exists()
     requirement = "it exists and is no audit, and is not written over: give another --out"
     for name in FILES[:-1]:
         table = out / name

@@ -29,7 +29,12 @@ class Claim:
         """Below it the canaries refute every epsilon; None: there are none."""
         if not self.guesses:
             return None
-        return lower_bound(self.canaries, self.guesses, self.right, self.delta)
+        return lower_bound(
+            self.canaries,
+            self.guesses,
+            self.right,
+            self.delta,
+        )
 
     @property
     def broken(self) -> bool:
@@ -70,5 +75,6 @@ def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
     largest = max(math.inf if size is None else float(size) for size in sizes)
     delta = max(float(s["privacy_delta"]) for s in claiming)
     keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
-    counts = [sum(int(s.get(key, 0)) for s in claiming) for key in keys]
-    return Claim(largest, delta, *counts, unit=str(claiming[0]["privacy_unit"]))
+    canaries, guesses, right = (sum(int(s.get(key, 0)) for s in claiming) for key in keys)
+    unit = str(claiming[0]["privacy_unit"])
+    return Claim(largest, delta, canaries, guesses, right, unit)

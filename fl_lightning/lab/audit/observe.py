@@ -102,7 +102,12 @@ def observed(config: Config, folder: Path) -> Observed:
 
 def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     """The same on a rank."""
-    fed = ended(fabric, config, folder, _transforms(config))
+    fed = ended(
+        fabric,
+        config,
+        folder,
+        _transforms(config),
+    )
     flipped = _flip_labels(fed)
     if flipped:
         clients = ", ".join(map(str, flipped))
@@ -110,7 +115,12 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
         log.say(f"audit: samples of clients {clients} are left out: {trained}")
     files, checkpoints = RunFolder(folder), folder / "checkpoints"
     relation = _relation(files, fed.run.clients)
-    by_round = _earlier(fed, config, checkpoints, flipped)
+    by_round = _earlier(
+        fed,
+        config,
+        checkpoints,
+        flipped,
+    )
     last = restore(fed.run, checkpoints, "last")
     samples = _samples(fed, flipped)
     by_round = {t: views for t, views in by_round.items() if t < last}
@@ -196,7 +206,15 @@ def _samples(fed: Federation, flipped: list[int]) -> Samples:
                 np.full(len(digests), client),
                 np.array(digests, dtype=np.uint64),
                 np.repeat([True, False], counts),
-                {view: _confidence(fed, view, client, batches) for view in VIEWS},
+                {
+                    view: _confidence(
+                        fed,
+                        view,
+                        client,
+                        batches,
+                    )
+                    for view in VIEWS
+                },
             )
         )
     clients = np.concatenate([row.client for row in rows])
@@ -223,7 +241,12 @@ def _confidence(
     for x, y in batches:
         scores = fed.run.method.outputs(handle, x, kind).double()
         values.append(log_odds(scores, y).cpu().numpy())
-    return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
+    return np.nan_to_num(
+        np.concatenate(values),
+        nan=0.0,
+        posinf=1e6,
+        neginf=-1e6,
+    )
 
 
 def log_odds(scores: Tensor, y: Tensor) -> Tensor:

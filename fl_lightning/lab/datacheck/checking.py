@@ -32,9 +32,19 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
         A row for each `Finding`, the worst first.
     """
     require("report", "check-data", data.root)
-    allowed = "its columns cannot be compared: name a table, --data.root FILE.csv"
-    check("data.source", data.source, silos.is_table(data), allowed)
-    page = None if out is None else check_out("out", out, ".html", MARKER, "page of check-data")
+    requirement = "its columns cannot be compared: name a table, --data.root FILE.csv"
+    check("data.source", data.source, silos.is_table(data), requirement)
+    page = (
+        None
+        if out is None
+        else check_out(
+            "out",
+            out,
+            ".html",
+            MARKER,
+            "page of check-data",
+        )
+    )
     findings, summaries = silos.checked(data)
     import pandas as pd
 

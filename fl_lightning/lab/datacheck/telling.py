@@ -30,4 +30,9 @@ def assembled(
     """The federation of `config`, which says its findings (`put_together` of `run.fit`)."""
     from fl_lightning.run import assemble
 
-    return assemble(fabric, config, folder, [*callbacks, ColumnFindings()])
+    return assemble(
+        fabric,
+        config,
+        folder,
+        [*callbacks, ColumnFindings()],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from fl_lightning.lab.report.vector import (
     panels,
 )
 from fl_lightning.results.result import AXES, MIB, RunResult
-from fl_lightning.results.runs import Comparison, same_but_seed, seeds_apart
+from fl_lightning.results.runs import Comparison, Runs, group_of_each, seed_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,40 +36,45 @@ RECEIVERS = 3
 """Clients whose layers are drawn in files, as by the callback `heatmaps`."""
 
 
-def colours(runs: list[RunResult]) -> list[str]:
+def colours(runs: Runs) -> list[str]:
     """The colour of each run; runs that differ in nothing but their seed share one."""
-    return [COLOURS[group % len(COLOURS)] for group in same_but_seed(runs)]
+    return [COLOURS[group % len(COLOURS)] for group in group_of_each(runs)]
 
 
 def kinds(metric: Metric) -> dict[str, str]:
     """Columns of metrics.csv that may be drawn by round, in words."""
-    own = {
+    by_judge = {
         metric.of("mean"): "mean, by each run's own judge",
         metric.of("worst"): "worst 10 %, by each run's own judge",
         metric.of("validation"): "on validation data, by each run's own judge",
     }
-    return own | {metric.by(kind): words for kind, words in MODELS.items()}
+    return by_judge | {metric.by(kind): words for kind, words in MODELS.items()}
 
 
-def draw(runs: list[RunResult]) -> Figures:
+def draw(runs: Runs) -> Figures:
     """The charts of the page by the names of their places and files."""
     drawn = accuracy(runs) | losses(runs) | fairness(runs) | ledger(runs) | costs(runs)
     drawn |= newcomer_curve(runs)
-    for number, run in enumerate(runs):
-        drawn |= certainty(run, number)
     for number, split in enumerate(clients.splits(runs)):
         drawn[f"split-{number}"] = _split(split)
     for number, run in enumerate(runs):
+        drawn |= certainty(run, number)
         if run.ledger and not constant(run.ledger.share):
-            for way, verb in enumerate(("received", "sent")):
+            ways = (("down", "received"), ("up", "sent"))
+            for share, (way, verb) in zip(run.ledger.share, ways, strict=True):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
-                values, layers = run.ledger.share[way], run.ledger.layers
-                figure = heat(values, layers, run.ledger.rounds, names, weights=False)
-                drawn[f"ledger-{('down', 'up')[way]}-{number}"] = figure
+                figure = heat(
+                    share,
+                    run.ledger.layers,
+                    run.ledger.rounds,
+                    names,
+                    weights=False,
+                )
+                drawn[f"ledger-{way}-{number}"] = figure
     return drawn
 
 
-def relations(runs: list[RunResult]) -> Figures:
+def relations(runs: Runs) -> Figures:
     """For files: of each run's last kept round who receives from whom, and what the first
     receivers get of each layer."""
     drawn = {}
@@ -81,9 +87,20 @@ def relations(runs: list[RunResult]) -> Figures:
         receivers = [run.called(client) for client in view.receivers]
         sources = [run.called(client) for client in view.sources]
         names = ("source client", "receiving client", f"{words}, mean over the layers")
-        drawn[f"relation-{number}"] = heat(view.rows.mean(axis=1), receivers, sources, names)
-        for receiver, rows in list(zip(view.receivers, view.rows, strict=True))[:RECEIVERS]:
-            figure = heat(rows, view.layers, sources, ("source client", "layer", words))
+        drawn[f"relation-{number}"] = heat(
+            view.rows.mean(axis=1),
+            receivers,
+            sources,
+            names,
+        )
+        names = ("source client", "layer", words)
+        for receiver, rows in zip(view.receivers[:RECEIVERS], view.rows, strict=False):
+            figure = heat(
+                rows,
+                view.layers,
+                sources,
+                names,
+            )
             drawn[f"relation-{number}-client-{receiver:03d}"] = figure
     return drawn
 
@@ -91,7 +108,7 @@ def relations(runs: list[RunResult]) -> Figures:
 # ---------------------------------------------------------------- by round
 
 
-def together(runs: list[RunResult], columns: Sequence[str]) -> list[list[int]]:
+def band_groups(runs: Runs, columns: Sequence[str]) -> list[list[int]]:
     """Numbers of runs that differ in their seed alone, by group, each of two or more that a band is
     made of.
 
@@ -99,50 +116,67 @@ def together(runs: list[RunResult], columns: Sequence[str]) -> list[list[int]]:
     the furthest, or none at all, is in no group: it would cut the others' band.
     """
     groups = []
-    for members in seeds_apart(runs):
-        done = {
-            k: sum(any(name in row for name in columns) for row in runs[k].rows("metrics"))
-            for k in members
-        }
-        groups.append([k for k in members if 2 * done[k] > max(done.values())])
+    for members in seed_groups(runs):
+        done = {}
+        for number in members:
+            rows = runs[number].rows("metrics")
+            done[number] = sum(any(column in row for column in columns) for row in rows)
+        furthest = max(done.values())
+        groups.append([number for number in members if 2 * done[number] > furthest])
     return [members for members in groups if len(members) > 1]
 
 
-def cut_bands(runs: list[RunResult]) -> list[tuple[RunResult, RunResult]]:
-    """Of each band that ends before its furthest run: the first run, and the one that ends it."""
+def cut_bands(runs: Runs) -> list[tuple[RunResult, RunResult]]:
+    """Of each band that ends before its furthest run: the first run, and the run that ends it."""
     cut = []
-    for members in together(runs, tuple(kinds(runs[0].metric))):
-        done = [len(runs[k].rows("metrics")) for k in members]
-        if min(done) < max(done):
-            cut.append((runs[members[0]], runs[members[done.index(min(done))]]))
+    for members in band_groups(runs, tuple(kinds(runs[0].metric))):
+        done = [len(runs[number].rows("metrics")) for number in members]
+        least = min(done)
+        if least < max(done):
+            cut.append((runs[members[0]], runs[members[done.index(least)]]))
     return cut
 
 
-def accuracy(runs: list[RunResult]) -> Figures:
+def accuracy(runs: Runs) -> Figures:
     """Scores by round and by what it took to get there, of the column that runs are compared by;
     and by round of the other columns."""
-    metric, first = runs[0].metric, Comparison.of(runs).column
-    known = kinds(metric)
-    having = [name for name in known if any(run.has(name) for run in runs)]
+    metric, compared = runs[0].metric, Comparison.of(runs).column
+    words = kinds(metric)
+    columns = [name for name in words if any(run.has(name) for run in runs)]
     drawn = {}
-    for axis in AXES if first in having else ():
+    for axis in AXES if compared in columns else ():
         figure, [axes] = panels([""], 3.9)
-        _curves(axes, runs, {first: ("-", "")}, axis)
+        _curves(
+            axes,
+            runs,
+            {compared: ("-", "")},
+            axis,
+        )
         if axes.lines or axes.containers:
-            words = f"{metric.words} ({known.get(first, first)})"
-            finish(axes, _axis_words(runs, axis), words, metric.rises)
+            title = f"{metric.words} ({words[compared]})"
+            finish(
+                axes,
+                _axis_words(runs, axis),
+                title,
+                metric.rises,
+            )
             drawn["accuracy" if axis == "round" else f"accuracy-{axis}"] = figure
-    others = [name for name in having if name != first]
+    others = [name for name in columns if name != compared]
     if others:
-        figure, every = panels([known[name] for name in others])
+        figure, every = panels([words[name] for name in others])
         for axes, name in zip(every, others, strict=True):
             _curves(axes, runs, {name: ("-", "")})
-            finish(axes, "round", metric.words, metric.rises)
+            finish(
+                axes,
+                "round",
+                metric.words,
+                metric.rises,
+            )
         drawn["accuracy-kinds"] = figure
     return drawn
 
 
-def unmeasured(runs: list[RunResult]) -> list[str]:
+def unmeasured(runs: Runs) -> list[str]:
     """Names the axes that some runs have not measured in every round."""
     lines = []
     for axis, words in AXES.items():
@@ -152,11 +186,19 @@ def unmeasured(runs: list[RunResult]) -> list[str]:
     return lines
 
 
-def losses(runs: list[RunResult]) -> Figures:
+def losses(runs: Runs) -> Figures:
     """Losses of local training by round, the proximal term alone where there is one."""
-    columns = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
+    columns = {
+        "train_loss": ("-", " · loss"),
+        "coaching_loss": (":", " · proximal term alone"),
+    }
     figure, [axes] = panels([""])
-    _curves(axes, runs, columns, least=0.0)
+    _curves(
+        axes,
+        runs,
+        columns,
+        least=0.0,
+    )
     finish(axes, "round", "mean over the clients")
     axes.set_ylim(bottom=0)
     return {"losses": figure} if axes.lines or axes.containers else {}
@@ -164,7 +206,7 @@ def losses(runs: list[RunResult]) -> Figures:
 
 def _curves(
     axes: Any,
-    runs: list[RunResult],
+    runs: Runs,
     columns: dict[str, tuple[str, str]],
     axis: str = "round",
     least: float = -math.inf,
@@ -176,29 +218,39 @@ def _curves(
         columns: the dashes of each, and how the names of its lines end.
         least: columns without a value above it are left out.
     """
-    bands = together(runs, tuple(columns)) if axis == "round" else []
-    banded = {k for members in bands for k in members}
-    groups = bands + [[k] for k in range(len(runs)) if k not in banded]
+    groups = band_groups(runs, tuple(columns)) if axis == "round" else []
+    banded = {number for members in groups for number in members}
+    groups += [[number] for number in range(len(runs)) if number not in banded]
     colour = colours(runs)
     for members in sorted(groups):
-        run, places = runs[members[0]], runs[members[0]].axis(axis)
-        more = f" and {len(members) - 1} more seed{'s' * (len(members) > 2)}"
-        label = run.name + more * (len(members) > 1)
+        run = runs[members[0]]
+        places, label = run.axis(axis), run.name
+        if others := len(members) - 1:
+            label += f" and {others} more seed{'s' * (others > 1)}"
         for column, (dashes, ending) in columns.items():
-            values = [runs[k].column(column) for k in members]
+            values = [runs[number].column(column) for number in members]
             done = min(map(len, values))
             table = np.array([of_run[:done] for of_run in values])
             if places and (table > least).any():
-                look = {"color": colour[members[0]], "linestyle": dashes}
-                x = np.array(places[:done]) * (MIB / _unit_of(runs)[1] if axis == "mib" else 1)
-                curve(axes, x, table, label + ending, look)
+                scale = MIB / _unit_of(runs)[1] if axis == "mib" else 1
+                look = {
+                    "color": colour[members[0]],
+                    "linestyle": dashes,
+                }
+                curve(
+                    axes,
+                    np.array(places[:done]) * scale,
+                    table,
+                    label + ending,
+                    look,
+                )
 
 
-def _axis_words(runs: list[RunResult], axis: str) -> str:
+def _axis_words(runs: Runs, axis: str) -> str:
     return f"{_unit_of(runs)[0]} sent" if axis == "mib" else AXES[axis]
 
 
-def _unit_of(runs: list[RunResult]) -> tuple[str, int]:
+def _unit_of(runs: Runs) -> tuple[str, int]:
     return unit([MIB * (run.spent("mib") or 0.0) for run in runs])
 
 
@@ -211,40 +263,72 @@ def unit(sizes: Sequence[float]) -> tuple[str, int]:
 # ---------------------------------------------------------------- clients
 
 
-def fairness(runs: list[RunResult]) -> Figures:
+def fairness(runs: Runs) -> Figures:
     """Every client's score, in order from the worst."""
     by = Comparison.of(runs)
+    metric = by.metric
     figure, [axes] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):
-        known = filter(math.isfinite, run.scores(by.kind)[0].values())
-        scores = sorted(known, key=by.metric.merit)
-        places = (np.arange(len(scores)) + 0.5) / max(1, len(scores))
+        defined = filter(math.isfinite, run.scores(by.kind)[0].values())
+        scores = sorted(defined, key=metric.merit)
         if scores:
-            axes.plot(places, scores, "o-", color=colour, markersize=4, label=named(run.name))
-    words = by.metric.words if by.kind is None else f"{by.metric.words} ({MODELS[by.kind]})"
+            places = (np.arange(len(scores)) + 0.5) / len(scores)
+            axes.plot(
+                places,
+                scores,
+                "o-",
+                color=colour,
+                markersize=4,
+                label=named(run.name),
+            )
+    words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
-    finish(axes, "clients, from worst to best", words, by.metric.rises)
+    finish(
+        axes,
+        "clients, from worst to best",
+        words,
+        metric.rises,
+    )
     return {"fairness-order": figure} if axes.lines else {}
 
 
-def newcomer_curve(runs: list[RunResult]) -> Figures:
+def newcomer_curve(runs: Runs) -> Figures:
     """Held-out clients' mean score by labelled samples, with the spread over clients."""
     metric = runs[0].metric
     by_run = [newcomers.scores(run) for run in runs]
     counts = sorted({count for scores in by_run for count in scores})
     figure, [axes] = panels([""])
-    for run, scores, colour in zip(runs, by_run, colours(runs), strict=True):
+    for run, scores, colour in zip(
+        runs,
+        by_run,
+        colours(runs),
+        strict=True,
+    ):
         if scores:
             x = [counts.index(count) for count in scores]
             means = [np.mean(values) for values in scores.values()]
             spread = [np.std(values) for values in scores.values()]
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": "o",
+                "capsize": 3,
+            }
             axes.errorbar(
-                x, means, spread, color=colour, marker="o", capsize=3, label=named(run.name)
+                x,
+                means,
+                spread,
+                label=named(run.name),
+                **look,
             )
     axes.set_xticks(range(len(counts)), map(str, counts))
     # of a regression: in all
     samples = "labelled samples" + (" of each class" if metric.rises else "")
-    finish(axes, samples, f"{metric.words}, mean and spread", metric.rises)
+    finish(
+        axes,
+        samples,
+        f"{metric.words}, mean and spread",
+        metric.rises,
+    )
     return {"newcomers-curve": figure} if counts else {}
 
 
@@ -256,85 +340,162 @@ def certainty(run: RunResult, number: int) -> Figures:
 
     table = run.predictions
     chances = table.filter(regex="^probability_")
-    classes = [name.removeprefix("probability_") for name in chances]
-    if not classes:
+    classes = np.array([name.removeprefix("probability_") for name in chances])
+    if not len(classes):
         return {}
     is_binary = len(classes) == 2
-    # of two classes the second's probability; of several the predicted class's
-    certain = chances.iloc[:, 1] if is_binary else chances.max(axis=1)
-    expected = classes[1] if is_binary else np.array(classes)[chances.to_numpy().argmax(axis=1)]
-    table = table.assign(certain=certain, true=table.label == expected)
-    whose = f"of {classes[1]}" if is_binary else "of the predicted class"
+    certain = chances.max(axis=1)
+    predicted = classes[chances.to_numpy().argmax(axis=1)]
+    if is_binary:
+        certain, predicted = chances.iloc[:, 1], classes[1]
+    table = table.assign(certain=certain, true=table.label == predicted)
     titles = ["ROC", "calibration"] if is_binary else ["calibration"]
     figure, every = panels(titles, 3.9)
-    for place, (client, rows) in enumerate(table.groupby("client")):
-        if place == len(COLOURS):
-            break
-        look: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.2}
-        called = named(run.called(client))
+    by_client = itertools.islice(table.groupby("client"), len(COLOURS))
+    for colour, (client, rows) in zip(COLOURS, by_client, strict=False):
+        look: dict[str, Any] = {
+            "color": colour,
+            "linewidth": 1.2,
+        }
+        name = named(run.called(client))
         if is_binary and rows.true.nunique() == 2:
-            false, true, _ = roc_curve(rows.true, rows.certain)
-            area = f"{called}, {roc_auc_score(rows.true, rows.certain):.2f}"
-            every[0].plot(false, true, label=area, **look)
-        share, mean = calibration_curve(rows.true, rows.certain, n_bins=BINS, strategy="quantile")
-        every[-1].plot(mean, share, marker=".", label=called, **look)
+            false_rate, true_rate, _ = roc_curve(rows.true, rows.certain)
+            area = roc_auc_score(rows.true, rows.certain)
+            every[0].plot(
+                false_rate,
+                true_rate,
+                label=f"{name}, {area:.2f}",
+                **look,
+            )
+        share, mean = calibration_curve(
+            rows.true,
+            rows.certain,
+            n_bins=BINS,
+            strategy="quantile",
+        )
+        every[-1].plot(
+            mean,
+            share,
+            marker=".",
+            label=name,
+            **look,
+        )
     for axes in every:
-        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
+        axes.plot(
+            [0, 1],
+            [0, 1],
+            color="grey",
+            linewidth=0.8,
+            linestyle=":",
+        )
+    whose = "the predicted class"
     if is_binary:
-        finish(every[0], "false alarms", f"cases found ({classes[1]})", True)
-    finish(every[-1], f"probability {whose}", "how often it is true", True)
+        whose = classes[1]
+        finish(
+            every[0],
+            "false alarms",
+            f"cases found ({whose})",
+            True,
+        )
+    finish(
+        every[-1],
+        f"probability of {whose}",
+        "how often it is true",
+        True,
+    )
     return {f"certainty-{number}": figure}
 
 
-def _split(split: dict[str, Any]) -> Figure:
+def _split(split: clients.Split) -> Figure:
     """A dot for each client and class, its area in proportion to the samples."""
-    counts = np.array(split["counts"])
+    counts = np.array(split.counts)
     rows, columns = np.nonzero(counts)
     figure, [axes] = panels([""])
-    axes.scatter(columns, rows, s=counts[rows, columns] / counts.max() * 90, color="#440154")
-    name_places(axes, split["clients"], split["classes"], "client", "class")
+    axes.scatter(
+        columns,
+        rows,
+        s=counts[rows, columns] / counts.max() * 90,
+        color="#440154",
+    )
+    name_places(
+        axes,
+        split.clients,
+        split.classes,
+        "client",
+        "class",
+    )
     return figure
 
 
 # ---------------------------------------------------------------- bytes and costs
 
 
-def ledger(runs: list[RunResult]) -> Figures:
+def ledger(runs: Runs) -> Figures:
     """Bytes and layers by round, and what the bytes were."""
-    drawn = {}
-    columns = {"upload_bytes": ("-", " · up"), "download_bytes": (":", " · down")}
-    name, size = unit([value for run in runs for c in columns for value in run.column(c)])
-    sent, [axes] = panels([""])
-    travelled, [of_layers] = panels([""])
+    return _ledger_by_round(runs) | _ledger_kinds(runs)
+
+
+def _ledger_by_round(runs: Runs) -> Figures:
+    columns = {
+        "upload_bytes": ("-", " · up"),
+        "download_bytes": (":", " · down"),
+    }
+    sizes = [value for run in runs for column in columns for value in run.column(column)]
+    name, size = unit(sizes)
+    by_bytes, [sent] = panels([""])
+    by_layers, [travelled] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):
         for way, (column, (dashes, ending)) in enumerate(columns.items()):
-            look = {"color": colour, "linestyle": dashes}
+            label, look = (
+                run.name + ending,
+                {
+                    "color": colour,
+                    "linestyle": dashes,
+                },
+            )
             if run.has(column):
                 values = np.array([run.column(column)]) / size
-                curve(axes, run.column("round"), values, run.name + ending, look)
+                curve(
+                    sent,
+                    run.column("round"),
+                    values,
+                    label,
+                    look,
+                )
             if run.ledger:
                 layers = run.ledger.share[1 - way].sum(axis=0)[None]
-                curve(of_layers, run.ledger.rounds, layers, run.name + ending, look)
-    charts = {"ledger-bytes": (sent, f"{name} in the round")}
+                curve(
+                    travelled,
+                    run.ledger.rounds,
+                    layers,
+                    label,
+                    look,
+                )
+    charts = {"ledger-bytes": (by_bytes, sent, f"{name} in the round")}
     # words say it, where all are constant
     if any(run.ledger and not constant(run.ledger.share) for run in runs):
-        charts["ledger-layers"] = (travelled, "layers, mean over the cohort")
-    for place, (figure, title) in charts.items():
-        [axes] = figure.axes
+        charts["ledger-layers"] = (by_layers, travelled, "layers, mean over the cohort")
+    drawn = {}
+    for place, (figure, axes, title) in charts.items():
         if axes.lines or axes.containers:
             finish(axes, "round", title)
             axes.set_ylim(bottom=0)
             drawn[place] = figure
-    having = [run for run in runs if run.ledger]
-    sizes = [run.ledger.kinds for run in having if run.ledger]
-    names = dict.fromkeys(kind for of_run in sizes for kind, ways in of_run.items() if any(ways))
-    name, size = unit([value for of_run in sizes for ways in of_run.values() for value in ways])
-    parts = {
-        kind: [value / size for of_run in sizes for value in reversed(of_run.get(kind, (0, 0)))]
-        for kind in names
-    }
-    rows = [f"{run.name} {way}" for run in having for way in ("up", "down")]
-    return drawn | ({"ledger-kinds": bars(rows, parts, f"{name} in all")} if parts else {})
+    return drawn
+
+
+def _ledger_kinds(runs: Runs) -> Figures:
+    """Bars of the bytes of each run by kind."""
+    by_run = {run.name: run.ledger.kinds for run in runs if run.ledger}
+    every = [pair for kinds in by_run.values() for pair in kinds.items()]
+    names = dict.fromkeys(kind for kind, ways in every if any(ways))
+    name, size = unit([value for _, ways in every for value in ways])
+    parts = {}
+    for kind in names:
+        ways = [kinds.get(kind, (0, 0)) for kinds in by_run.values()]
+        parts[kind] = [value / size for down, up in ways for value in (up, down)]
+    rows = [f"{run} {way}" for run in by_run for way in ("up", "down")]
+    return {"ledger-kinds": bars(rows, parts, f"{name} in all")} if parts else {}
 
 
 def constant(share: np.ndarray) -> str:
@@ -361,7 +522,7 @@ CHANNEL = {
 }
 
 
-def costs(runs: list[RunResult]) -> Figures:
+def costs(runs: Runs) -> Figures:
     """Seconds by phase, modelled seconds by what they went into, operations by what they were for.
 
     Operations are of runs that counted all of theirs alone: a part would look like the whole.
@@ -374,20 +535,16 @@ def costs(runs: list[RunResult]) -> Figures:
     )
     drawn = {}
     for name, columns, listed, title in charts:
-        having = [run for run in listed if run.has(*columns)]
+        measured = [run for run in listed if run.has(*columns)]
         parts = {
-            words: np.array([_sum(run.column(column)) for run in having])
+            words: np.array([np.nansum(run.column(column)) for run in measured])
             for column, words in columns.items()
-            if any(run.has(column) for run in having)
+            if any(run.has(column) for run in measured)
         }
         if not parts:
             continue
         if columns is FLOPS:
             title, size = flop_unit(float(np.sum([*parts.values()], axis=0).max()))
             parts = {words: values / size for words, values in parts.items()}
-        drawn[name] = bars([run.name for run in having], parts, title)
+        drawn[name] = bars([run.name for run in measured], parts, title)
     return drawn
-
-
-def _sum(values: list[float]) -> float:
-    return sum(value for value in values if math.isfinite(value))

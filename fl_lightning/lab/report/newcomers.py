@@ -7,9 +7,10 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.metric import FURTHER, Metric
-from fl_lightning.lab.report.tables import percent
+from fl_lightning.lab.report.tables import of_runs, percent
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import Runs
 
 
 def scores(run: RunResult, metric: Metric | None = None) -> dict[int, list[float]]:
@@ -23,36 +24,38 @@ def scores(run: RunResult, metric: Metric | None = None) -> dict[int, list[float
     return by_count
 
 
-def table(runs: list[RunResult]) -> DataFrame:
+def table(runs: Runs) -> DataFrame:
     """How each run's method comes to such a model, and mean scores."""
+    samples = "labelled samples" + (" a class" if runs[0].metric.rises else "")
     rows = {
         "held out": [", ".join(_names(run)) or NONE for run in runs],
         "a newcomer gets": [str(run.facts.get("newcomer_rule", NONE)) for run in runs],
     }
-    samples = "labelled samples" + (" a class" if runs[0].metric.rises else "")
-    rows |= {f"{count} {samples}": cells for count, cells in _means(runs).items()}
-    return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
+    return of_runs(runs, rows | _means(runs, samples))
 
 
-def further(runs: list[RunResult]) -> DataFrame:
+def further(runs: Runs) -> DataFrame:
     """Mean scores by further metrics; without rows where none was asked for."""
-    rows = {
-        f"{metric.words}, {count} labelled samples a class": cells
-        for metric in FURTHER.values()
-        for count, cells in _means(runs, metric).items()
-    }
-    return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
+    rows: dict[str, list[str]] = {}
+    for metric in FURTHER.values():
+        means = _means(runs, "labelled samples a class", metric)
+        rows |= {f"{metric.words}, {samples}": cells for samples, cells in means.items()}
+    return of_runs(runs, rows)
 
 
-def _means(runs: list[RunResult], metric: Metric | None = None) -> dict[int, list[str]]:
+def _means(
+    runs: Runs,
+    samples: str,
+    metric: Metric | None = None,
+) -> dict[str, list[str]]:
     """By labelled samples, of each run the mean over newcomers in words."""
     by_run = [scores(run, metric) for run in runs]
     words = runs[0].metric.shown if metric is None else percent
-    counts = sorted({count for of_run in by_run for count in of_run})
-    return {
-        count: [words(float(np.mean(s[count]))) if count in s else NONE for s in by_run]
-        for count in counts
-    }
+    rows = {}
+    for count in sorted({count for by_count in by_run for count in by_count}):
+        values = [by_count.get(count) for by_count in by_run]
+        rows[f"{count} {samples}"] = [words(float(np.mean(v))) if v else NONE for v in values]
+    return rows
 
 
 def _names(run: RunResult) -> list[str]:

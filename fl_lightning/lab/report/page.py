@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import __version__
 from fl_lightning.lab.report import clients, figures, newcomers, pictures, tables, vector
-from fl_lightning.results.result import AXES, TABLES, RunResult
+from fl_lightning.results.result import AXES, TABLES
+from fl_lightning.results.runs import Runs
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -16,17 +17,18 @@ MARKER = '<meta name="generator" content="fl-train report'
 """Near the top of every page: a file that has it may be overwritten."""
 
 
-def render(runs: list[RunResult]) -> str:
+def render(runs: Runs) -> str:
     """The HTML of the page on `runs`."""
     from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
 
     for run in runs:
-        for table in TABLES:  # so that the notes tell what cannot be read
+        for table in TABLES:  # reading notes what cannot be read
             run.rows(table)
     drawn = figures.draw(runs)
     relation = pictures.relations(runs)
-    metric = runs[0].metric
+    metric, ledgers = runs[0].metric, [(run.name, run.ledger) for run in runs]
+    splits = clients.splits(runs)
     return template("fl_lightning.lab.report").render(
         mark=f"fl-train report {__version__}",
         runs=runs,
@@ -34,22 +36,17 @@ def render(runs: list[RunResult]) -> str:
         colours=figures.colours(runs),
         figures={name: Markup(vector.svg(name, figure)) for name, figure in drawn.items()},
         axes=AXES,
-        constant={
-            run.name: figures.constant(run.ledger.share) for run in runs if run.ledger is not None
-        },
+        constant={name: figures.constant(ledger.share) for name, ledger in ledgers if ledger},
         cut_bands=figures.cut_bands(runs),
         unmeasured=figures.unmeasured(runs),
-        banded=bool(figures.together(runs, tuple(figures.kinds(metric)))),
+        banded=bool(figures.band_groups(runs, tuple(figures.kinds(metric)))),
         channel=any(run.axis("channel") for run in runs),
         tables=tables,
         newcomers=newcomers,
         relation=relation,
         data=htmlsafe_json_dumps(relation, separators=(",", ":"), allow_nan=False),
         clients=_clients(relation),
-        splits=[
-            (clients.split_words(split, runs), clients.split_table(split))
-            for split in clients.splits(runs)
-        ],
+        splits=[(clients.split_words(s, runs), clients.split_table(s)) for s in splits],
         by_client=clients.table(runs),
         own_worth=clients.own_worth(runs),
         notes=lambda section: [

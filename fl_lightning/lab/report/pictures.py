@@ -8,13 +8,14 @@ it; and long runs show some rounds only.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fl_lightning.results.ledger import unread
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import Runs
 
 STEPS, OVER, MISSING = 253, 254, 255
 """Greatest code of a value within the colours, codes of a value beyond them and of one that is not
@@ -44,115 +45,136 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
     codes = (level.clip(0, 1) * STEPS).round().astype(np.uint8)
     beyond = finite & (level > 1)
     codes[beyond], codes[~finite] = OVER, MISSING
-    over = [float(f"{value:.4g}") for value in values[beyond]]
     return {
         "low": low,
         "high": float(f"{end:.6g}"),
         "codes": base64.b64encode(codes.tobytes()).decode(),
-        "over": over,
+        "over": [float(f"{value:.4g}") for value in values[beyond]],
     }
 
 
-def top(values: np.ndarray, own: np.ndarray) -> float | None:
+def top(values: np.ndarray, is_own: np.ndarray) -> float | None:
     """Where the colours of a relation end: at 1.5 times the greatest weight of another client's
-    model, beside which a client's `own` weight would leave the rest one colour; None: at the
-    greatest value."""
-    others = values[~own & np.isfinite(values)].max(initial=0.0)
-    return float(1.5 * others) if 0 < 1.5 * others < values.max() else None
+    model, beside which a client's own weight (`is_own`) would leave the rest one colour; None: at
+    the greatest value."""
+    others = values[~is_own & np.isfinite(values)].max(initial=0.0)
+    end = float(1.5 * others)
+    return end if 0 < end < values.max() else None
 
 
-def relations(runs: list[RunResult]) -> dict[str, Any]:
+def relations(runs: Runs) -> dict[str, Any]:
     """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures`
     by round, `names` of clients by number, and in words what is `constant` in all of them: empty
     where there is something to see.
 
     A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients`
-    (layers x sources by receiver). What is left out is noted in the runs.
+    (layers x sources by receiver). What is left out is added to the runs' notes.
     """
     from matplotlib import colormaps
 
-    kept = {run.name: run.relation_rounds for run in runs}
+    rounds_of = {run.name: run.relation_rounds for run in runs}
     for run in runs:
-        absent = run.rounds_done - len(
-            [number for number in kept[run.name] if number <= run.rounds_done]
-        )
-        if absent > 0:
-            run.notes["relation"].append(
-                f"{absent} of {run.rounds_done} rounds have no relation file"
-            )
-    rounds, most = _plan(runs, kept)
+        present = sum(number <= run.rounds_done for number in rounds_of[run.name])
+        if present < run.rounds_done:
+            absent = f"{run.rounds_done - present} of {run.rounds_done}"
+            run.notes["relation"].append(f"{absent} rounds have no relation file")
+    rounds, details = _plan(runs, rounds_of)
     shown = []
     for run in runs:
         pictures: dict[int, Any] = {}
         layers: list[str] = []
-        same: set[str] = set()
-        details = most[run.name]
-        due = (
-            [number for number in rounds if number in kept[run.name]] if details is not None else []
-        )
-        for number in due:
+        words: set[str] = set()
+        unread_rounds = []
+        for number in rounds if run.name in details else []:
+            if number not in rounds_of[run.name]:
+                continue
             view = run.files.intact_relation(number)
-            if view is not None:
-                layers, same = view.layers, same | {_same(view)}
-                pictures[number] = _round(view, details or 0)
-        run.notes["relation"] += unread([number for number in due if number not in pictures])
-        constant = same.pop() if len(same) == 1 else ""
-        named = {"names": run.client_names} if run.client_names else {}
-        shown.append({"layers": layers, "pictures": pictures, "constant": constant, **named})
-    rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
+            if view is None:
+                unread_rounds.append(number)
+            else:
+                layers = view.layers
+                words.add(_same(view))
+                pictures[number] = _round(view, details[run.name])
+        run.notes["relation"] += unread(unread_rounds)
+        constant = words.pop() if len(words) == 1 else ""
+        of_run = {
+            "layers": layers,
+            "pictures": pictures,
+            "constant": constant,
+        }
+        shown.append(of_run | ({"names": run.client_names} if run.client_names else {}))
     viridis = colormaps["viridis"](np.arange(256), bytes=True)
     return {
-        "rounds": rounds,
-        "of": len({number for numbers in kept.values() for number in numbers}),
+        "rounds": [t for t in rounds if any(t in of_run["pictures"] for of_run in shown)],
+        "of": len(set().union(*rounds_of.values())),
         "runs": shown,
         "palette": base64.b64encode(viridis[:, :3].tobytes()).decode(),
     }
 
 
-def _plan(
-    runs: list[RunResult], kept: dict[str, list[int]]
-) -> tuple[list[int], dict[str, int | None]]:
-    """Which rounds to show, and how many receivers of each run in detail (None: not even the
-    overview)."""
-    every = sorted({number for numbers in kept.values() for number in numbers})
-    shown_rounds = keep = min(len(every), MOST_ROUNDS)
-    most: dict[str, int | None] = dict.fromkeys(kept)
-    sizes = {}
+class Size(NamedTuple):
+    """Characters that the pictures of one round of a run take."""
+
+    receivers: int
+    overview: int
+    detail: int
+    """Of one receiver's layers."""
+
+    @property
+    def total(self) -> int:
+        """With all receivers in detail."""
+        return self.overview + self.receivers * self.detail
+
+
+def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[str, int]]:
+    """Rounds to show, and by run the number of receivers in detail: `BUDGET` is shared out by size.
+    A run that is too large even for overviews is left out."""
+    every = sorted(set().union(*rounds_of.values()))
+    if not every:
+        return [], {}
+    sizes = {run.name: size for run in runs if (size := _size(run, rounds_of[run.name]))}
+    total = sum(size.total for size in sizes.values())
+    fitting_rounds = min(len(every), MOST_ROUNDS)
+    fewest = min(fitting_rounds, FEWEST_ROUNDS)
+    details: dict[str, int] = {}
     for run in runs:
-        views = (run.files.intact_relation(number) for number in reversed(kept[run.name]))
-        view = next((view for view in views if view is not None), None)
-        if view is not None:
-            receivers, layers, sources = view.rows.shape
-            sizes[run.name] = (
-                receivers,
-                _cost(receivers, sources, receivers),
-                _cost(layers, sources, layers),
-            )
-        elif kept[run.name]:
-            run.notes["relation"].append("no relation file can be read")
-    everything = sum(
-        overview + receivers * detail for receivers, overview, detail in sizes.values()
-    )
-    for run in (run for run in runs if run.name in sizes):
-        receivers, overview, detail = sizes[run.name]
-        share = BUDGET * (overview + receivers * detail) / everything
-        for_details = share / min(shown_rounds, FEWEST_ROUNDS) - overview
-        if for_details < 0:
-            run.notes["relation"].append(f"{receivers} clients are too many for this page")
+        size = sizes.get(run.name)
+        if size is None:
             continue
-        most[run.name] = count = min(receivers, int(for_details // detail))
-        if count < receivers:
+        budget = BUDGET * size.total / total
+        # as many receivers as fit where few rounds are shown, then as many rounds as fit
+        for_details = budget / fewest - size.overview
+        if for_details < 0:
+            run.notes["relation"].append(f"{size.receivers} clients are too many for this page")
+            continue
+        details[run.name] = count = min(size.receivers, int(for_details // size.detail))
+        if count < size.receivers:
             run.notes["relation"].append(
                 f"layer by layer, only the first {count} of each round's cohort are shown"
             )
-        keep = min(keep, int(share // (overview + count * detail)))
-    if not every:
-        return [], most
-    spread = {every[at] for at in np.linspace(0, len(every) - 1, keep).round().astype(int)}
-    return sorted(spread | {numbers[-1] for numbers in kept.values() if numbers}), most
+        fitting_rounds = min(fitting_rounds, int(budget // (size.overview + count * size.detail)))
+    places = np.linspace(0, len(every) - 1, fitting_rounds).round().astype(int)
+    last = {numbers[-1] for numbers in rounds_of.values() if numbers}
+    return sorted(last | {every[place] for place in places}), details
 
 
-def _cost(rows: int, columns: int, over: int) -> int:
+def _size(run: RunResult, rounds: list[int]) -> Size | None:
+    """Of the last round that can be read; None without one."""
+    views = (run.files.intact_relation(number) for number in reversed(rounds))
+    view = next((view for view in views if view is not None), None)
+    if view is None:
+        run.notes["relation"] += ["no relation file can be read"] if rounds else []
+        return None
+    receivers, layers, sources = view.rows.shape
+    overview = _cost(receivers, sources, receivers)
+    return Size(receivers, overview, _cost(layers, sources, layers))
+
+
+def _cost(
+    rows: int,
+    columns: int,
+    over: int,
+) -> int:
     """Characters of a picture: its codes in base64, the numbers beyond, labels."""
     return rows * columns * 4 // 3 + 8 * over + 90
 
@@ -163,27 +185,36 @@ def _same(view: RelationView) -> str:
 
     Empty for any other.
     """
-    own = np.array(view.receivers)[:, None] == np.array(view.sources)
-    kept = [layer for k, layer in enumerate(view.layers) if np.array_equal(view.rows[:, k], own)]
+    identity = np.equal.outer(view.receivers, view.sources)
+    unmixed = [
+        name for k, name in enumerate(view.layers) if np.array_equal(view.rows[:, k], identity)
+    ]
     mixed = np.ptp(view.rows, axis=0).max(axis=1) <= ROUNDED
-    if len(view.receivers) < 2 or len(kept) + mixed.sum() < len(view.layers):
+    if len(view.receivers) < 2 or len(unmixed) + mixed.sum() < len(view.layers):
         return ""
     if not mixed.any():
         return "every client receives its own model alone"
-    names = f"{len(kept)} layers" if len(kept) > MOST_NAMES else ", ".join(kept)
-    but = f", but for {names}: of these each has its own" if kept else ""
-    return f"all clients receive one and the same mix{but}"
+    names = ", ".join(unmixed)
+    if len(unmixed) > MOST_NAMES:
+        names = f"{len(unmixed)} layers"
+    exceptions = f", but for {names}: of these each has its own" if unmixed else ""
+    return f"all clients receive one and the same mix{exceptions}"
 
 
-def _round(view: RelationView, most: int) -> dict[str, Any]:
-    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+def _round(view: RelationView, details: int) -> Picture:
+    is_own = np.equal.outer(view.receivers, view.sources)
     overview = view.rows.mean(axis=1)
     clients = {}
-    for receiver, rows, is_own in zip(view.receivers[:most], view.rows, own, strict=False):
-        clients[receiver] = encode(rows, top(rows, np.broadcast_to(is_own, rows.shape)))
+    for receiver, rows, sources in zip(
+        view.receivers[:details],
+        view.rows,
+        is_own,
+        strict=False,
+    ):
+        clients[receiver] = encode(rows, top(rows, np.broadcast_to(sources, rows.shape)))
     return {
         "receivers": view.receivers,
         "sources": view.sources,
-        "overview": encode(overview, top(overview, own)),
+        "overview": encode(overview, top(overview, is_own)),
         "clients": clients,
     }

@@ -4,12 +4,13 @@ differ. A column for each run, unless said otherwise; the index heads the rows."
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame
 
+from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.lab.report import words
 from fl_lightning.lab.report.words import NONE, model_words, text
@@ -17,27 +18,29 @@ from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
 from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
-from fl_lightning.results.runs import Comparison, differing, differing_keys, same_seeds
+from fl_lightning.results.runs import Comparison, Runs, differing, differing_keys, have_same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
 Fact = Callable[[RunResult], str]
+Rows = dict[str, list[str]]
+"""Cells of each row, one for each run."""
 
 
-def of_runs(runs: list[RunResult], rows: dict[str, list[str]]) -> DataFrame:
+def of_runs(runs: Runs, rows: Rows) -> DataFrame:
     """A table with a column for each run."""
     return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
 
 
-def of_facts(runs: list[RunResult], facts: dict[str, Fact]) -> dict[str, list[str]]:
+def of_facts(runs: Runs, facts: dict[str, Fact]) -> Rows:
     """A row for each fact."""
     return {name: [fact(run) for run in runs] for name, fact in facts.items()}
 
 
-def overview(runs: list[RunResult]) -> DataFrame:
+def overview(runs: Runs) -> DataFrame:
     """What was run."""
     facts: dict[str, Fact] = {
-        "method": lambda run: words.component(words.method(run, runs)),
+        "method": lambda run: words.method(run, runs),
         "model": lambda run: words.component(run.config.get("model")),
         "data": words.data,
         "clients": words.clients,
@@ -46,7 +49,7 @@ def overview(runs: list[RunResult]) -> DataFrame:
         "batch size": lambda run: text(run.setting("federation.batch_size")),
         "optimiser": words.optimizer,
         "samples": words.samples,
-        "rounds done": lambda run: f"{run.rounds_done} of {text(run.rounds_asked)}",
+        "rounds done": words.rounds_done,
         "judged": words.judged_by,
         "seed": lambda run: text(run.setting("seed")),
         "version": lambda run: text(run.facts.get("version")),
@@ -79,31 +82,30 @@ def privacy(run: RunResult) -> str:
     return f"epsilon {size} at delta {float(summary['privacy_delta']):g}, {whose}"
 
 
-def remarks(runs: list[RunResult]) -> list[str]:
+def remarks(runs: Runs) -> list[str]:
     """What must be known before any number is believed."""
     lines = []
     for run in runs:
         if not run.finished:
-            done = f"{run.rounds_done} of {text(run.rounds_asked)} rounds are done"
-            lines.append(f"{run.name} is unfinished: {done}.")
+            lines.append(f"{run.name} is unfinished: {words.rounds_done(run)} rounds are done.")
         if run.facts.get("made_up_data"):
             lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
-            few = "a smoke run (a few samples and steps): its accuracies mean little"
-            lines.append(f"{run.name} is {few}.")
+            smoke = "a smoke run (a few samples and steps): its accuracies mean little"
+            lines.append(f"{run.name} is {smoke}.")
         if alike := one_class(run):
             lines.append(f"{run.name}: {alike}.")
     return lines + judges(runs)
 
 
-def judges(runs: list[RunResult]) -> list[str]:
+def judges(runs: Runs) -> list[str]:
     """Where the runs have different judges: by which kind of model they are compared."""
     by = Comparison.of(runs)
     if not by.differ:
         return []
     judged = [run for run in runs if run.has(run.metric.of("mean"))]
-    own = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in judged)
-    line = f"Each run has a judge of its own ({own})."
+    judges_of_runs = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in judged)
+    line = f"Each run has a judge of its own ({judges_of_runs})."
     if by.kind is None:
         none = "No kind of model was scored in all: each number is by its run's own judge."
         return [f"{line} {none} Do not compare them."]
@@ -111,10 +113,10 @@ def judges(runs: list[RunResult]) -> list[str]:
     return [f"{line} {shared} Each run's own judge is shown as well."]
 
 
-def incomparable(runs: list[RunResult]) -> list[str]:
+def incomparable(runs: Runs) -> list[str]:
     """Keys that differ between the runs although a comparison needs them equal."""
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
-    if same_seeds(runs):
+    if have_same_seeds(runs):
         keys -= {"seed"}  # what bands over seeds are made of
     of_data = any(key.startswith(("data.", "federation.", "smoke")) for key in keys)
     if not of_data and _other_samples(runs):
@@ -128,17 +130,17 @@ def incomparable(runs: list[RunResult]) -> list[str]:
     return sorted(keys)
 
 
-def _other_samples(runs: list[RunResult]) -> bool:
+def _other_samples(runs: Runs) -> bool:
     """Whether runs are known to have trained on different data, or with one seed on different
     samples of them."""
     if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
         return True
-    known = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
-    digests = {(seed, digest) for seed, digest in known if digest is not None}
-    return len(digests) > len({seed for seed, _ in digests})
+    digests = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
+    seeds = [seed for seed, digest in digests if digest is not None]
+    return len(seeds) > len(set(seeds))
 
 
-def differences(runs: list[RunResult]) -> DataFrame:
+def differences(runs: Runs) -> DataFrame:
     """Every setting that is not the same in all runs."""
     rows = {key: [text(value) for value in values] for key, values in differing(runs)}
     # no arguments and none that is known look alike
@@ -148,20 +150,24 @@ def differences(runs: list[RunResult]) -> DataFrame:
 # ---------------------------------------------------------------- time to accuracy
 
 
-def targets(runs: list[RunResult]) -> list[float]:
-    """Round scores, the easiest first, that a run reached and not all runs began with: the hardest
-    few.
+def targets(runs: Runs) -> list[float]:
+    """Even scores (0.8, 0.85, ...), the easiest first, that a run reached and not all runs began
+    with: the hardest few.
 
     Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way
     apart.
     """
     by = Comparison.of(runs)
-    values = [np.array(run.column(by.column)) for run in runs]
-    curves = [curve[np.isfinite(curve)].tolist() for curve in values if np.isfinite(curve).any()]
-    first = [curve[0] for curve in curves] or [0.0]
+    curves = []
+    for run in runs:
+        values = [value for value in run.column(by.column) if math.isfinite(value)]
+        curves += [values] if values else []
+    if not curves:
+        return []
+    first = [curve[0] for curve in curves]
     if not by.metric.rises:
-        return _falling(max(first), min(map(min, curves), default=0.0))
-    begun, highest = min(first), max(map(max, curves), default=0.0)
+        return _falling(max(first), min(map(min, curves)))
+    begun, highest = min(first), max(map(max, curves))
     for parts in (20, 50, 100, 200):
         steps = [k / parts for k in range(1, parts + 1) if begun < k / parts <= highest]
         if steps:
@@ -170,8 +176,8 @@ def targets(runs: list[RunResult]) -> list[float]:
 
 
 def _falling(begun: float, least: float) -> list[float]:
-    """Round numbers between the greatest error that a run began with and the least that one
-    reached, falling."""
+    """Even numbers between the greatest error that a run began with and the least that one reached,
+    falling."""
     if begun <= least:
         return []
     rough = (begun - least) / MOST_TARGETS
@@ -196,17 +202,33 @@ def reached(
 def scored_seldom(runs: Iterable[RunResult]) -> str:
     """What a target reached means where rounds are not all scored; empty where they are."""
     every = sorted({int(run.setting("evaluation.every") or 1) for run in runs})
-    if every[-1] == 1:
+    least, most = every[0], every[-1]
+    if most == 1:
         return ""
-    spacing = f"{every[0]} to {every[-1]}" if len(every) > 1 else str(every[0])
-    late = f"up to {every[-1] - 1} rounds too late" if every[-1] > 2 else "up to a round too late"
+    spacing = f"{least} to {most}" if least < most else str(most)
+    late = f"up to {most - 1} rounds too late" if most > 2 else "up to a round too late"
     begin = f"runs are scored every {spacing} rounds: a target is seen {late}"
     return f"{begin}, and its bytes and seconds count them"
 
 
-def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
-    """For each target: its text, and for each run its number and the cells round, MiB, channel,
-    wall."""
+class Reached(NamedTuple):
+    """What a run took to reach a target."""
+
+    run: int
+    """Number of the run."""
+    cells: list[str]
+    """Round, MiB, seconds of the channel and on the clock."""
+
+
+class Target(NamedTuple):
+    """A target, and what each run took to reach it."""
+
+    words: str
+    runs: list[Reached]
+
+
+def time_to_accuracy(runs: Runs) -> list[Target]:
+    """What it took each run to reach each target."""
     table, by = [], Comparison.of(runs)
     for target in targets(runs):
         lines = []
@@ -216,28 +238,42 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
                 cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
-            lines.append((number, cells))
-        table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
+            lines.append(Reached(number, cells))
+        words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
+        table.append(Target(words, lines))
     return table
 
 
 # ---------------------------------------------------------------- final scores
 
 
-def _at_best(run: RunResult, column: str, shown: str) -> str:
+def _at_best(
+    run: RunResult,
+    column: str,
+    shown: str,
+) -> str:
     """`shown` in the round that is best by `column`."""
-    number = run.best(column)[1]
-    chosen = {row["round"]: row[shown] for row in run.judged(shown)}.get(number)
-    return NONE if chosen is None else f"{run.metric.shown(chosen)} (round {number})"
+    best = run.best(column)[1]
+    rows = [row for row in run.judged(shown) if row["round"] == best]
+    return _in_round(run, rows, shown)
 
 
 def _last(run: RunResult, column: str) -> str:
-    if not (judged := run.judged(column)):
+    return _in_round(run, run.judged(column), column)
+
+
+def _in_round(
+    run: RunResult,
+    rows: Sequence[Row],
+    column: str,
+) -> str:
+    """A score in the last of `rows`, and its round."""
+    if not rows:
         return NONE
-    return f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})"
+    return f"{run.metric.shown(rows[-1][column])} (round {rows[-1]['round']:.0f})"
 
 
-def on_global_test(runs: list[RunResult]) -> dict[str, list[str]]:
+def on_global_test(runs: Runs) -> Rows:
     """The rows of what came out on the test set of all clients, for each kind of model that a run
     scored on it."""
     metric = Comparison.of(runs).metric
@@ -254,34 +290,46 @@ def on_global_test(runs: list[RunResult]) -> dict[str, list[str]]:
     return rows
 
 
-def by_judge(runs: list[RunResult]) -> dict[str, list[str]]:
+def by_judge(runs: Runs) -> Rows:
     """The rows of what came out: by the kind of model that runs are compared by, then by their own
     judges."""
     by = Comparison.of(runs)
-    metric = by.metric
-    rows = {}
+    metric, mean = by.metric, by.metric.of("mean")
+    rows, prefix = {}, "own judge: " if by.differ else ""
     if by.differ and by.kind:
-        rows = _of_kind(runs, "", by.column, [by.kind] * len(runs))
-    own, mean = "own judge: " if by.differ else "", metric.of("mean")
-    rows |= _of_kind(runs, own, mean, [run.judge for run in runs])
+        rows = _of_kind(
+            runs,
+            "",
+            by.column,
+            [by.kind] * len(runs),
+        )
+    rows |= _of_kind(
+        runs,
+        prefix,
+        mean,
+        [run.judge for run in runs],
+    )
     chosen = [_at_best(run, metric.of("validation"), mean) for run in runs]
     if set(chosen) != {NONE}:
-        rows[f"{own}round chosen on validation data"] = chosen
-    end = f"{own}all clients at the end: "
-    finals = [final_words(run.summary) if run.finished else NONE for run in runs]
-    rows[f"{end}model"] = finals
+        rows[f"{prefix}round chosen on validation data"] = chosen
+    end = f"{prefix}all clients at the end: "
+    rows[f"{end}model"] = [final_words(run.summary) if run.finished else NONE for run in runs]
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = [run.summary.get(metric.of(f"final_{key}")) for run in runs]
         rows[f"{end}{name}"] = [known(value, metric.shown) for value in values]
-    for one in FURTHER.values():
-        cells = [_averaged(run, one.name) for run in runs]
-        rows |= {f"{end}{one.mean_words}": cells} if set(cells) != {NONE} else {}
+    for further in FURTHER.values():
+        cells = [_averaged(run, further.name) for run in runs]
+        if set(cells) != {NONE}:
+            rows[f"{end}{further.mean_words}"] = cells
     return rows
 
 
 def _of_kind(
-    runs: list[RunResult], before: str, column: str, kinds: list[str | None]
-) -> dict[str, list[str]]:
+    runs: Runs,
+    before: str,
+    column: str,
+    kinds: list[str | None],
+) -> Rows:
     """The rows of scores in rounds, of models of these kinds."""
     metric = runs[0].metric
     parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
@@ -300,7 +348,7 @@ def _of_kind(
 
 def _averaged(run: RunResult, name: str) -> str:
     """The mean of one of `FURTHER` over the final models, and of how many clients it is."""
-    mean, clients = (run.summary.get(f"final_{what}_{name}") for what in ("mean", "clients"))
+    mean, clients = (run.summary.get(f"final_{key}_{name}") for key in ("mean", "clients"))
     return f"{percent(mean)} (of {clients} clients)" if isinstance(mean, int | float) else NONE
 
 
@@ -311,14 +359,18 @@ OPTIONAL = ("modelled", "operations", "peak", "true groups")
 """Beginnings of rows that are left out where no run has a value."""
 
 
-def scores(runs: list[RunResult]) -> DataFrame:
+def scores(runs: Runs) -> DataFrame:
     """What came out and what it cost."""
 
-    def total(column: str, write: Callable[[float], str], unit: float = 1) -> Fact:
+    def total(
+        column: str,
+        write: Callable[[float], str],
+        unit: float = 1,
+    ) -> Fact:
         return lambda run: known(run.total(column), write, unit)
 
     def peak(column: str) -> Fact:
-        return lambda run: known(max(map(_known, run.column(column)), default=None), mib)
+        return lambda run: known(max(filter(math.isfinite, run.column(column)), default=None), mib)
 
     facts: dict[str, Fact] = {
         "upload": total("upload_bytes", mib, MIB),
@@ -333,17 +385,11 @@ def scores(runs: list[RunResult]) -> DataFrame:
         "peak memory, server's share": peak("memory_server_mib"),
         AGREEMENT: _agreement,
     }
-    rows = of_facts(runs, facts)
-    costs = {
-        name: cells
-        for name, cells in rows.items()
-        if not name.startswith(OPTIONAL) or set(cells) != {NONE}
-    }
-    return of_runs(runs, by_judge(runs) | on_global_test(runs) | costs)
-
-
-def _known(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
+    rows = by_judge(runs) | on_global_test(runs)
+    for name, cells in of_facts(runs, facts).items():
+        if set(cells) != {NONE} or not name.startswith(OPTIONAL):
+            rows[name] = cells
+    return of_runs(runs, rows)
 
 
 def _agreement(run: RunResult) -> str:
@@ -352,23 +398,25 @@ def _agreement(run: RunResult) -> str:
     return f"{judged[-1]['rand_index']:.2f}" if judged else NONE
 
 
-def fairness(runs: list[RunResult]) -> DataFrame:
+def fairness(runs: Runs) -> DataFrame:
     """How far apart the clients of a run are."""
     kind = Comparison.of(runs).kind
-    names = ["mean", "spread (std)", "worst client", "worst 10 %, mean", "median", "best client"]
-    columns = []
+    names = ("mean", "spread (std)", "worst client", "worst 10 %, mean", "median", "best client")
+    columns = {}
     for run in runs:
+        column = dict.fromkeys(("scores of", "clients", *names), NONE)
         scores, whose = run.scores(kind)
-        values = np.array(sorted(scores.values(), key=run.metric.merit))
-        if not scores:
-            columns.append([NONE] * (2 + len(names)))
-            continue
-        tenth, median = worst_tenth(values, run.metric), np.median(values)
-        numbers = (values.mean(), values.std(), values[0], tenth, median, values[-1])
-        shown = [run.metric.shown(float(number)) for number in numbers]
-        columns.append([whose, str(len(values)), *shown])
-    rows = dict(zip(["scores of", "clients", *names], zip(*columns, strict=True), strict=True))
-    return of_runs(runs, {name: list(cells) for name, cells in rows.items()})
+        if scores:
+            values = np.array(sorted(scores.values(), key=run.metric.merit))
+            tenth, median = worst_tenth(values, run.metric), np.median(values)
+            numbers = (values.mean(), values.std(), values[0], tenth, median, values[-1])
+            column |= {
+                "scores of": whose,
+                "clients": str(len(values)),
+            }
+            column |= zip(names, map(run.metric.shown, map(float, numbers)), strict=True)
+        columns[run.name] = column
+    return DataFrame(columns)
 
 
 FLOPS = {
@@ -425,6 +473,10 @@ def flop_unit(value: float) -> tuple[str, int]:
     return f"{('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP", 1000**power
 
 
-def known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+def known(
+    value: Any,
+    write: Callable[[float], str],
+    unit: float = 1,
+) -> str:
     """A number as text; a dash where it is not known."""
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE

@@ -3,6 +3,7 @@ them. Drawn by matplotlib; equal numbers give equal bytes."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -45,13 +46,14 @@ LONG = 30
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dashes of each method, by its place: the same in all charts of a page."""
-    return {
-        name: {
-            "color": COLOURS[k % len(COLOURS)],
-            "linestyle": DASHES[k // len(COLOURS) % 3],
+    looks = {}
+    for number, name in enumerate(dict.fromkeys(names)):
+        repeat, place = divmod(number, len(COLOURS))
+        looks[name] = {
+            "color": COLOURS[place],
+            "linestyle": DASHES[repeat % len(DASHES)],
         }
-        for k, name in enumerate(dict.fromkeys(names))
-    }
+    return looks
 
 
 def panels(
@@ -62,34 +64,41 @@ def panels(
     from matplotlib.figure import Figure
 
     across = min(2, len(titles))
-    down = -(-len(titles) // across)
-    figure = Figure(
-        figsize=(WIDTH * across, height * down),
-        dpi=DPI,
+    down = math.ceil(len(titles) / across)
+    figure = Figure(figsize=(WIDTH * across, height * down), dpi=DPI)
+    every = (
+        figure.subplots(
+            down,
+            across,
+            squeeze=False,
+            sharex=one_scale,
+        )
+        .ravel()
+        .tolist()
     )
-    every = figure.subplots(
-        down,
-        across,
-        squeeze=False,
-        sharex=one_scale,
-    ).ravel()
     for axes, title in zip(every, titles, strict=False):
         axes.set_title(literal(title), fontsize=10, y=1.0)
         axes.tick_params(labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in every[len(titles) :]:
         axes.set_visible(False)
-    return figure, list(every[: len(titles)])
+    return figure, every[: len(titles)]
 
 
-def curve(axes: Axes, x: Any, values: np.ndarray, label: str, look: Any) -> Any:
+def curve(
+    axes: Axes,
+    x: Any,
+    values: np.ndarray,
+    label: str,
+    look: Any,
+) -> Any:
     """A line of means over `values` (seeds, T), in a band of one standard deviation (n - 1) on
     either side; places without a value are left out, a single place is a point with a bar."""
     mean = values.mean(axis=0)
-    label, finite = named(label), np.isfinite(mean)
+    finite = np.isfinite(mean)
     x, mean = np.asarray(x)[finite], mean[finite]
     spread = values.std(axis=0, ddof=1)[finite] if len(values) > 1 else None
-    look = {"linewidth": 1.5, **look}
+    look = {"linewidth": 1.5, "label": named(label), **look}
     if len(x) == 1:
         return axes.errorbar(
             x,
@@ -97,21 +106,29 @@ def curve(axes: Axes, x: Any, values: np.ndarray, label: str, look: Any) -> Any:
             spread,
             fmt="o",
             capsize=3,
-            label=label,
             **look,
         )
     if spread is not None:
-        shade = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+        shade = {
+            "color": look["color"],
+            "alpha": 0.18,
+            "linewidth": 0,
+        }
         axes.fill_between(
             x,
             mean - spread,
             mean + spread,
             **shade,
         )
-    return axes.plot(x, mean, label=label, **look)
+    return axes.plot(x, mean, **look)
 
 
-def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
+def finish(
+    axes: Axes,
+    x: str,
+    y: str,
+    percent: bool = False,
+) -> None:
     """Name the axes and draw grid and legend, above the axes where names are many or long."""
     from matplotlib.ticker import PercentFormatter
 
@@ -127,7 +144,10 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
     _, labels = axes.get_legend_handles_labels()
     if not labels:
         return
-    look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
+    look: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": "small",
+    }
     if columns := _columns_above(labels):
         look |= {
             "loc": "lower left",
@@ -141,7 +161,9 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
 
 def _columns_above(labels: Sequence[str]) -> int:
     """Columns of a legend that is too large to lie within the axes; 0: it lies there."""
-    return 1 if max(map(len, labels)) > LONG else 3 if len(labels) > 4 else 0
+    if max(map(len, labels)) > LONG:
+        return 1
+    return 3 if len(labels) > 4 else 0
 
 
 def _lines_above(labels: Sequence[str]) -> float:
@@ -174,19 +196,10 @@ def place(figure: Figure) -> None:
         1 - right / width,
         1 - top / height,
     )
-    figure.subplots_adjust(
-        wspace=(left + right) / across,
-        hspace=(bottom + top) / down,
-    )
+    figure.subplots_adjust(wspace=(left + right) / across, hspace=(bottom + top) / down)
     for axes in panels:
-        axes.xaxis.set_label_coords(
-            0.5,
-            -(bottom - 0.25) / down,
-        )
-        axes.yaxis.set_label_coords(
-            -(left - 0.25) / across,
-            0.5,
-        )
+        axes.xaxis.set_label_coords(0.5, -(bottom - 0.25) / down)
+        axes.yaxis.set_label_coords(-(left - 0.25) / across, 0.5)
 
 
 def _longest(axis: Any, abreast: int = 0) -> int:
@@ -195,24 +208,25 @@ def _longest(axis: Any, abreast: int = 0) -> int:
     return max(letters) if sum(letters) > abreast else 0
 
 
-def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
+def bars(
+    rows: Sequence[str],
+    parts: Mapping[str, Any],
+    title: str,
+) -> Figure:
     """Stacked bars, one for each row, with the `parts` of each."""
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
-    for number, (name, values) in enumerate(parts.items()):
+    places = range(len(rows))
+    for colour, (name, values) in zip(PARTS, parts.items(), strict=False):
         axes.barh(
-            range(len(rows)),
+            places,
             values,
             left=left,
-            color=PARTS[number],
+            color=colour,
             label=named(name),
         )
         left = left + values
-    name_ticks(
-        axes.yaxis,
-        range(len(rows)),
-        [*map(literal, rows)],
-    )
+    name_ticks(axes.yaxis, places, [*map(literal, rows)])
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
@@ -245,33 +259,51 @@ def heat(
     from matplotlib.colors import Normalize
 
     figure, [axes] = panels([""])
-    colours = colormaps["viridis"].with_extremes(
-        bad=MISSING,
-        under=NEGATIVE,
-    )
-    norm = weight_scale() if weights else Normalize(0.0, 1.0)
+    colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
+    norm: Normalize = Normalize(0.0, 1.0)
+    ticks: dict[str, Any] = {}
+    if weights:
+        norm, ticks = (
+            weight_scale(),
+            {
+                "ticks": WEIGHT_TICKS,
+                "format": "%g",
+            },
+        )
     picture = axes.imshow(
         values,
-        norm=norm,
+        colours,
+        norm,
         aspect="auto",
         interpolation="nearest",
-        cmap=colours,
     )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
-    ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if weights else {}
-    ends = extension(float(low), float(high), 1.0)
-    figure.colorbar(
+    ends: Any = extension(float(low), float(high), 1.0)
+    bar = figure.colorbar(
         picture,
         ax=axes,
         label=names[2],
         extend=ends,
         **ticks,
-    ).minorticks_off()
-    name_places(axes, columns, rows, names[0], names[1])
+    )
+    bar.minorticks_off()
+    name_places(
+        axes,
+        columns,
+        rows,
+        names[0],
+        names[1],
+    )
     return figure
 
 
-def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
+def name_places(
+    axes: Axes,
+    columns: Sequence[Any],
+    rows: Sequence[Any],
+    x: str,
+    y: str,
+) -> None:
     """Name both axes and the places on them, of many some ten each; long names below are turned,
     side by side."""
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
@@ -279,7 +311,13 @@ def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str,
         texts = [literal(str(names[k])) for k in shown]
         name_ticks(axis, shown, texts)
         if axis is axes.xaxis and sum(map(len, texts)) > ABREAST:
-            name_ticks(axis, shown, texts, rotation=40, ha="right")
+            name_ticks(
+                axis,
+                shown,
+                texts,
+                rotation=40,
+                ha="right",
+            )
             # what else is there keeps its room
             figure: Any = axes.figure
             figure.set_figheight(figure.get_figheight() + 0.06 * max(map(len, texts)))
@@ -309,7 +347,12 @@ def literal(text: str) -> str:
 # ---------------------------------------------------------------- files
 
 
-def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> bytes:
+def image(
+    name: str,
+    figure: Figure,
+    kind: Kind,
+    made_by: str | None = None,
+) -> bytes:
     """A figure in a format; letters stay letters. `made_by`: kept in a PNG."""
     import matplotlib as mpl
 
@@ -321,71 +364,74 @@ def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> 
     if figure.get_layout_engine() is None:
         place(figure)
     buffer = io.BytesIO()
-    with mpl.rc_context(
-        {
-            "svg.fonttype": "none",
-            "pdf.fonttype": 42,
-            "svg.hashsalt": name,
-        }
-    ):
-        figure.savefig(
-            buffer,
-            format=kind,
-            metadata=undated[kind],
-        )
+    letters: Any = {
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,
+        "svg.hashsalt": name,
+    }
+    with mpl.rc_context(letters):
+        figure.savefig(buffer, format=kind, metadata=undated[kind])
     return buffer.getvalue()
 
 
 def svg(name: str, figure: Figure) -> str:
     """An SVG element for a page, without the addresses that a file of its own would need."""
     text = image(name, figure, "svg").decode()
-    addresses = re.compile(
-        r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"',
-        re.DOTALL,
+    addresses = r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"'
+    return re.sub(
+        addresses,
+        "",
+        text[text.index("<svg") :],
+        flags=re.DOTALL,
     )
-    return addresses.sub("", text[text.index("<svg") :])
 
 
 def write(
-    pictures: Mapping[str, Figure], folder: Path, kind: Kind, made_by: str = ""
+    pictures: Mapping[str, Figure], folder: Path, kind: Kind, made_by: str = "fl-train report"
 ) -> list[Path]:
     """Write each picture to a file of its own, as `keep`."""
-    made_by = made_by or "fl-train report"
-    return keep(
-        folder, kind, {n: image(n, figure, kind, made_by) for n, figure in pictures.items()}
-    )
+    contents = {
+        name: image(
+            name,
+            figure,
+            kind,
+            made_by,
+        )
+        for name, figure in pictures.items()
+    }
+    return keep(folder, kind, contents)
 
 
-def keep(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> list[Path]:
-    """Have `folder` hold these pictures in place of those of the report before; returns their
-    files.
+def keep(
+    folder: Path,
+    kind: Kind,
+    pictures: Mapping[str, bytes],
+) -> list[Path]:
+    """Write these pictures, and delete those that the report before has made in this format;
+    returns their files.
 
     Raises:
         BadInput: a file that no report has made has one of their names.
     """
-    try:
+    before: list[str] = []
+    with contextlib.suppress(OSError, ValueError, TypeError):
         before = [str(name) for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        before = []
     contents = {f"{name}.{kind}": content for name, content in pictures.items()}
-    in_the_way = [
-        folder / name for name in contents if name not in before and (folder / name).exists()
-    ]
-    allowed = "exists and is of no report before, and is not written over: move it, or give another"
-    check("figures", kind, not in_the_way, f"{in_the_way[:1] and in_the_way[0]} {allowed} --out")
+    for name in contents:
+        is_free = name in before or not (folder / name).exists()
+        requirement = "exists and is of no report before, and is not written over: move it, or give"
+        check("figures", kind, is_free, f"{folder / name} {requirement} another --out")
     # first: after a kill the next report knows them
-    write_whole(
-        folder / LISTED,
-        json.dumps(sorted({*before, *contents})),
-    )
+    _list(folder, {*before, *contents})
     for name, content in contents.items():
         write_whole(folder / name, content)
-    for name in before:
-        if name not in contents and Path(name).name == name and name.endswith(f".{kind}"):
+    of_kind = {name for name in before if name.endswith(f".{kind}")}
+    for name in of_kind.difference(contents):
+        if Path(name).name == name:
             (folder / name).unlink(missing_ok=True)
-    of_other_kinds = [name for name in before if not name.endswith(f".{kind}")]
-    write_whole(
-        folder / LISTED,
-        json.dumps(sorted({*contents, *of_other_kinds})),
-    )
+    _list(folder, {*contents, *before} - (of_kind - contents.keys()))
     return [folder / name for name in contents]
+
+
+def _list(folder: Path, names: Iterable[str]) -> None:
+    write_whole(folder / LISTED, json.dumps(sorted(names)))

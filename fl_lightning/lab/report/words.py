@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import ABSENT
+from fl_lightning.results.runs import ABSENT, Runs
 
 NONE = "–"
 """The text where a value is not known."""
@@ -16,58 +16,60 @@ NONE = "–"
 def component(value: Any) -> str:
     """A method or model as config.yaml gives it: its name and what it is built with."""
     if isinstance(value, list):
-        return ", ".join(component(item) for item in value)
+        return ", ".join(map(component, value))
     if not isinstance(value, dict):
         return text(value)
     name = text(value.get("name") or value.get("class_path"))
     count = f"{value['count']} x " if value.get("count") else ""
-    given = value.get("init_args")
-    inside = (
-        ", ".join(f"{key} {text(item)}" for key, item in given.items())
-        if isinstance(given, dict)
-        else ""
-    )
-    return f"{count}{name} ({inside})" if inside else f"{count}{name}"
+    arguments = value.get("init_args")
+    inside = f" ({text(arguments)})" if arguments and isinstance(arguments, dict) else ""
+    return f"{count}{name}{inside}"
 
 
-def method(run: RunResult, runs: list[RunResult]) -> Any:
+def method(run: RunResult, runs: Runs) -> str:
     """A run's method; beside other runs, with those arguments alone in which runs of the same
     method differ."""
-
-    def parts(of: RunResult) -> tuple[Any, dict[str, Any]]:
-        value = of.config.get("method")
-        if not isinstance(value, dict) or not isinstance(value.get("init_args"), dict):
-            return value, {}
-        return component({**value, "init_args": None}), value["init_args"]
-
-    name, given = parts(run)
-    same = [others for other, others in map(parts, runs) if other == name]
-    if len(runs) == 1 or not given:
-        return run.config.get("method")
-    return {
-        "name": name,
-        "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)},
+    name, arguments = _parts(run)
+    if len(runs) == 1 or not arguments:
+        return component(run.config.get("method"))
+    same = [others for method_name, others in map(_parts, runs) if method_name == name]
+    differing = {
+        key: value
+        for key, value in arguments.items()
+        if any(others.get(key) != value for others in same)
     }
+    return component(
+        {
+            "name": name,
+            "init_args": differing,
+        }
+    )
+
+
+def _parts(run: RunResult) -> tuple[Any, dict[str, Any]]:
+    """Name and arguments of the method; the whole, and none, where it has no arguments."""
+    value: Any = run.config.get("method")
+    arguments = value.get("init_args") if isinstance(value, dict) else None
+    if not isinstance(arguments, dict):
+        return value, {}
+    return component(value | {"init_args": None}), arguments
 
 
 def data(run: RunResult) -> str:
     """Source, partition and what it is like."""
-    root = PurePath(str(run.setting("data.root")))
-    source = (
-        root.name
-        if root.suffix in (".csv", ".npz", ".parquet")
-        else text(run.setting("data.source"))
+    root, source, partition = (
+        run.setting(f"data.{key}") for key in ("root", "source", "partition")
     )
-    words = [source, text(run.setting("data.partition"))]
-    if run.setting("data.partition") in ("dirichlet", "hsu"):
+    file = PurePath(str(root))
+    words = [file.name if file.suffix in (".csv", ".npz", ".parquet") else text(source)]
+    words.append(text(partition))
+    if partition in ("dirichlet", "hsu"):
         words.append(f"alpha {text(run.setting('data.alpha'))}")
-    if run.setting("data.partition") == "pathological":
+    if partition == "pathological":
         words.append(f"{text(run.setting('data.classes_per_client'))} classes a client")
-    if run.setting("data.planted") in ("labels", "permuted", "rotation"):
-        words.append(
-            f"{text(run.setting('data.groups'))} planted groups by "
-            f"{text(run.setting('data.planted'))}"
-        )
+    planted = run.setting("data.planted")
+    if planted in ("labels", "permuted", "rotation"):
+        words.append(f"{text(run.setting('data.groups'))} planted groups by {planted}")
     return ", ".join(words)
 
 
@@ -75,21 +77,22 @@ def clients(run: RunResult) -> str:
     """How many there are, and how many of them were held out."""
     held_out = run.facts.get("held_out_clients")
     number = text(run.setting("federation.clients"))
-    return (
-        f"{number}, {len(held_out)} of them held out"
-        if isinstance(held_out, list) and held_out
-        else number
-    )
+    if isinstance(held_out, list) and held_out:
+        return f"{number}, {len(held_out)} of them held out"
+    return number
+
+
+def rounds_done(run: RunResult) -> str:
+    """How many, and of how many."""
+    return f"{run.rounds_done} of {text(run.rounds_asked)}"
 
 
 def participation(run: RunResult) -> str:
     """Share of the clients in a cohort."""
     share = run.setting("federation.participation")
-    return (
-        f"{100 * share:.3g}% of the clients a round"
-        if isinstance(share, int | float)
-        else text(share)
-    )
+    if isinstance(share, int | float):
+        return f"{100 * share:.3g}% of the clients a round"
+    return text(share)
 
 
 def judged_by(run: RunResult) -> str:
@@ -129,26 +132,21 @@ def optimizer(run: RunResult) -> str:
     settings = run.setting("optimizer")
     if not isinstance(settings, dict):
         return NONE
-    more = [
-        f"{key} {text(settings[key])}"
-        for key in ("momentum", "weight_decay", "clip_norm")
-        if settings.get(key)
-    ]
+    words = [f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}"]
     rate = settings.get("lr_decay", 1)
-    decay = [f"times {rate} every {settings.get('lr_step', 1)} rounds"] if rate != 1 else []
-    return ", ".join(
-        [f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}", *decay, *more]
-    )
+    if rate != 1:
+        words.append(f"times {rate} every {settings.get('lr_step', 1)} rounds")
+    further = ("momentum", "weight_decay", "clip_norm")
+    words += [f"{key} {text(settings[key])}" for key in further if settings.get(key)]
+    return ", ".join(words)
 
 
 def samples(run: RunResult) -> str:
     """How many there are, and how unevenly they are dealt."""
-    if not run.rows("split"):
+    rows = run.rows("split")
+    if not rows:
         return NONE
-    train, test = (
-        [int(row[f"{part}_samples"]) for row in run.rows("split")] for part in ("train", "test")
-    )
-    return (
-        f"{sum(train):,} for training ({min(train)} to {max(train)} a client), {sum(test):,} for "
-        f"tests"
-    )
+    train = [int(row["train_samples"]) for row in rows]
+    test = sum(int(row["test_samples"]) for row in rows)
+    uneven = f"{min(train)} to {max(train)} a client"
+    return f"{sum(train):,} for training ({uneven}), {test:,} for tests"

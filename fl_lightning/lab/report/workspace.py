@@ -22,7 +22,11 @@ VIEW_MARK = '"type": "project-view"'
 """Near the beginning of each view that is kept as a file."""
 VIEW = "fl_lightning"
 """How the view is called unless told otherwise."""
-_BANDS = {"groupby": "Group", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+_BANDS = {
+    "groupby": "Group",
+    "groupby_aggfunc": "mean",
+    "groupby_rangefunc": "stddev",
+}
 """Runs of a group differ by their seed: their mean, and a band one standard deviation wide on
 either side."""
 _NEWCOMERS = tuple(f"newcomers/newcomer_mean_accuracy_{count}" for count in (0, 1, 5, 20))
@@ -107,7 +111,11 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 """The workspace, section by section."""
 
 
-def view(entity: str, project: str, name: str = VIEW) -> dict[str, Any]:
+def view(
+    entity: str,
+    project: str,
+    name: str = VIEW,
+) -> dict[str, Any]:
     """The view as W&B keeps it: `displayName`, `entity`, `project`, `type` and `spec`. No network
     is needed.
 
@@ -125,7 +133,11 @@ def view(entity: str, project: str, name: str = VIEW) -> dict[str, Any]:
     }
 
 
-def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]:
+def save(
+    entity: str | None,
+    project: str,
+    name: str = VIEW,
+) -> tuple[str, bool]:
     """Bring the view of this name at W&B to what `view` gives; returns where it is, and whether it
     was saved.
 
@@ -138,9 +150,14 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
 
     api = wandb.Api()
     workspace.entity = entity or api.default_entity or ""
-    answer = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get(
-        "project"
-    )
+    answer = execute_graphql(
+        api,
+        _VIEWS,
+        {
+            "entity": workspace.entity,
+            "project": project,
+        },
+    ).get("project")
     if answer is None:
         raise BadInput(
             "project",
@@ -162,7 +179,11 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
     return workspace.url, True
 
 
-def _workspace(entity: str, project: str, name: str) -> Workspace:
+def _workspace(
+    entity: str,
+    project: str,
+    name: str,
+) -> Workspace:
     require("dashboard", "dashboard", name)
     import wandb_workspaces.reports.v2 as reports
     import wandb_workspaces.workspaces as workspaces
@@ -185,10 +206,10 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
                 grid_y_axis="run",
             ),
         }
-        made = kinds[panel.kind]()
+        drawn_panel = kinds[panel.kind]()
         # else it is drawn at random
-        made._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()
-        return made
+        drawn_panel._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()
+        return drawn_panel
 
     sections = [
         workspaces.Section(name=title, panels=[drawn(panel) for panel in contents], is_open=True)
@@ -213,14 +234,25 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
     )
 
 
-def dashboard(entity: str | None, project: str, name: str, file: str | None) -> str:
+def dashboard(
+    entity: str | None,
+    project: str,
+    name: str,
+    file: str | None,
+) -> str:
     """Saves the workspace at W&B where it has changed, or writes it to a file; returns where.
 
     Raises:
         RunFailed: W&B does not take it.
     """
     if file is not None:
-        path = check_out("json", file, "", VIEW_MARK, "view of W&B")
+        path = check_out(
+            "json",
+            file,
+            "",
+            VIEW_MARK,
+            "view of W&B",
+        )
         text = json.dumps(view(entity or "", project, name), indent=1) + "\n"
         write_whole(path, text, durable=False)
         return f"dashboard: {file}"
@@ -229,6 +261,6 @@ def dashboard(entity: str | None, project: str, name: str, file: str | None) -> 
     except BadInput:
         raise
     except Exception as error:  # its text stays unsaid: it may hold parts of the key
-        reason = f"the view could not be saved ({type(error).__name__}); see --json FILE"
+        reason = f"the view could not be saved ({type(error).__name__}); write it to --json FILE"
         raise RunFailed(f"W&B: {reason}") from None
     return f"dashboard: {where} ({'saved' if is_new else 'unchanged'})"

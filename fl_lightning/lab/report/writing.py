@@ -31,14 +31,21 @@ def report(
     check("run", None, bool(folders), "it must be given: fl-train report RUN [RUN ...]")
     for folder in folders:
         check_path("run", Path(folder))
-    one = Path(folders[0] if len(folders) == 1 else ".")
-    page = os.fspath(one / "report.html") if out is None else out
+    is_single = len(folders) == 1
+    page = out
+    if page is None:
+        page = os.fspath(Path(folders[0] if is_single else ".") / "report.html")
     study = StudyFolder(Path(folders[0]))
     # of a regression methods are not compared: its runs are shown
-    if study and len(folders) == 1 and not study.is_regression():
+    if study and is_single and not study.is_regression():
         from fl_lightning.lab.study.comparison import report as report_study
 
-        charts = report_study(folders[0], page, figures, accept_changed_code)
+        charts = report_study(
+            folders[0],
+            page,
+            figures,
+            accept_changed_code,
+        )
         return _where(Path(page), charts)
     require("report", "report", folders[0])
     from fl_lightning.lab.report import figures as drawing
@@ -47,13 +54,19 @@ def report(
     from fl_lightning.results.runs import load, run_folders
 
     runs = load(run_folders([Path(folder) for folder in folders]))
-    file = check_out("out", page, ".html", MARKER, "report")
-    text, charts = render(runs), file.with_name(f"{file.stem}-figures")
+    file = check_out(
+        "out",
+        page,
+        ".html",
+        MARKER,
+        "report",
+    )
+    text, charts = render(runs), None
     if figures is not None:
-        drawn = drawing.draw(runs) | drawing.relations(runs)
-        vector.write(drawn, charts, figures)
+        charts = file.with_name(f"{file.stem}-figures")
+        vector.write(drawing.draw(runs) | drawing.relations(runs), charts, figures)
     write_whole(file, text)
-    return _where(file, charts if figures is not None else None)
+    return _where(file, charts)
 
 
 def _where(page: Path, charts: Path | None) -> str:

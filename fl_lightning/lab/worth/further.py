@@ -23,7 +23,7 @@ from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth.measure import best_alone, contributions
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
-from fl_lightning.lab.worth.scores import one, read
+from fl_lightning.lab.worth.scores import read, silo_like
 from fl_lightning.lab.worth.silos import Facts, Measured
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.results.result import RunResult
@@ -99,7 +99,12 @@ class Row:
         )
 
 
-def newcomer_tasks(out: Path, method: Row, alone: Row, silos: int) -> list[Task]:
+def newcomer_tasks(
+    out: Path,
+    method: Row,
+    alone: Row,
+    silos: int,
+) -> list[Task]:
     """Trainings that hold every silo out once, of the chosen method and of training alone, for as
     many rounds as the others' run."""
     places = (method, method.folder), (alone, folder_of(row_name("alone", alone.length)))
@@ -110,7 +115,14 @@ def newcomer_tasks(out: Path, method: Row, alone: Row, silos: int) -> list[Task]
             if 0 < len(held_out) < silos:
                 config = _newcomer_config(row.config_of(fold, held_out=held_out), row is alone)
                 folder = out / "newcomers" / place / f"seed-{fold}"
-                tasks.append(Task(config, folder, None, {row.label: row.kind}))
+                tasks.append(
+                    Task(
+                        config,
+                        folder,
+                        None,
+                        {row.label: row.kind},
+                    )
+                )
     return tasks
 
 
@@ -134,14 +146,27 @@ def leave_one_out_tasks(out: Path, method: Row, silos: int) -> list[Task]:
     ]
 
 
-def curve_tasks(out: Path, method: Row, alone: Row, plain: Sequence[str]) -> list[Task]:
+def curve_tasks(
+    out: Path,
+    method: Row,
+    alone: Row,
+    plain: Sequence[str],
+) -> list[Task]:
     """A cycle of training alone and of the chosen method with a share of each silo's training
     samples."""
     tasks: list[Task] = []
     for share, fold in itertools.product(SHARES, range(FOLDS)):
         place = out / "curve" / f"share-{share:g}"
         part = share * method.config.data.train_share
-        tasks.append(alone.task(place, fold, LENGTHS, plain, train_share=part))
+        tasks.append(
+            alone.task(
+                place,
+                fold,
+                LENGTHS,
+                plain,
+                train_share=part,
+            )
+        )
         tasks.append(method.task(place, fold, train_share=part))
     return tasks
 
@@ -225,7 +250,18 @@ def leave_one_out_section(
     p_values: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i, answer in enumerate(measured.answers):
-            missed = _missed(out, i, j, method, measured, facts) if i != j else None
+            missed = (
+                _missed(
+                    out,
+                    i,
+                    j,
+                    method,
+                    measured,
+                    facts,
+                )
+                if i != j
+                else None
+            )
             if missed is not None:
                 effect[i, j], half[i, j] = missed.gain, missed.half
                 if not answer.reason:
@@ -239,7 +275,7 @@ def leave_one_out_section(
         "half": half.tolist(),
         "surely": surely,
     }
-    listed = "; ".join(f"{one} would miss {other}" for one, other in surely)
+    listed = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
     worse = "error of the silo of a row rises"
     if metric != "mae":
         worse = "score of the silo of a row falls"
@@ -270,10 +306,25 @@ def _missed(
     metric, like = measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
-    with_j = one(out, like, [method.name], facts)
-    without_j = one(out / "without" / f"silo-{j}", like, [method.name], facts)
+    with_j = silo_like(
+        out,
+        like,
+        [method.name],
+        facts,
+    )
+    without_j = silo_like(
+        out / "without" / f"silo-{j}",
+        like,
+        [method.name],
+        facts,
+    )
     there, away = (contributions(silo, metric)[method.name] for silo in (with_j, without_j))
-    return statistics.estimate(metric, away, there, with_j.samples)
+    return statistics.estimate(
+        metric,
+        away,
+        there,
+        with_j.samples,
+    )
 
 
 def _relation(out: Path, count: int, folder: str) -> Array | None:
@@ -311,7 +362,15 @@ def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str
     """Mean gain over silos by the share of their training samples, and the size at which it ends:
     for `worth.json`, and as a table."""
     metric = measured.metric
-    shares = (_point(out, share, measured, facts) for share in (*SHARES, 1.0))
+    shares = (
+        _point(
+            out,
+            share,
+            measured,
+            facts,
+        )
+        for share in (*SHARES, 1.0)
+    )
     points = [point for point in shares if point is not None]
     ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}
     content = {
@@ -333,7 +392,12 @@ def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str
     return content, section
 
 
-def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[str, float] | None:
+def _point(
+    out: Path,
+    share: float,
+    measured: Measured,
+    facts: Facts,
+) -> dict[str, float] | None:
     """The mean gain of silos with this share of their samples; None where it is not defined."""
     metric = measured.metric
     rows = measured.answers[0].silo.rows
@@ -341,13 +405,27 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
     place, folder = out, folder_of(LOCAL[0])
     if share < 1:
         place, folder = out / "curve" / f"share-{share:g}", folder_of(LOCAL[-1])
-    silos = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
+    silos = [
+        silo
+        for silo in read(
+            place,
+            labels,
+            1,
+            facts,
+        )
+        if not words.why_not(silo, metric)
+    ]
     if not silos:
         return None
     estimates = []
     for silo, (alone, _) in zip(silos, best_alone(silos, metric), strict=True):
         federated = contributions(silo, metric)[measured.method]
-        estimate = statistics.estimate(metric, alone, federated, silo.samples)
+        estimate = statistics.estimate(
+            metric,
+            alone,
+            federated,
+            silo.samples,
+        )
         estimates += [estimate] if estimate is not None else []
     if not estimates:
         return None
@@ -355,18 +433,24 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
     sizes = clients.groupby("client")["train_samples"].first()
     size = float(sizes[[silo.number for silo in silos]].mean())
     gain, low, high = statistics.mean_gain(estimates)
-    return {"share": share, "samples": size, "gain": gain, "low": low, "high": high}
+    return {
+        "share": share,
+        "samples": size,
+        "gain": gain,
+        "low": low,
+        "high": high,
+    }
 
 
 def _crossing(points: Points, key: str) -> float | None:
     """Samples from which on `key` is 0 or below, on lines through the points over the logarithm of
     samples; None: nowhere, or at all sizes."""
-    for left, right in reversed(list(itertools.pairwise(points))):
-        if right[key] > 0:
+    for fewer, more in reversed(list(itertools.pairwise(points))):
+        if more[key] > 0:
             return None
-        if left[key] > 0:
-            part = left[key] / (left[key] - right[key])
-            small, large = math.log(left["samples"]), math.log(right["samples"])
+        if fewer[key] > 0:
+            part = fewer[key] / (fewer[key] - more[key])
+            small, large = math.log(fewer["samples"]), math.log(more["samples"])
             return math.exp(small * (1 - part) + large * part)
     return None
 

@@ -160,7 +160,15 @@ def worth(
         for layer in layers
     ]
     begin = time.monotonic()
-    plan = Plan(over, StudyFolder(out), names, cycles, again=again, begin=begin, **keys)
+    plan = Plan(
+        over,
+        StudyFolder(out),
+        names,
+        cycles,
+        again=again,
+        begin=begin,
+        **keys,
+    )
     return train_and_write(prepared(plan, optional=methods is None))
 
 
@@ -186,10 +194,21 @@ def train_and_write(ready: Prepared) -> Measured:
         folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.labels)
         requirement = "two folds of all rows have not ended; the same command goes on with more"
         check("minutes", plan.minutes, len(folds) > 1, f"{requirement} minutes")
-        silos = read(out, ready.labels, max(cycles, 1), ready.facts, folds)
+        silos = read(
+            out,
+            ready.labels,
+            max(cycles, 1),
+            ready.facts,
+            folds,
+        )
         points = 1 if ready.metric == "mae" else 100
         margin = None if plan.margin is None else plan.margin / points
-        measured = measure(silos, ready.metric, margin, cycles)
+        measured = measure(
+            silos,
+            ready.metric,
+            margin,
+            cycles,
+        )
         sections = _further(ready, measured) if cycles else []
         output.write(out, measured, sections)
     return measured
@@ -204,7 +223,12 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
-    study = {"base": {}, "methods": plan.entries, "seeds": sorted(seeds), "forced": True}
+    study = {
+        "base": {},
+        "methods": plan.entries,
+        "seeds": sorted(seeds),
+        "forced": True,
+    }
     definition = Study.of(study)
     data = {
         "folds": FOLDS,
@@ -217,7 +241,11 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     fixed: Layer = {
         "data": data,
         "evaluation": {"every": ONLY_LAST},
-        "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
+        "callbacks": {
+            "heatmaps": None,
+            "progress": None,
+            "checkpoint": {},
+        },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
     base, pairs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
@@ -255,7 +283,12 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
         return prepared(replace(plan, methods=methods))
     if metric is None and facts.rare:
         facts, metric = replace(facts, notes=[facts.rare, *facts.notes]), "auroc"
-    return Prepared(plan, _rows(runs), facts, metric or "accuracy")
+    return Prepared(
+        plan,
+        _rows(runs),
+        facts,
+        metric or "accuracy",
+    )
 
 
 def _rows(runs: Sequence[tuple[Run, Config]]) -> dict[str, Row]:
@@ -267,7 +300,13 @@ def _rows(runs: Sequence[tuple[Run, Config]]) -> dict[str, Row]:
         for cell in run.cells() if run.seed == 0 else []:
             for length in LENGTHS:
                 label, first = str(cell["label"]), cell["folder"]
-                line = Row(config, cell.get("judge"), label, length, first)
+                line = Row(
+                    config,
+                    cell.get("judge"),
+                    label,
+                    length,
+                    first,
+                )
                 rows[line.name] = line
     return rows
 
@@ -333,7 +372,15 @@ def _train_up_to(ready: Prepared, cycles: int) -> int:
         if run.seed < cycles * FOLDS:
             rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
             plain = ready.facts.plain if run.entry.label == LOCAL[0] else ()
-            tasks.append(Task(config, out / run.folder, out, rows, plain=plain))
+            tasks.append(
+                Task(
+                    config,
+                    out / run.folder,
+                    out,
+                    rows,
+                    plain=plain,
+                )
+            )
     return _run_all(plan, tasks)
 
 
@@ -363,7 +410,13 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
         progress = f"{done} of {total} trainings done"
         return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
-    work = run_all(_safely, jobs, workers, plan.folder.path / "logs", check_time)
+    work = run_all(
+        _safely,
+        jobs,
+        workers,
+        plan.folder.path / "logs",
+        check_time,
+    )
     begin = time.monotonic()
     with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
@@ -403,12 +456,22 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
     plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
     method, silos = ready.rows[measured.method], len(facts.names)
     alone = ready.rows[row(LOCAL[0], method.length)]
-    new = further.newcomer_tasks(out, method, alone, silos)
+    new = further.newcomer_tasks(
+        out,
+        method,
+        alone,
+        silos,
+    )
     tasks = [*new]
     if plan.leave_one_out:
         tasks += further.leave_one_out_tasks(out, method, silos)
     if plan.curve:
-        tasks += further.curve_tasks(out, method, ready.rows[LOCAL[-1]], facts.plain)
+        tasks += further.curve_tasks(
+            out,
+            method,
+            ready.rows[LOCAL[-1]],
+            facts.plain,
+        )
     parts: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
     try:
         _run_all(plan, tasks)
@@ -417,7 +480,12 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
     else:
         parts["newcomers"] = further.newcomer_section(new, measured)
         if plan.leave_one_out:
-            parts["leave_one_out"] = further.leave_one_out_section(out, method, measured, facts)
+            parts["leave_one_out"] = further.leave_one_out_section(
+                out,
+                method,
+                measured,
+                facts,
+            )
         if plan.curve:
             parts["curve"] = further.curve_section(out, measured, facts)
     measured.consortium |= {name: content for name, (content, _) in parts.items()}

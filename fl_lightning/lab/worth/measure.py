@@ -22,7 +22,12 @@ Parts = Mapping[str, Array]
 """Contributions (C, n) by row."""
 
 
-def measure(silos: Sequence[Silo], metric: Name, margin: float | None, cycles: int) -> Measured:
+def measure(
+    silos: Sequence[Silo],
+    metric: Name,
+    margin: float | None,
+    cycles: int,
+) -> Measured:
     """Answer for each of `silos`, and for all.
 
     Args:
@@ -40,11 +45,33 @@ def measure(silos: Sequence[Silo], metric: Name, margin: float | None, cycles: i
     answers = []
     for silo, (alone, kind) in zip(silos, best_alone(silos, metric), strict=True):
         parts = contributions(silo, metric)
-        federated = _composed(parts, methods, picks, silo)
-        answers.append(_answer(silo, metric, parts, alone, kind, federated, margin))
+        federated = _composed(
+            parts,
+            methods,
+            picks,
+            silo,
+        )
+        answers.append(
+            _answer(
+                silo,
+                metric,
+                parts,
+                alone,
+                kind,
+                federated,
+                margin,
+            )
+        )
     mean = float(np.nanmean([answer.margin for answer in answers]))
     counts = {label: int((picks == m).sum()) for m, label in enumerate(methods)}
-    measured = Measured(answers, metric, mean, methods[best], counts, cycles)
+    measured = Measured(
+        answers,
+        metric,
+        mean,
+        methods[best],
+        counts,
+        cycles,
+    )
     for answer in answers:
         answer.sentence = words.of_silo(answer, measured)
     measured.consortium = _consortium(measured)
@@ -74,7 +101,12 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
     for c, silo in enumerate(silos):
         own_and_mean = tables[:, [c]] + common
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
-        composed = _composed(contributions(silo, metric), labels, picks, silo)
+        composed = _composed(
+            contributions(silo, metric),
+            labels,
+            picks,
+            silo,
+        )
         answers.append((composed, labels[best]))
     return answers
 
@@ -97,7 +129,12 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
     return tables, sizes
 
 
-def _composed(parts: Parts, labels: Sequence[str], picks: Array, silo: Silo) -> Array:
+def _composed(
+    parts: Parts,
+    labels: Sequence[str],
+    picks: Array,
+    silo: Silo,
+) -> Array:
     """The contributions (C, n) of the row that was picked for each sample's fold."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
     stacked = np.stack([parts[label] for label in labels])
@@ -115,14 +152,31 @@ def _answer(
     margin: float | None,
 ) -> Answer:
     samples, reason = silo.samples, words.why_not(silo, metric)
-    estimate, joint = _gain(metric, alone, federated, samples)
+    estimate, joint = _gain(
+        metric,
+        alone,
+        federated,
+        samples,
+    )
     score = statistics.value(metric, alone) if len(samples) else math.nan
-    rows = {label: _gain(metric, alone, row, samples)[1] for label, row in parts.items()}
+    rows = {
+        label: _gain(
+            metric,
+            alone,
+            row,
+            samples,
+        )[1]
+        for label, row in parts.items()
+    }
     if margin is None:
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        if metric == "mae" and _has_heavy_tail(alone, federated, samples):
+        # errors are skewed, and so may be twice as far apart
+        if metric == "mae" and (
+            statistics.heavy(federated - alone, samples)
+            or statistics.heavy(alone, samples, 2 * HEAVY)
+        ):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)
@@ -152,20 +206,22 @@ def _gain(
     if not len(samples):
         return None, figures
     figures["score"] = statistics.value(metric, row)
-    estimate = statistics.estimate(metric, alone, row, samples)
+    estimate = statistics.estimate(
+        metric,
+        alone,
+        row,
+        samples,
+    )
     if estimate is None:
         return None, figures
     most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
     low = max(estimate.gain - estimate.half, -most)
     high = min(estimate.gain + estimate.half, most)
-    return estimate, figures | {"gain": estimate.gain, "low": low, "high": high}
-
-
-def _has_heavy_tail(alone: Array, federated: Array, samples: Samples) -> bool:
-    """Whether a few errors decide the gain, or the model alone; errors are skewed, and so may be
-    twice as far apart."""
-    is_gain_heavy = statistics.heavy(federated - alone, samples)
-    return is_gain_heavy or statistics.heavy(alone, samples, 2 * HEAVY)
+    return estimate, figures | {
+        "gain": estimate.gain,
+        "low": low,
+        "high": high,
+    }
 
 
 def _as_good(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
@@ -185,7 +241,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         for answer in answers
         if answer.estimate is not None and not words.why_not(answer.silo, measured.metric)
     ]
-    verdicts = [answer.verdict for answer in answers]
+    verdicts: list[str] = [answer.verdict for answer in answers]
     counts = {word: verdicts.count(word) for word in words.VERDICTS}
     facts: dict[str, Any] = {
         "method": measured.method,
@@ -232,7 +288,11 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
 def as_json(measured: Measured) -> dict[str, Any]:
     """The content of `worth.json`; what is not defined is null."""
     silos = [_silo(answer, measured) for answer in measured.answers]
-    content = {"silos": silos, "consortium": measured.consortium, "version": 2}
+    content = {
+        "silos": silos,
+        "consortium": measured.consortium,
+        "version": 2,
+    }
     plain: dict[str, Any] = _plain(content)
     return plain
 

@@ -26,8 +26,8 @@ COLUMNS = (
 """Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
 FURTHER = ("alone_kind", "linear", "margin", "conditional")
 """Further columns of `worth.csv`."""
-RIGHT = (False, True, True, True, True, True, False, False)
-"""Columns of the terminal's table that are aligned to the right."""
+ALIGN = (str.ljust, *[str.rjust] * 5, str.ljust, str.ljust)
+"""Of each column of the terminal's table."""
 
 
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
@@ -63,7 +63,10 @@ def table(measured: Measured) -> str:
         line = (name, size, alone, linear, federated, gain, interval, answer.verdict)
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(map(_aligned, line, widths, RIGHT)).rstrip() for line in lines]
+    texts = []
+    for cells in lines:
+        columns = zip(ALIGN, cells, widths, strict=True)
+        texts.append("  ".join(align(cell, width) for align, cell, width in columns).rstrip())
     notes = [
         f"{answer.silo.name}: {answer.sentence}"
         for answer in measured.answers
@@ -74,7 +77,3 @@ def table(measured: Measured) -> str:
     scope = f"({words.METRICS[metric]}{unit}; method {measured.method}, {margin})"
     sentence = measured.consortium["sentence"]
     return "\n".join([sentence, "", scope, *texts, "", *notes, words.alone(measured), ""])
-
-
-def _aligned(cell: str, width: int, right: bool) -> str:
-    return cell.rjust(width) if right else cell.ljust(width)

@@ -154,4 +154,4 @@ def _gain(row: Mapping[str, float], metric: Name) -> str:
     if not np.isfinite(row["gain"]):
         return "-"
     gain, low, high = (words.signed(row[key], metric) for key in ("gain", "low", "high"))
-    return f"{gain} [{low}, {high}]"
+    return f"{gain}\n[{low}, {high}]"

@@ -64,7 +64,12 @@ def _logistic(**arguments: Any) -> Any:
 def boosting(x: Array, y: Array, units: Array) -> Any:
     """Gradient boosting with small trees."""
     leaf = max(2, min(20, len(y) // 10))
-    size: Any = {"max_iter": 60, "max_leaf_nodes": 8, "min_samples_leaf": leaf, "random_state": 0}
+    size: Any = {
+        "max_iter": 60,
+        "max_leaf_nodes": 8,
+        "min_samples_leaf": leaf,
+        "random_state": 0,
+    }
     if y.dtype.kind == "f":
         return HistGradientBoostingRegressor(**size).fit(x, y)
     if len(np.unique(y)) == 1:
@@ -82,7 +87,13 @@ def _chances(model: Any, x: Array, classes: int) -> Array:
     return chances.clip(np.finfo(float).eps)
 
 
-def fitted(kind: str, train: tuple[Array, Array], test: Array, units: Array, classes: int) -> Array:
+def fitted(
+    kind: str,
+    train: tuple[Array, Array],
+    test: Array,
+    units: Array,
+    classes: int,
+) -> Array:
     """Scores of the samples `test` by a model of this kind, fitted to `train`: of classes (n,
     classes), or predicted numbers (n, 1); zeros without training samples."""
     if not len(train[1]):

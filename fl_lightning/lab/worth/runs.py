@@ -78,7 +78,12 @@ class Task:
         """
         if (self.folder / "summary.json").is_file():
             shutil.rmtree(self.folder)
-        train(self.config, self.folder, accept=True, put_together=partial(_with_scores, self))
+        train(
+            self.config,
+            self.folder,
+            accept=True,
+            put_together=partial(_with_scores, self),
+        )
 
 
 def _with_scores(
@@ -87,7 +92,12 @@ def _with_scores(
     """The federation of a run with a `ScoreWriter`."""
     writer = ScoreWriter(task)
     observers = [writer] if task.out else []
-    fed = assemble(fabric, config, folder, [*observers, *callbacks])
+    fed = assemble(
+        fabric,
+        config,
+        folder,
+        [*observers, *callbacks],
+    )
     writer.evaluator = fed.evaluator
     return fed
 
@@ -111,7 +121,12 @@ class ScoreWriter(Observer):
             for kind in self.task.plain:
                 self._write(run, kind, partial(_plain, run, kind))
 
-    def _scored(self, run: RunContext, kind: str | None, client: int) -> Table:
+    def _scored(
+        self,
+        run: RunContext,
+        kind: str | None,
+        client: int,
+    ) -> Table:
         evaluator = self.evaluator
         if kind == "finetuned":
             judged, (vector, buffers) = kind, evaluator.finetune(run.server.round, client)
@@ -119,12 +134,27 @@ class ScoreWriter(Observer):
             judged, vector, buffers = evaluator.final_model(client)
         handle = evaluator.at_rest(client, buffers)
         handle.ready(judged, vector)
-        seen: scoring.Seen = []
-        scoring.score(judged, handle, handle.data.test, seen)
-        outputs, y = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
-        return _table(run, client, outputs, y)
+        batches: scoring.Seen = []
+        scoring.score(
+            judged,
+            handle,
+            handle.data.test,
+            batches,
+        )
+        outputs, y = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+        return _table(
+            run,
+            client,
+            outputs,
+            y,
+        )
 
-    def _write(self, run: RunContext, name: str, scored: Callable[[int], Table]) -> None:
+    def _write(
+        self,
+        run: RunContext,
+        name: str,
+        scored: Callable[[int], Table],
+    ) -> None:
         """Keep the tables that `scored` makes of all clients as one."""
         tables = {client: scored(client) for client in run.at_home(range(run.clients))}
         gathered = run.processes.gather_by_client(tables)
@@ -134,7 +164,12 @@ class ScoreWriter(Observer):
             save_arrays(place(self.task.out, name, run.config.seed), **table)
 
 
-def _table(run: RunContext, client: int, outputs: torch.Tensor, y: torch.Tensor) -> Table:
+def _table(
+    run: RunContext,
+    client: int,
+    outputs: torch.Tensor,
+    y: torch.Tensor,
+) -> Table:
     """Number, unit and label of each tested sample, the share of right answers or the absolute
     error, and the class scores."""
     data, count, classes = run.data, len(y), outputs.shape[-1]
@@ -164,8 +199,19 @@ def _plain(run: RunContext, kind: str, client: int) -> Table:
     x, y = _arrays(data.test)
     train = _arrays(data.train) if len(data.train) else (x[:0], y[:0])
     units_of_train = run.data.units(client)[0]
-    outputs = fitted(kind, train, x, units_of_train, run.data.num_classes)
-    return _table(run, client, torch.from_numpy(outputs), torch.from_numpy(y))
+    outputs = fitted(
+        kind,
+        train,
+        x,
+        units_of_train,
+        run.data.num_classes,
+    )
+    return _table(
+        run,
+        client,
+        torch.from_numpy(outputs),
+        torch.from_numpy(y),
+    )
 
 
 def _arrays(part: Any) -> tuple[Array, Array]:
@@ -182,7 +228,15 @@ def facts_of(config: Config) -> Facts:
     """
     count = config.federation.clients
     source, _ = load(config.data, count, config.smoke)
-    parts = [prepare(config.data, count, seed, config.smoke) for seed in range(FOLDS)]
+    parts = [
+        prepare(
+            config.data,
+            count,
+            seed,
+            config.smoke,
+        )
+        for seed in range(FOLDS)
+    ]
     data = parts[0]
     # a silo of 3 tests some of them twice
     tested = [

@@ -54,21 +54,63 @@ def read(
         BadInput: a file cannot be read, or rows tested other samples.
     """
     tables = {
-        label: [_cycle(out, label, cycle, folds) for cycle in range(cycles)] for label in labels
+        label: [
+            _cycle(
+                out,
+                label,
+                cycle,
+                folds,
+            )
+            for cycle in range(cycles)
+        ]
+        for label in labels
     }
-    silos = [_silo(out, tables, c, facts) for c in range(len(facts.names))]
+    silos = [
+        _silo(
+            out,
+            tables,
+            c,
+            facts,
+        )
+        for c in range(len(facts.names))
+    ]
     shared = _shared(silos, facts)
     return [_without_shared(silo, shared, facts) for silo in silos]
 
 
-def one(out: Path, like: Silo, labels: Sequence[str], facts: Facts) -> Silo:
+def silo_like(
+    out: Path,
+    like: Silo,
+    labels: Sequence[str],
+    facts: Facts,
+) -> Silo:
     """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
-    tables = {label: [_cycle(out, label, 0, range(FOLDS))] for label in labels}
-    silo = _silo(out, tables, like.number, facts)
+    tables = {
+        label: [
+            _cycle(
+                out,
+                label,
+                0,
+                range(FOLDS),
+            )
+        ]
+        for label in labels
+    }
+    silo = _silo(
+        out,
+        tables,
+        like.number,
+        facts,
+    )
     return _part(silo, np.isin(silo.keys, like.keys))
 
 
-def _cycle(out: Path, label: str, cycle: int, folds: Sequence[int]) -> Table:
+def _cycle(
+    out: Path,
+    label: str,
+    cycle: int,
+    folds: Sequence[int],
+) -> Table:
     """The samples that a row's runs of a cycle tested, in their order, with the fold of each."""
     parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in folds]
     table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -87,7 +129,12 @@ def _table(path: Path) -> Table:
         raise BadInput("out", str(path), requirement) from None
 
 
-def _silo(out: Path, tables: dict[str, list[Table]], client: int, facts: Facts) -> Silo:
+def _silo(
+    out: Path,
+    tables: dict[str, list[Table]],
+    client: int,
+    facts: Facts,
+) -> Silo:
     """One silo, of the cycles of each row."""
     name = facts.names[client]
     of_silo = {
@@ -97,7 +144,8 @@ def _silo(out: Path, tables: dict[str, list[Table]], client: int, facts: Facts) 
     keys, folds = first[0]["sample"], np.stack([table["fold"] for table in first])
     rows = {}
     for label, cycles in of_silo.items():
-        if not _tested_alike(cycles, keys, folds):
+        is_alike = all(np.array_equal(table["sample"], keys) for table in cycles)
+        if not is_alike or (np.stack([table["fold"] for table in cycles]) != folds).any():
             requirement = f"row {label!r} tested other samples of {name} than the rest"
             raise BadInput(
                 "out", str(out), f"{requirement}: the data have changed; give another --out"
@@ -123,14 +171,6 @@ def _silo(out: Path, tables: dict[str, list[Table]], client: int, facts: Facts) 
 def _of_client(table: Table, client: int) -> Table:
     rows = table["client"] == client
     return {name: column[rows] for name, column in table.items()}
-
-
-def _tested_alike(cycles: Sequence[Table], keys: Array, folds: Array) -> bool:
-    """Whether each cycle tested the samples `keys`, and in these `folds` (C, n)."""
-    return all(
-        np.array_equal(table["sample"], keys) and np.array_equal(table["fold"], folds_of_cycle)
-        for table, folds_of_cycle in zip(cycles, folds, strict=True)
-    )
 
 
 def _shared(silos: Sequence[Silo], facts: Facts) -> DataFrame:
@@ -161,4 +201,9 @@ def _part(silo: Silo, chosen: Array) -> Silo:
     every = slice(None)
     rows = {label: scores.part(every, chosen) for label, scores in silo.rows.items()}
     samples = silo.samples.part(every, chosen)
-    return replace(silo, samples=samples, rows=rows, keys=silo.keys[chosen])
+    return replace(
+        silo,
+        samples=samples,
+        rows=rows,
+        keys=silo.keys[chosen],
+    )

@@ -27,7 +27,15 @@ Verdict = Literal["gains", "harmed", "no difference that matters", "cannot tell 
 WIDER = 1.1
 """Factor of every half-width. No resample of a silo shows how much its training set itself owes to
 chance; this pays for it (simulated: docs/decisions/0027)."""
-LEAST, LEAST_OF_CLASS = 40, {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
+LEAST, LEAST_OF_CLASS = (
+    40,
+    {
+        "accuracy": 10,
+        "balanced_accuracy": 10,
+        "auroc": 20,
+        "mae": 0,
+    },
+)
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
 sizes: 20 and 60)."""
 LEAST_UNITS = 10
@@ -166,7 +174,12 @@ def contributions(metric: Name, scores: Scores, samples: Samples) -> Array:
     if metric == "balanced_accuracy":
         weight = 1 / (counts[np.searchsorted(classes, samples.labels)] * len(classes))
         return scores.right * weight
-    return _auroc(scores, samples, classes, counts)
+    return _auroc(
+        scores,
+        samples,
+        classes,
+        counts,
+    )
 
 
 def share(metric: Name) -> float:
@@ -174,7 +187,12 @@ def share(metric: Name) -> float:
     return 0.5 if metric == "auroc" else 1.0
 
 
-def _auroc(scores: Scores, samples: Samples, classes: Array, counts: Array) -> Array:
+def _auroc(
+    scores: Scores,
+    samples: Samples,
+    classes: Array,
+    counts: Array,
+) -> Array:
     """Placements of each sample within its fold, (C, n), by each class against the rest; of two
     classes the second's."""
     assert scores.outputs is not None
@@ -225,7 +243,12 @@ def by_fold(metric: Name, scores: Scores, samples: Samples) -> Array:
 # ---------------------------------------------------------------- one silo
 
 
-def estimate(metric: Name, alone: Array, federated: Array, samples: Samples) -> Estimate | None:
+def estimate(
+    metric: Name,
+    alone: Array,
+    federated: Array,
+    samples: Samples,
+) -> Estimate | None:
     """The gain of `federated` over `alone`, both `contributions`; None where the metric is not
     defined.
 
@@ -246,7 +269,15 @@ def estimate(metric: Name, alone: Array, federated: Array, samples: Samples) -> 
         ]
         slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
-    return Estimate(gain, variance, degrees, common, _fits(samples), slope, cycles)
+    return Estimate(
+        gain,
+        variance,
+        degrees,
+        common,
+        _fits(samples),
+        slope,
+        cycles,
+    )
 
 
 def _fits(samples: Samples) -> int:
@@ -275,7 +306,12 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
         factor = count / others
         # a recording alone tells nothing: the whole of it might differ
         made_up = int(members.sum()) if count == 1 else 1
-        most = made_up * _largest(metric, difference, samples, members)
+        most = made_up * _largest(
+            metric,
+            difference,
+            samples,
+            members,
+        )
         v_stratum = factor * float(np.square(sums).sum()) + MADE_UP * factor * most**2
         v_samples += v_stratum
         squares += v_stratum**2 / others
@@ -296,7 +332,12 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
     return variance, degrees, v_fits
 
 
-def _largest(metric: Name, difference: Array, samples: Samples, members: Array) -> float:
+def _largest(
+    metric: Name,
+    difference: Array,
+    samples: Samples,
+    members: Array,
+) -> float:
     """The most that one sample of a class, `members` (n,), can contribute to the difference; of
     errors and placements, which are hardly ever that far apart, the most that was seen."""
     count = int(members.sum())

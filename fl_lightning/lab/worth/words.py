@@ -54,7 +54,13 @@ def why_not(silo: Silo, metric: Name) -> str:
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
     size = min(silo.size, len(silo.samples))
-    return too_few(metric, silo.samples.labels, size, silo.units, silo.kind)
+    return too_few(
+        metric,
+        silo.samples.labels,
+        size,
+        silo.units,
+        silo.kind,
+    )
 
 
 def amount(value: float, metric: Name) -> str:
@@ -143,11 +149,11 @@ def _notes(answer: Answer, measured: Measured) -> list[str]:
     """Sentences on a silo's samples: copies, and units."""
     silo, notes = answer.silo, []
     for number, count in silo.shared.items():
-        other = next(a.silo for a in measured.answers if a.silo.number == number)
-        if count == silo.size == other.size:
-            notes.append(f"It is a copy of {other.name}: all {count} samples are the same.")
+        holder = next(a.silo for a in measured.answers if a.silo.number == number)
+        if count == silo.size == holder.size:
+            notes.append(f"It is a copy of {holder.name}: all {count} samples are the same.")
         else:
-            lie = f"{count} of its {silo.size} samples lie in {other.name}, too"
+            lie = f"{count} of its {silo.size} samples lie in {holder.name}, too"
             notes.append(f"{lie}; they are not counted.")
     if silo.units and not answer.reason:
         notes.append(f"Its samples are of {silo.units} {silo.kind}, which are what counts.")
@@ -232,7 +238,12 @@ def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str
     gain that can be seen at best."""
     names_by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
     counts = facts.counts or [0] * len(facts.sizes)
-    for name, size, count in zip(facts.names, facts.sizes, counts, strict=True):
+    for name, size, count in zip(
+        facts.names,
+        facts.sizes,
+        counts,
+        strict=True,
+    ):
         names_by_size[size, count].append(name)
     lines = [*facts.notes]
     for (size, count), names in sorted(names_by_size.items()):
@@ -256,7 +267,11 @@ def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str
     return lines
 
 
-WIDTHS = {1: (27, 12, 4.9, 2.2), 2: (25, 10.8, 4.5, 1.9), 3: (24, 9.6, 3.7, 1.5)}
+WIDTHS = {
+    1: (27, 12, 4.9, 2.2),
+    2: (25, 10.8, 4.5, 1.9),
+    3: (24, 9.6, 3.7, 1.5),
+}
 """Half-widths in points over 20, 60, 200 and 1,000 samples by cycles (3: or more): simulated; at
 1,000 1.5 times that, as with networks (docs/decisions/0027)."""
 
