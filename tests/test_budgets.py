@@ -30,7 +30,7 @@ TOKENS = {
     "engine": 27_900,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_100,
+    "lab": 98_200,
     "methods": 44_800,
     "models": 7_700,
     "privacy": 3_600,
