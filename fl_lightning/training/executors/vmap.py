@@ -330,12 +330,13 @@ class Vmap(Executor):
         trained: dict[int, Trained] = {}
         alike = list(jobs.values())
         own_pass = None
+        size = self.spec.largest_batch
+        reached = self._reached
         if alike[0].own:
             own_pass = OwnPass(self._own, alike)
-        size = self.spec.largest_batch
-        if own_pass is not None:
             size = whole_batch(alike[0])
-        stack.load(alike, self._reached if own_pass is None else own_pass.reached)
+            reached = own_pass.reached
+        stack.load(alike, reached)
         feeds = {k: Feed(job, size) for k, job in jobs.items()}
         ends: dict[int, list[int]] = {}
         for k, feed in feeds.items():
@@ -347,8 +348,7 @@ class Vmap(Executor):
                 samples = [sum(feeds[k].counts) for k in ended]
                 results = stack.take([jobs[k] for k in ended], step, samples)
                 trained |= zip(ended, results, strict=True)
-            unfinished = [k for k in feeds if k not in trained]
-            rest = {jobs[k].place: feeds[k] for k in unfinished}
+            rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
                 break
             width = stack.width
@@ -367,9 +367,7 @@ class Vmap(Executor):
             if own_pass is None:
                 self._step(width, x, y, weight)
                 continue
-            counts = [0] * width
-            for slot, feed in rest.items():
-                counts[slot] = feed.counts[step]
+            counts = [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)]
             own_pass.step(width, x, y, counts)
         return trained
 
