@@ -33,6 +33,7 @@ from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.federated import number_of, samples_digest
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
+from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
@@ -46,7 +47,7 @@ from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
 from fl_lightning.foundation.docstrings import first_paragraph
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.foundation.files import join as join_lock
+from fl_lightning.foundation.files import share_lock
 from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.foundation.rng import key
@@ -157,7 +158,7 @@ def fit_on_rank(
     """
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
     prefix = f"rank {fabric.global_rank}: " if fabric.global_rank else ""
-    with log.kept(folder / "log.txt", prefix):
+    with log.logged_to(folder / "log.txt", prefix):
         return _fit(fabric, config, folder, resume, put_together or assemble)
 
 
@@ -172,7 +173,7 @@ def _fit(
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
-    lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
+    lock = share_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     requirement = "relations are chosen by the method: drop it, and choose another --method"
     for name, callback in callbacks.items():
         is_callback = not isinstance(callback, Relation)
@@ -266,14 +267,28 @@ def _export(
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
     called = fed.run.data.called(number)
-    fitted = {}
-    if calibration.is_wanted:
-        handle = fed.evaluator.at_rest(number, buffers)
-        handle.ready(kind, vector)
-        scores, labels = network_scores(handle, handle.data.validation)
-        fitted = calibration.fitted(scores, labels, list(fed.run.data.class_names), called)
+    fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
     facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
+
+
+def calibrated(
+    evaluator: Evaluator,
+    client: int,
+    kind: str,
+    vector: torch.Tensor,
+    buffers: list[torch.Tensor],
+    calibration: Calibration,
+) -> dict[str, Any]:
+    """Returns temperature and threshold of a client's model, fitted to its validation data; empty
+    where none is wanted."""
+    if not calibration.is_wanted:
+        return {}
+    bound = evaluator.at_rest(client, buffers)
+    bound.ready(kind, vector)
+    scores, labels = network_scores(bound, bound.data.validation)
+    data = evaluator.run.data
+    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
 
 
 def _predictor(
@@ -530,7 +545,7 @@ def _guarded(
         if parent is not None and not parent.is_alive():  # killed while this one was starting
             _end(128 + signal.SIGTERM)
     keep_freed()
-    device.deterministic(config.fabric.deterministic)
+    device.set_deterministic(config.fabric.deterministic)
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ import fl_lightning
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.calibration import Calibration, best_temperature, best_threshold
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.given import kept as kept_of
+from fl_lightning.lab.given import handed_over
 from fl_lightning.lab.report.figures import certainty
 
 SITES = ("Aarau", "Basel", "Chur")
@@ -111,14 +111,17 @@ def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightni
     ],
 )
 def test_columns_that_are_none(data: Any, columns: Any, line: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=line), kept_of({"data": data, **columns}, tmp_path / "out"):
+    with (
+        pytest.raises(BadInput, match=line),
+        handed_over({"data": data, **columns}, tmp_path / "out"),
+    ):
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_an_index_with_a_name_is_a_column(tmp_path: Path) -> None:
     frame = patients().set_index("hospital")
-    with kept_of({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
+    with handed_over({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
         assert layer["federation"] == {"clients": 3}
         assert layer["data"]["group_column"] == "hospital"
 
@@ -221,6 +224,8 @@ def test_a_regression_has_no_probabilities() -> None:
     ("command", "line"),
     [
         ("fit --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
+        ("deploy --data.root t.csv --data.label_column sick --out a", "data.label_column: 'sick'"),
+        ("plan --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
         ("worth --data.root none.csv --out w", "data.root: 'none.csv'"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     )
     planned = rehearsal.rehearse(run)
     assert sum(trained) == 4 * 2 * 16  # a batch in each of two epochs
-    data = rehearsal._data(run)
+    data = rehearsal.data_here(run)
     assert data is not None
     assert planned.seconds == pytest.approx(
         {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import allowed
+from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
@@ -320,7 +320,7 @@ class GroupServer:
         if not run.is_main:
             return
         kind: type = type(run.method)
-        choices = str(allowed(kind).get("sources", ""))
+        choices = str(bounded_fields(kind).get("sources", ""))
         cure = ""
         if "uploaded" in choices:
             cure = "; --method.sources uploaded leaves them out"

@@ -99,6 +99,9 @@ class Federation:
             changes = transform.changes_upload or transform.changes_download
             complete = transform.further_vectors or not changes
             check(transform.config_key, run.method_name, complete, requirement)
+        has_classes = not (run.method.traits.classes and run.data.task == "regression")
+        requirement = f"{run.method_name} works with classes, and a regression has none"
+        check("data.task", run.data.task, has_classes, requirement)
         run.method.check(run)
         run.relation.on_fit_start(run)
         for callback in callbacks:

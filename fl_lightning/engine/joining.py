@@ -21,7 +21,7 @@ from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData
-from fl_lightning.data.newcomers import few
+from fl_lightning.data.newcomers import with_few_labels
 from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
@@ -153,7 +153,7 @@ def _row(
     client = run.data.held_out[place]
     number = client.number
     rule = rule_of(run, group)
-    new, labelled = few(
+    new, labelled = with_few_labels(
         run.data,
         client,
         count,
@@ -372,7 +372,9 @@ class _Newcomer:
         # BatchNorm cannot train on one sample: it counts twice
         if group.whole_last and len(new.train) == 1:
             [(x, y)] = new.train.batches(1)
-            return replace(new, train=self.old.data.training(torch.cat([x, x]), torch.cat([y, y])))
+            return replace(
+                new, train=self.old.data.newcomer_part(torch.cat([x, x]), torch.cat([y, y]))
+            )
         return new
 
     def _with(

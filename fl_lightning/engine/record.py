@@ -21,7 +21,7 @@ from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import lost, peak_bytes, wide
+from fl_lightning.foundation.device import peak_bytes, why_lost, wide
 from fl_lightning.foundation.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.metric import MODELS, Metric
@@ -394,7 +394,7 @@ class Guard:
             raise
         except Exception as error:
             called = self.run.data.called(client)
-            device_error = lost(self.run.device)
+            device_error = why_lost(self.run.device)
             if device_error:
                 raise MachineFailed(
                     f"the device {self.run.device} failed in round {t}, {called}, stage "

@@ -14,7 +14,7 @@ from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import FederatedData, samples_digest
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
-from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results import owncode, provenance
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
@@ -56,7 +56,7 @@ class RunFolderWriter(Observer):
         data = run.data
         self.folder.names = data.client_names
         if run.config.evaluation.predictions:
-            absent = missing("pandas") or missing("pyarrow")
+            absent = hint_if_missing("pandas") or hint_if_missing("pyarrow")
             check("evaluation.predictions", True, not absent, absent)
             requirement = "predictions of a deployment, and of each place in a text, are not kept"
             plain = data.holds_all and not (data.text and data.text.per_position)
@@ -95,7 +95,7 @@ class RunFolderWriter(Observer):
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Write the row of metrics, a row for each client, and the cohort's relation; drop the end
         of a shorter run."""
-        log.begun()
+        log.write_waiting()
         if run.is_main:
             first = not self._recorded
             self._recorded = True
@@ -187,7 +187,7 @@ class RunFolderWriter(Observer):
 def say_what_stands_out(config: Config, data: FederatedData) -> None:
     """Log which metric was chosen, and which classes are rare or untrained."""
     evaluation = config.evaluation
-    is_default = imbalance.metric(data, None) == evaluation.metric is not None
+    is_default = imbalance.default_metric(data) == evaluation.metric is not None
     lines = [
         imbalance.metric_line(data) if is_default else None,
         imbalance.line(data, evaluation.metrics or ()),

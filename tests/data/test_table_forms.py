@@ -13,7 +13,7 @@ import pytest
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.data import table
-from fl_lightning.data.load import source_of
+from fl_lightning.data.load import source_name
 from fl_lightning.foundation.errors import BadInput
 
 GERMAN = "Spital;Größe;Eintritt;krank\n" + "".join(
@@ -143,7 +143,7 @@ def test_tables_that_are_no_text(suffix: str, tmp_path: Path) -> None:
     else:
         frame().to_excel(path, index=False)
     data = DataConfig(root=str(path), **KEYS)
-    assert source_of(data) == "table"
+    assert source_name(data) == "table"
     source = table.load(data)
     assert source.group_names == ["a", "b"]
     assert [x for _, x in sorted(features(source), key=lambda x: x[1])] == list(range(1, 21))

@@ -30,7 +30,7 @@ from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts
 from fl_lightning.sites.ends import answer, config_of
-from fl_lightning.sites.exchange import Come, Exchange, Limits
+from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.rehearsal import LocalTransport
 from fl_lightning.storage import manifest as disk
 
@@ -49,7 +49,7 @@ class Processes:
 
     def __init__(self, app: Path, nodes: Sequence[dict[str, Any]]) -> None:
         self.app, self.nodes, self.pool = app, nodes, ThreadPoolExecutor(8)
-        self.arrived = SimpleQueue[tuple[str, Come]]()
+        self.arrived = SimpleQueue[tuple[str, Reply]]()
         self.number, self.running = 0, list[Any]()
 
     def addresses(self) -> list[int]:
@@ -70,14 +70,14 @@ class Processes:
         theirs.close()
         self.running.append(process)
         try:
-            content: Come = ours.recv_bytes()
+            content: Reply = ours.recv_bytes()
         except EOFError:
             content = None
         process.join()
         self.running.remove(process)
         self.arrived.put((name, content))
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
         """The answers that have come."""
         return [self.arrived.get() for _ in range(self.arrived.qsize())]
 

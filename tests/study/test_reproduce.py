@@ -30,7 +30,7 @@ from fl_lightning.lab.study.reproduce import (
     OPEN,
     beside,
     figure,
-    judge,
+    verdict_on,
 )
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
@@ -96,7 +96,9 @@ def test_a_number_is_as_fine_as_its_column():
     ]
     assert (ratio.value, ratio.decimals) == (0, 4)
     assert (
-        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)["verdict"]
+        verdict_on([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)[
+            "verdict"
+        ]
         == DIFFERS
     )
 
@@ -131,13 +133,13 @@ def test_reasons_are_of_cells_that_exist():
     ],
 )
 def test_the_verdict(ours, printed, std, verdict):
-    assert judge(ours, printed, std, 3, 2)["verdict"] == verdict
+    assert verdict_on(ours, printed, std, 3, 2)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("printed", [50.0, 51.5, 52.2, 53.0, 56.0])
 def test_the_interval_is_welchs(printed):
     ours = [49.0, 50.5, 50.0, 52.0]
-    found = SimpleNamespace(**judge(ours, printed, 1.5, 3))
+    found = SimpleNamespace(**verdict_on(ours, printed, 1.5, 3))
     peer = stats.ttest_ind_from_stats(found.mean, found.std, 4, printed, 1.5, 3, equal_var=False)
     assert (found.verdict == DIFFERS) == (peer.pvalue < 0.05)
     for end in (found.low, found.high):
