@@ -238,7 +238,7 @@ def rounds(day: Day) -> None:
         made = workload.federation(FedAvg(), data, executor=name, together=hub)
         trainer = made.worker.trainers[0]
         if trainer.executor.name != name:
-            raise RuntimeError(trainer.made(name)[1])
+            raise RuntimeError(trainer.make_executor(name)[1])
         return made
 
     def beside() -> Callable[[], object]:

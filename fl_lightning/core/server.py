@@ -162,7 +162,7 @@ class GroupServer:
     cohort: list[int]
     answered: list[int] = field(default_factory=list)
     weighed: Weights | None = None
-    """The last weights of the relation in this round."""
+    """The relation's last weights in this round, from `_weighed`."""
 
     def __post_init__(self) -> None:
         self.layout = self.group.layout

@@ -119,7 +119,7 @@ def job_of(
         asker=client if phase.by_gradient else None,
     )
     # on public data the optimiser begins without state, and its state is not kept
-    job.keep = run.config.optimizer.keep_state and step is None and not public
+    job.keep = run.policy.keeps_optimizer and step is None and not public
     if job.keep:
         prefix = _prefix(phase)
         for name, value in client.memory.items():
