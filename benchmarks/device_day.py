@@ -238,7 +238,7 @@ def rounds(day: Day) -> None:
         federation = workload.federation(FedAvg(), data, executor=name, together=hub)
         trainer = federation.worker.trainers[0]
         if trainer.executor.name != name:
-            raise RuntimeError(trainer.made(name)[1])
+            raise RuntimeError(trainer.make_executor(name)[1])
         return federation
 
     def beside() -> Callable[[], object]:

@@ -210,6 +210,7 @@ def _without_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
 def _test(
     fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]
 ) -> dict[str, Any]:
+    """Score the final models of a checkpoint."""
     fed = ended(fabric, config, folder)
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
@@ -262,6 +263,7 @@ def _export(
     form: Format,
     calibration: Calibration,
 ) -> dict[str, Any]:
+    """Write a client's model of a checkpoint, calibrated if asked for."""
     fed = ended(fabric, config, folder)
     number = number_of(fed.run.data, client)
     _restore(fed, which)
@@ -294,6 +296,7 @@ def calibrated(
 def _predictor(
     fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> dict[str, Any]:
+    """A client's model of a checkpoint."""
     fed = ended(fabric, config, folder)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
@@ -309,6 +312,7 @@ def _join(
     rounds: int | None,
     model: str | None,
 ) -> dict[str, Any]:
+    """Have a new client join a copy of the run, and write its model."""
     for name, component in config.callbacks.items():
         kind = component.load()
         requirement = f"a client that joins would upload what callbacks.{name} does not account for"

@@ -38,7 +38,7 @@ TOKENS = {
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,
-    "training": 24_700,
+    "training": 24_800,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
 ALL = 412_000

@@ -43,7 +43,7 @@ def check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
         tensors = module._parameters | module._buffers
-        lazy = next((key for key, tensor in tensors.items() if is_lazy(tensor)), None)
+        lazy = [key for key, tensor in tensors.items() if is_lazy(tensor)]
         reason = None
         if isinstance(module, nn.SyncBatchNorm):
             reason = (
@@ -54,9 +54,10 @@ def check_modules(model: nn.Module) -> None:
                 "keeps ranges of what it has seen, which are in no average: quantise the exported "
                 "model"
             )
-        elif lazy is not None:
+        elif lazy:
             reason = (
-                f"has no {lazy} until it is called, and the model's forward pass does not call it"
+                f"has no {lazy[0]} until it is called, and the model's forward pass does not call "
+                "it"
             )
         if reason is not None:
             raise BadInput("model", name, f"{kind} {reason}")
@@ -82,13 +83,15 @@ class SpectralWeight:
         """Write the current weight's singular vectors to u, v: by power iterations from a fixed
         vector."""
         matrix = self.matrix().detach()
-        if isinstance(matrix, FakeTensor) or not matrix.isfinite().all() or not matrix.any():
+        if isinstance(matrix, FakeTensor):
+            return
+        if not matrix.isfinite().all() or not matrix.any():
             return
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         tall = matrix.shape[0] > matrix.shape[1]
-        left, right = singular_vectors(matrix.T if tall else matrix)
-        self.u.copy_(right if tall else left)
-        self.v.copy_(left if tall else right)
+        u, v = singular_vectors(matrix.T if tall else matrix)
+        self.u.copy_(v if tall else u)
+        self.v.copy_(u if tall else v)
         self.renewed()
 
 
@@ -98,20 +101,23 @@ def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     rows = len(matrix)
     power: Tensor | None = None
     if rows <= SMALL:
-        power = normalize((matrix @ matrix.T).flatten(), dim=0).view(rows, rows)
-        for _ in range(SQUARED):
-            power = normalize((power @ power).flatten(), dim=0).view(rows, rows)
-    first = torch.randn(rows, generator=torch.Generator().manual_seed(0))
-    left = normalize(first.to(matrix), dim=0)
+        power = matrix
+        for k in range(1 + SQUARED):
+            square = power @ (matrix.T if k == 0 else power)
+            power = normalize(square.flatten(), dim=0).view(rows, rows)
+    draws = torch.Generator().manual_seed(0)
+    first = torch.randn(rows, generator=draws)
+    u = normalize(first.to(matrix), dim=0)
     before = 0.0
     for _ in range(MOST_STEPS):
-        left = normalize(matrix @ (matrix.T @ left) if power is None else power @ left, dim=0)
-        right = matrix.T @ left
-        value = float(torch.linalg.vector_norm(right))
+        u = matrix @ (matrix.T @ u) if power is None else power @ u
+        u = normalize(u, dim=0)
+        v = matrix.T @ u
+        value = float(torch.linalg.vector_norm(v))
         if abs(value - before) <= ENOUGH * value:
             break
         before = value
-    return left, normalize(right, dim=0)
+    return u, normalize(v, dim=0)
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:

@@ -79,7 +79,8 @@ class Client:
     @property
     def data(self) -> ClientData:
         """Its training, validation and test data."""
-        return self.run.data.client(self.id, self.run.device, self.run.dtype)
+        run = self.run
+        return run.data.client(self.id, run.device, run.dtype)
 
     @property
     def class_counts(self) -> Tensor:
@@ -96,7 +97,9 @@ class Client:
         """A batch of its training samples drawn by `draws`, as large as those of a phase."""
         part = self.data.train
         size = self.run.config.federation.batch_size
-        augment = draws if part.augmented else None
+        augment = None
+        if part.augmented:
+            augment = draws
         batches = part.batches(
             size,
             draws,
@@ -114,20 +117,25 @@ class Client:
 
     def columns(self, holds: Callable[[Block], bool]) -> Tensor:
         """Bool (D,): the columns of the blocks for which `holds` returns True."""
-        mask = torch.zeros(self.layout.size, dtype=torch.bool, device=self.run.device)
-        for segment in self.layout.segments(self.mask(holds)):
+        layout = self.layout
+        mask = torch.zeros(layout.size, dtype=torch.bool, device=self.run.device)
+        for segment in layout.segments(self.mask(holds)):
             mask[segment.columns] = True
         return mask
 
     def overwrite(self, payload: Payload, slot: str = MODEL) -> None:
         """Copy the received blocks into the client's vector `slot`."""
-        copy_columns(self[slot], payload.vector, self.layout.segments(payload.sent))
+        segments = self.layout.segments(payload.sent)
+        copy_columns(self[slot], payload.vector, segments)
 
     def composed(self, payload: Payload, vector: Tensor | None = None) -> Tensor:
         """A copy of `vector` (None: the client's model) in which the received blocks replace its
         own."""
-        composed = (self[MODEL] if vector is None else vector).clone()
-        copy_columns(composed, payload.vector, self.layout.segments(payload.sent))
+        if vector is None:
+            vector = self[MODEL]
+        composed = vector.clone()
+        segments = self.layout.segments(payload.sent)
+        copy_columns(composed, payload.vector, segments)
         return composed
 
     @property
@@ -152,7 +160,9 @@ class Client:
         for k in np.flatnonzero(payload.sent & self.layout.is_parameter):
             block = self.layout.blocks[k]
             weight[k] = coefficient(block) if callable(coefficient) else coefficient
-        return Objective(payload.vector, weight) if weight.any() else Objective()
+        if weight.any():
+            return Objective(payload.vector, weight)
+        return Objective()
 
     # ---------------------------------------------------------------- passes through the model
 
@@ -188,7 +198,9 @@ class Client:
     def loss(self, part: Part, vector: Tensor | None = None) -> float:
         """Mean task loss of `vector` (None: the client's model) on `part`, in evaluation mode; NaN
         on an empty part."""
-        return float(self.bind(vector).mean_loss(part, self.run.config.evaluation.batch_size))
+        module = self.bind(vector)
+        size = self.run.config.evaluation.batch_size
+        return float(module.mean_loss(part, size))
 
     def gradient(
         self,
@@ -214,7 +226,7 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
         BadInput: a part gives tensors without declaring `client_memory`, or under a name that is
             taken or reserved.
     """
-    memory: dict[str, Tensor] = {}
+    memory = {}
     for part in (run.method, *run.callbacks):
         init_client = getattr(part, "init_client", None)
         first = init_client(run) if init_client else {}

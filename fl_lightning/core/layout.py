@@ -131,18 +131,18 @@ class Layout:
     def _entries(self, model: nn.Module, frozen_ids: set[int]) -> list[_Entry]:
         """The tensors that become blocks, in the blocks' order; names layers and all other
         buffers."""
-        parameters: list[_Entry] = []
-        statistics: list[_Entry] = []
+        parameters = []
+        statistics = []
         visited = set(frozen_ids)
         for prefix, module in model.named_modules():
             is_norm = isinstance(module, NORMALISATION)
-            own = [
+            own_parameters = [
                 (name, p)
                 for name, p in module.named_parameters(prefix, recurse=False)
                 if id(p) not in visited
             ]
-            visited.update(id(p) for _, p in own)
-            if own and not is_norm:
+            visited.update(id(p) for _, p in own_parameters)
+            if own_parameters and not is_norm:
                 self.layers.append(prefix or type(module).__name__)
             layer = max(len(self.layers) - 1, 0)
             parameters += [
@@ -153,7 +153,7 @@ class Layout:
                     layer,
                     is_norm,
                 )
-                for name, p in own
+                for name, p in own_parameters
             ]
             for name, buffer in module.named_buffers(prefix, recurse=False):
                 if id(buffer) in visited:  # shared by modules, such as a mask
@@ -217,7 +217,10 @@ class Layout:
     @cached_property
     def parameters(self) -> slice:
         """Columns up to the last parameter (and the gaps between them): parameters come first."""
-        return slice(0, max((b.stop for b in self.blocks if b.kind == "parameter"), default=0))
+        count = int(self.is_parameter.sum())
+        if count == 0:
+            return slice(0, 0)
+        return slice(0, self.blocks[count - 1].stop)
 
     @cached_property
     def is_own(self) -> np.ndarray:
@@ -247,7 +250,9 @@ class Layout:
         for k in np.flatnonzero(mask).tolist():
             block = self.blocks[k]
             start = block.start
-            layer = block.layer if by_layer else 0
+            layer = 0
+            if by_layer:
+                layer = block.layer
             if previous == k - 1 and segments[-1].layer == layer:
                 start = segments.pop().start
             segments.append(Segment(start, block.stop, layer))
@@ -258,8 +263,12 @@ class Layout:
     @cached_property
     def gaps(self) -> list[slice]:
         """Columns behind each block, up to the next one."""
-        ends = [b.start for b in self.blocks[1:]] + [self.size]
-        return [slice(b.stop, end) for b, end in zip(self.blocks, ends, strict=True)]
+        gaps = []
+        stop = self.size
+        for block in reversed(self.blocks):
+            gaps.append(slice(block.stop, stop))
+            stop = block.start
+        return gaps[::-1]
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
         """Set the numbers of `vector` (D,) between blocks to 0, as where blocks alone travel;
@@ -292,7 +301,8 @@ class Layout:
             cells = self.layer_of * kinds + ~self.is_parameter
             sums = np.bincount(cells[sent], block_bytes[sent], minlength=rows * kinds)
             # sums in float64: exact up to 2^53
-            self._remember(key, sums.astype(np.int64).reshape(rows, kinds))
+            table = sums.astype(np.int64)
+            self._remember(key, table.reshape(rows, kinds))
         return self._tables[key]
 
     def layers_in(self, sent: np.ndarray) -> np.ndarray:
@@ -317,7 +327,8 @@ class Layout:
         tensors = tensors_of(model)
         vector = torch.zeros(self.size, dtype=dtype)
         for block in self.blocks:
-            vector[block.columns] = tensors[block.name].detach().reshape(-1).cpu()
+            flat = tensors[block.name].detach().reshape(-1)
+            vector[block.columns] = flat.cpu()
         buffers = []
         for name in self.own_names:
             buffer = tensors[name].detach().cpu().clone()
@@ -331,11 +342,12 @@ class Layout:
 def _frozen_normalisations(model: nn.Module, frozen_ids: set[int]) -> list[str]:
     """Names of the normalisations none of whose weights train; of those without weights, the ones
     in a module that is frozen as a whole."""
-    frozen_modules: set[str] = set()
+    frozen_modules = set()
     names = []
     for name, module in model.named_modules():
         ids = {id(p) for p in module.parameters()}
-        in_frozen = name != "" and name.rpartition(".")[0] in frozen_modules
+        parent = name.rpartition(".")[0]
+        in_frozen = name != "" and parent in frozen_modules
         if in_frozen or (ids and ids <= frozen_ids):
             frozen_modules.add(name)
             if isinstance(module, NORMALISATION):

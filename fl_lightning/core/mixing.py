@@ -36,7 +36,8 @@ places of the caches: the products of 100 models took twice as long (measured)."
 def mean_of(W: Tensor, p: Tensor) -> Tensor:
     """One model for everybody, w_0 + sum_j p_j (w_j - w_0), shape (columns,); equal models stay
     equal bit for bit."""
-    return torch.addmm(W[:1], p.to(W.dtype)[None], W - W[0])[0]
+    weights = p.to(W.dtype)[None]
+    return torch.addmm(W[:1], weights, W - W[0])[0]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ class Gram:
         to_mean = C.mean(2)
         shift = a.mean(1)
         square = to_mean.mean(1)
-        centred = C - to_mean[:, :, None] - to_mean[:, None, :] + square[:, None, None]
+        rows = to_mean[:, :, None]
+        columns = to_mean[:, None, :]
+        centred = C - rows - columns + square[:, None, None]
         offset = a + to_mean - (shift + square)[:, None]
         return Gram(centred, offset, self.mean_square + 2 * shift + square)
 
@@ -113,7 +116,8 @@ class Mixer:
         self.work = torch.promote_types(dtype, torch.float32)
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}
-        self.by_rank: list[list[int]] = [[] for _ in range(group.size)]
+        ranks = range(group.size)
+        self.by_rank: list[list[int]] = [[] for _ in ranks]
         for c in self.sources:
             self.by_rank[home[c]].append(c)
         self.flops = 0
@@ -132,15 +136,18 @@ class Mixer:
             for _, W in collected:
                 mean = W.mean(0)
                 D = W.sub_(mean)
-                rows.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
+                products = (D @ D.T).flatten()
+                square = mean.dot(mean)[None]
+                rows.append(torch.cat([products, D @ mean, square]))
         here = torch.zeros(0, n * n + n + 1, dtype=self.work, device=self.group.device)
         if rows:
             here = torch.stack(rows)
         if self.group.size == 1:  # MPS has no 64 bits, and is alone
             here = here.cpu()
-        total = self._by_layer(tiles, here.double(), layers).cpu()
-        centred, offset, mean_square = total.split([n * n, n, 1], dim=1)
-        return Gram(centred.view(layers, n, n), offset, mean_square[:, 0])
+        total = self._by_layer(tiles, here.double(), layers)
+        centred, offset, mean_square = total.cpu().split([n * n, n, 1], dim=1)
+        products = centred.view(layers, n, n)
+        return Gram(products, offset, mean_square[:, 0])
 
     def _by_layer(
         self,
@@ -204,9 +211,10 @@ class Mixer:
         n = len(self.sources)
         m = len(receivers)
         tiles = _tiles(segments)
-        self.flops += (2 * n * m + n + m) * _columns(segments)
-        own = torch.tensor([self.places[c] for c in receivers])
-        identity = torch.nn.functional.one_hot(own, n)
+        by_column = 2 * n * m + n + m
+        self.flops += by_column * _columns(segments)
+        places = torch.tensor([self.places[c] for c in receivers])
+        identity = torch.nn.functional.one_hot(places, n)
         change = A.cpu().to(torch.float64) - identity
         B = change.to(self.group.device, self.work)
         shift = int(sums_to_one)
@@ -214,16 +222,18 @@ class Mixer:
             pairs = [(into[c], self.places[c]) for c in receivers]
             self._mix_alone(tiles, B, pairs, shift)
             return
-        places = own.to(self.group.device)
+        places = places.to(self.group.device)
         self._count_work(4 * n + 3 * m, tiles)
         differences = self._room(n)
         products = self._room(m)
         for stripe, collected in self._collected(tiles):
             mixed = []
             for t, W in collected:
-                D = torch.sub(W, W[0], alpha=shift, out=differences[:, : t.width])
-                out = torch.mm(B[t.layer], D, out=products[:, : t.width])
-                mixed.append((W[places] + out).to(self.dtype))
+                D = differences[:, : t.width]
+                change = products[:, : t.width]
+                torch.sub(W, W[0], alpha=shift, out=D)
+                torch.mm(B[t.layer], D, out=change)
+                mixed.append((W[places] + change).to(self.dtype))
             self._send_home(stripe, mixed, receivers, into)
 
     def _send_home(
@@ -279,8 +289,9 @@ class Mixer:
             D = differences[:, : t.width]
             for w, difference in zip(W, D.unbind(0), strict=True):
                 torch.sub(w, W[0], alpha=shift, out=difference)
-            out = torch.mm(B[t.layer], D, out=products[:, : t.width])
-            for (row, k), change in zip(rows, out.unbind(0), strict=True):
+            changes = products[:, : t.width]
+            torch.mm(B[t.layer], D, out=changes)
+            for (row, k), change in zip(rows, changes.unbind(0), strict=True):
                 place = row[columns]
                 if place.device == change.device and place.dtype == change.dtype:
                     torch.add(W[k], change, out=place)
@@ -305,8 +316,8 @@ class Mixer:
         self.flops += (3 * n + 1) * _columns(segments)
         p = p.to(self.group.device, wide(self.group.device))
         self._count_work((2 if self.group.size == 1 else 6) * n, tiles)
-        means: list[Tensor] = []
-        stripes: list[list[Segment]] = []
+        means = []
+        stripes = []
         for stripe, collected in self._collected(tiles):
             combined = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
             if self.group.size == 1:
@@ -315,7 +326,8 @@ class Mixer:
                 continue
             means += combined
             stripes.append(stripe)
-            if sum(map(_columns, stripes)) >= EXCHANGE or stripe[-1] is tiles[-1]:
+            is_last = stripe[-1] is tiles[-1]
+            if is_last or sum(map(_columns, stripes)) >= EXCHANGE:
                 self._spread(stripes, means, into)
                 means = []
                 stripes = []
@@ -332,7 +344,8 @@ class Mixer:
         for stripe in stripes:
             for tiles, share in zip(tiles_of, self._shares(stripe), strict=True):
                 tiles += share
-        parts = self.group.gather_parts([self._nothing(), *means], list(map(_columns, tiles_of)))
+        sizes = list(map(_columns, tiles_of))
+        parts = self.group.gather_parts([self._nothing(), *means], sizes)
         for tiles, part in zip(tiles_of, parts, strict=True):
             pieces = part.split([t.width for t in tiles])
             for t, piece in zip(tiles, pieces, strict=True):
@@ -423,7 +436,7 @@ class Mixer:
     ) -> list[Tensor]:
         """The sources' columns of a tile, by rank: from this rank's `vectors`, or from the columns
         that `arrived`, of which each source's tiles `before` this one come first."""
-        rows: list[Tensor] = []
+        rows = []
         for r, clients in enumerate(self.by_rank):
             if r == self.group.rank:
                 device = self.group.device

@@ -86,9 +86,10 @@ class Objective:
 
     def proximal_numbers(self, layout: Layout) -> int:
         """Numbers of the model in the proximal term."""
-        if self.proximal_weight is None:
+        weight = self.proximal_weight
+        if weight is None:
             return 0
-        return int(layout.numbers[self.proximal_weight != 0].sum())
+        return int(layout.numbers[weight != 0].sum())
 
     def columns(self, layout: Layout) -> list[tuple[int, int, float]]:
         """(start, stop, twice the coefficient) of the proximal term's columns, neighbours of one

@@ -59,10 +59,11 @@ class Payload:
         """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is
         beside the model."""
         layout = self.layout
-        table = layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
+        kinds = len(KINDS)
+        table = layout.bytes_by_layer(self.sent, self.block_bytes, kinds).copy()
         for vector in self.vectors.values():
             block_bytes = layout.numbers * vector.element_size()
-            table += layout.bytes_by_layer(layout.is_parameter, block_bytes, len(KINDS))
+            table += layout.bytes_by_layer(layout.is_parameter, block_bytes, kinds)
         table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         for payload in self.further.values():
             table += payload.by_layer

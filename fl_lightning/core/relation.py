@@ -37,9 +37,10 @@ class Weights:
 
     def view(self, layers: list[str]) -> RelationView:
         """The relation to be drawn: of layers that are not sent, each receiver has its own."""
-        weights = self.weights.expand(len(layers), len(self.receivers), -1)
+        by_layer = self.weights.expand(len(layers), len(self.receivers), -1)
+        by_receiver = by_layer.transpose(0, 1).numpy()
         # one copy: it is the largest there is
-        rows = weights.transpose(0, 1).numpy().astype(np.float32, order="C")
+        rows = by_receiver.astype(np.float32, order="C")
         layer_of = self.group.layout.layer_of
         sent = layer_of[self.group.down_mask]
         unsent = np.setdiff1d(np.arange(len(layers)), sent)
@@ -60,7 +61,9 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     receivers = sorted(set(view.receivers) & set(view.sources))
     truth = np.array([groups[c] for c in receivers])
     count = len(np.unique(truth))
-    if count < 2 or count == len(truth) or len(truth) > MOST_CLUSTERED:
+    if count < 2 or count == len(truth):
+        return None
+    if len(truth) > MOST_CLUSTERED:
         return None
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -73,7 +76,8 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     likeness = received + received.T
     distance = likeness.max() - likeness
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance, checks=False), "average")
+    pairs = squareform(distance, checks=False)
+    tree = linkage(pairs, "average")
     clusters = fcluster(tree, count, "maxclust")
     return float(adjusted_rand_score(truth, clusters))
 

@@ -193,7 +193,8 @@ class RunContext:
 
     def check_validation(self, why: str) -> None:
         """Raise `BadInput` unless every client has validation data, which the method needs."""
-        if not all(self.data.validation_sizes[c] for c in range(self.clients)):
+        sizes = self.data.validation_sizes
+        if not all(sizes[c] for c in range(self.clients)):
             requirement = f"{self.method_name} {why}: above 0, and enough for every client"
             raise BadInput("data.validation", self.config.data.validation, requirement)
 
@@ -246,6 +247,8 @@ def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
         layers = group.layout.layers
         group.axis = slice(len(labels), len(labels) + len(layers))
         number = names[:k].count(group.name) + 1
-        label = f"{group.name}{number}" if names.count(group.name) > 1 else group.name
+        label = group.name
+        if names.count(group.name) > 1:
+            label = f"{group.name}{number}"
         labels += [f"{label}:{layer}" if len(groups) > 1 else layer for layer in layers]
     return labels

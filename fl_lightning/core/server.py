@@ -60,8 +60,9 @@ class Server:
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
         self._statistics: dict[int, dict[str, Tensor]] = {}
         self.groups = []
+        group_of = self.run.group_of
         for group in self.run.groups:
-            members = [c for c in self.cohort if self.run.group_of(c) is group]
+            members = [c for c in self.cohort if group_of(c) is group]
             self.groups.append(GroupServer(self, group, members))
 
     @property
@@ -140,8 +141,11 @@ class Server:
                     "federation.participation it is"
                 )
                 run.warned.add("relation")
-            return RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
-        return one_view(parts) if several else parts[0].view(run.layer_names)
+            nothing = np.zeros((0, 0, 0), np.float32)
+            return RelationView(nothing, [], [], [])
+        if several:
+            return one_view(parts)
+        return parts[0].view(run.layer_names)
 
 
 MOST_KEPT = 10**8
@@ -158,7 +162,7 @@ class GroupServer:
     cohort: list[int]
     answered: list[int] = field(default_factory=list)
     weighed: Weights | None = None
-    """The last weights of the relation in this round."""
+    """The relation's last weights in this round, from `_weighed`."""
 
     def __post_init__(self) -> None:
         self.layout = self.group.layout
@@ -180,7 +184,8 @@ class GroupServer:
         """Payloads of this rank's `vectors` by client, with all blocks that clients share."""
         payloads = {}
         for c, vector in vectors.items():
-            payloads[c] = Payload(self.layout, vector, self.group.down_mask.copy())
+            sent = self.group.down_mask.copy()
+            payloads[c] = Payload(self.layout, vector, sent)
         return payloads
 
     # ---------------------------------------------------------------- by a relation
@@ -247,7 +252,9 @@ class GroupServer:
         @cache
         def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
             since: Since = "zero" if of == "parameters" else of
-            blocks = self.group.down_mask if since == "zero" else self.layout.is_parameter
+            blocks = self.layout.is_parameter
+            if since == "zero":
+                blocks = self.group.down_mask
             if of == "parameters":
                 blocks = blocks & self.layout.is_parameter
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
@@ -263,7 +270,9 @@ class GroupServer:
         )
 
     def _layers(self, by_layer: bool) -> int:
-        return len(self.layout.layers) if by_layer else 1
+        if by_layer:
+            return len(self.layout.layers)
+        return 1
 
     def _candidates(self, sources: str) -> list[int]:
         run = self.server.run
@@ -303,7 +312,8 @@ class GroupServer:
         if "initial" in run.warned or not uploaded or not initial.any():
             return
         of_others = torch.tensor(receivers)[:, None] != torch.tensor(sources)
-        share = float((weights * (initial & of_others)).sum(-1).mean())
+        of_initial = weights * (initial & of_others)
+        share = float(of_initial.sum(-1).mean())
         if share <= 0:
             return
         run.warned.add("initial")
@@ -311,7 +321,9 @@ class GroupServer:
             return
         kind: type = type(run.method)
         choices = str(bounded_fields(kind).get("sources", ""))
-        cure = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
+        cure = ""
+        if "uploaded" in choices:
+            cure = "; --method.sources uploaded leaves them out"
         log.say(
             f"round {self.server.round}: {int(initial.sum())} of the {len(sources)} models that "
             "are mixed are of clients that have not uploaded yet: the initial model makes up "
@@ -428,10 +440,13 @@ class GroupServer:
     ) -> Tensor:
         """The vector (D,) that the server last received of one client, on every rank: for methods
         that learn from each upload."""
-        return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
+        weight = torch.ones(1, dtype=torch.float64)
+        return self.mean(weight, [client], slot, since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
-        mask = self.group.down_mask if slot == MODEL else self.layout.is_parameter
+        mask = self.layout.is_parameter
+        if slot == MODEL:
+            mask = self.group.down_mask
         return self.layout.segments(mask, by_layer=by_layer)
 
     def _mixer(
@@ -443,11 +458,15 @@ class GroupServer:
         """The kernel over the server's last copies of `sources`; the slot's first value stands in
         for vectors that never arrived."""
         run = self.server.run
-        first = self.initial if slot == MODEL else run.method.slots()[slot].first(self.initial)
-        vectors: dict[int, Tensor] = {}
+        first = self.initial
+        if slot != MODEL:
+            first = run.method.slots()[slot].first(first)
+        vectors = {}
         copied = 0
         for c in run.at_home(sources):
-            vector = run.states[c].received[slot] if c in run.states else first
+            vector = first
+            if c in run.states:
+                vector = run.states[c].received[slot]
             if since != "zero":  # the store may have its vectors elsewhere than where clients train
                 base = self.initial if since == "initial" else self.server.sent[c].vector
                 vector = vector.to(run.device) - base.to(run.device)
@@ -469,9 +488,10 @@ class GroupServer:
 
     def _buffer(self, k: int) -> Tensor:
         """The vector (D,) for the mix of the k-th of a round's receivers here."""
-        if k not in self.group.buffers:
-            self.group.buffers[k] = self.server.run.store.allocate(self.initial)
-        return self.group.buffers[k]
+        buffers = self.group.buffers
+        if k not in buffers:
+            buffers[k] = self.server.run.store.allocate(self.initial)
+        return buffers[k]
 
 
 def among_uploaded(
@@ -485,8 +505,10 @@ def among_uploaded(
     A receiver that has not uploaded itself has a weight in its own row, on the initial model.
     """
     arrived = [c for c in inputs.sources if c in uploaded]
-    blocks = [([c for c in inputs.receivers if c in uploaded], arrived)]
-    blocks += [([c], sorted([*arrived, c])) for c in inputs.receivers if c not in uploaded]
+    together = [c for c in inputs.receivers if c in uploaded]
+    alone = [c for c in inputs.receivers if c not in uploaded]
+    blocks = [(together, arrived)]
+    blocks += [([c], sorted([*arrived, c])) for c in alone]
     parts = []
     for receivers, sources in blocks:
         if not receivers:
@@ -505,8 +527,8 @@ def among_uploaded(
             gram=gram,
         )
         parts.append((rows, columns, relation.weights(among_sources)))
-    layers = len(parts[0][2])
-    table = parts[0][2].new_zeros(layers, len(inputs.receivers), len(inputs.sources))
+    first = parts[0][2]
+    table = first.new_zeros(len(first), len(inputs.receivers), len(inputs.sources))
     for rows, columns, weights in parts:
         table[:, rows[:, None], columns] = weights
     return table

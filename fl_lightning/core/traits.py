@@ -90,5 +90,7 @@ def undeclared(
     why: str,
 ) -> BadInput:
     """The error of a method or callback that does what only `trait` allows."""
-    place = "traits." if hasattr(part, "traits") else ""
+    place = ""
+    if hasattr(part, "traits"):
+        place = "traits."
     return BadInput(f"{type(part).__name__}.{place}{trait}", False, f"{why}: set it to True")

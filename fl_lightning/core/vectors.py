@@ -17,8 +17,7 @@ from fl_lightning.storage.state import MODEL
 
 
 def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tensor]:
-    """Models that the server last received of those `clients` whose home is this rank: no
-    copies."""
+    """Models last received of those `clients` whose home is this rank: no copies."""
     run = group.server.run
     models = {}
     for c in run.at_home(clients):
@@ -38,15 +37,16 @@ def fetched(
         sources: by receiver, the same on every rank. A rank holds the models for its receivers.
     """
     receivers = group.server.run.at_home(sources)
-    every_source = {source for row in sources.values() for source in row}
-    copies: dict[int, dict[int, Tensor]] = {c: {} for c in receivers}
+    every_source: set[int] = set().union(*sources.values())
+    copies: dict[int, dict[int, Tensor]] = {}
+    for c in receivers:
+        copies[c] = dict.fromkeys(sources[c], group.initial)  # in their order
     for source in sorted(every_source):
         vector = group.vector(source)
-        for c in receivers:
-            if source in sources[c]:
-                copies[c][source] = vector
-    # in the order of `sources`
-    return {c: {j: models[j] for j in sources[c]} for c, models in copies.items()}
+        for models in copies.values():
+            if source in models:
+                models[source] = vector
+    return copies
 
 
 def distances(
@@ -78,9 +78,11 @@ def _squared_distance(
     segments: Sequence[Segment],
 ) -> float:
     total = 0.0
+    dtype = wide(point.device)
     for segment in segments:
-        difference = vector[segment.columns].to(point.device) - point[segment.columns]
-        total += float(difference.to(wide(difference.device)).square().sum())
+        columns = segment.columns
+        difference = vector[columns].to(point.device) - point[columns]
+        total += float(difference.to(dtype).square().sum())
     return total
 
 
@@ -105,8 +107,10 @@ def products(
     server = group.server
     run = server.run
     vectors = {}
+    device = run.device
     for c, vector in last_received(group, clients).items():
-        vectors[c] = vector.to(run.device) - server.sent[c].vector.to(run.device)
+        sent = server.sent[c].vector
+        vectors[c] = vector.to(device) - sent.to(device)
     # a client's model goes by the number N + c beside its change, c
     for c, vector in last_received(group, sources).items():
         vectors[run.clients + c] = before.get(c, vector)

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
 from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Config, check
+from fl_lightning.core import Layout, ModelGroup, RunContext
 from fl_lightning.core.buffers import check_modules
-from fl_lightning.core.layout import Layout
-from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
+from fl_lightning.core.run import layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.federation import Federation
@@ -188,8 +188,8 @@ def _check_same_start(run: RunContext) -> None:
         read = isinstance(model.component, Network) and model.component.weights is not None
         if run.world_size == 1 or not (read or group.frozen):
             continue
-        own = digest((group.initial, *group.frozen.values()))
-        digests = run.processes.gather_objects(own)
+        digest_here = digest((group.initial, *group.frozen.values()))
+        digests = run.processes.gather_objects(digest_here)
         for rank, other in enumerate(digests):
             requirement = f"rank {rank} has other weights than rank 0: all must read the same file"
             check("model", group.name, other == digests[0], requirement)

@@ -307,7 +307,9 @@ class Evaluator:
         """
         run = self.run
         judge = run.judge
-        state = run.states[id] if run.took_part(id) else None
+        state = None
+        if run.took_part(id):
+            state = run.states[id]
         if judge == "finetuned":
             return judge, *self.finetune(run.server.round, id)
         needs_last = judge == "after" or self.keeps_start
@@ -321,7 +323,9 @@ class Evaluator:
         if judge == "after" and state is not None:
             rest = self.at_rest(id)
             return judge, run.method.personal(rest), state.buffers
-        model = self.global_model(id) if judge == "global" else None
+        model = None
+        if judge == "global":
+            model = self.global_model(id)
         if model is not None:
             return judge, model, run.group_of(id).initial_buffers
         return "before", *self.beginning(id)
@@ -335,7 +339,7 @@ class Evaluator:
         not."""
         run = self.run
         self._on_global = None, None
-        finals: dict[int, dict[str, Any]] = {}
+        finals = {}
         for id in run.at_home(range(run.clients)):
             try:
                 with self.guard.naming(run.server.round, id, self):
@@ -434,7 +438,9 @@ class Evaluator:
 
     def _wanted_global(self, id: int) -> Tensor | None:
         """The server's model for a client, if there is one and global models are scored."""
-        return self.global_model(id) if self.has_global and self.wants("global") else None
+        if self.has_global and self.wants("global"):
+            return self.global_model(id)
+        return None
 
     def after_aggregation(self, t: int, results: Results) -> None:
         """Score models that exist only now: the global one, and fine-tuned copies.
@@ -467,7 +473,9 @@ class Evaluator:
         with contextlib.suppress(BadClient):
             for id in ids:
                 client = self.at_rest(id, self.run.group_of(id).initial_buffers)
-                model = self.global_model(id) if self.remembered.takes(client) else None
+                model = None
+                if self.remembered.takes(client):
+                    model = self.global_model(id)
                 if model is not None:
                     models.append(scoring.ToScore("global", client, model))
             self.remembered.score_ahead(models)

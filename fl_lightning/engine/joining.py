@@ -217,7 +217,9 @@ def rule_of(run: RunContext, group: ModelGroup) -> Rule:
         return ALONE
     if not run.relation.is_global:
         return MIX
-    return GLOBAL if shared.all() else PERSONAL
+    if shared.all():
+        return GLOBAL
+    return PERSONAL
 
 
 def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
@@ -479,14 +481,14 @@ class _Newcomer:
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        seen: scoring.Seen = []
-        values = scoring.measured(kind, client, test, seen)
+        pairs: scoring.Seen = []
+        values = scoring.measured(kind, client, test, pairs)
         values.pop(PREDICTED, None)
         scores = {}
         for metric, value in values.items():
             scores[metric.by("received") if received else metric.name] = float(value)
         loss = self.run.data.metric.loss
-        total = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen)
+        total = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in pairs)
         scores["loss"] = total / len(test)
         return {name: value for name, value in scores.items() if math.isfinite(value)}
 

@@ -49,7 +49,9 @@ def schedule_of(
         batch_size: None: the federation's.
         public: the phase is on public data: a rehearsed round does not cut it short.
     """
-    most = run.most_batches if not public or run.config.smoke else None
+    most = None
+    if not public or run.config.smoke:
+        most = run.most_batches
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size
     return BatchSchedule(
@@ -117,7 +119,7 @@ def job_of(
         asker=client if phase.by_gradient else None,
     )
     # on public data the optimiser begins without state, and its state is not kept
-    job.keep = run.config.optimizer.keep_state and step is None and not public
+    job.keep = run.policy.keeps_optimizer and step is None and not public
     if job.keep:
         prefix = _prefix(phase)
         for name, value in client.memory.items():
@@ -148,7 +150,9 @@ def _prefix(phase: Phase) -> str:
     Phases of another slot or purpose (FedAS's alignment) have a state of their own.
     """
     of_slot = "optimizer." if phase.slot == MODEL else f"optimizer.slot {phase.slot}."
-    return of_slot if phase.purpose == "train" else f"{of_slot}phase {phase.purpose}."
+    if phase.purpose == "train":
+        return of_slot
+    return f"{of_slot}phase {phase.purpose}."
 
 
 def _belongs(name: str, prefix: str) -> bool:

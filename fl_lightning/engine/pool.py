@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.core import RunContext
 from fl_lightning.core.client import client_memory
-from fl_lightning.core.run import RunContext
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import BadClient, RunFailed

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.about import about
 from fl_lightning.foundation.errors import BadInput

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_lightning.core import RunContext
-from fl_lightning.core.layout import Layout
+from fl_lightning.core import Layout, RunContext
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states
@@ -116,7 +115,9 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
         return None
     finally:
         trainer.bind_initial()
-    return passes if all(one.usual for one in passes) else None
+    if all(one.usual for one in passes):
+        return passes
+    return None
 
 
 def _without_zeros(

@@ -13,8 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Client, RunContext
 from fl_lightning.data.part import Part
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
@@ -53,13 +52,13 @@ def score(
     kind: str,
     client: Client,
     part: Part,
-    seen: Seen | None = None,
+    pairs: Seen | None = None,
     answers: list[Tensor] | None = None,
 ) -> Tensor:
     """Share of right answers (or the other metric) of the bound model on `part`, shape (); NaN on
     an empty part.
 
-    `seen` and `answers`, where given, collect scores with labels, and the predicted class of each
+    `pairs` and `answers`, where given, collect scores with labels, and the predicted class of each
     sample. The model's random numbers follow from seed and client (on the global test set from the
     seed), not from what was scored before.
     """
@@ -76,11 +75,13 @@ def score(
             scores = outputs(client, x, kind)
             batch_total = module.metric.total(scores, y, module.num_classes)
         total = batch_total if total is None else total + batch_total
-        if seen is not None:
-            seen.append((scores, y))
+        if pairs is not None:
+            pairs.append((scores, y))
         if answers is not None and y.ndim == 1:
             answers.append(scores.argmax(1))
-    return torch.full((), torch.nan, device=run.device) if total is None else total / len(part)
+    if total is None:
+        return torch.full((), torch.nan, device=run.device)
+    return total / len(part)
 
 
 def predictions(
@@ -91,10 +92,10 @@ def predictions(
     """Predictions of `vector`, scored as `kind`, for the client's test samples: columns of
     `final_predictions.parquet`."""
     data = client.run.data
-    seen: Seen = []
+    pairs: Seen = []
     client.ready(kind, vector)
-    score(kind, client, client.data.test, seen)
-    scores, y = _joined(seen)
+    score(kind, client, client.data.test, pairs)
+    scores, y = _joined(pairs)
     columns: dict[str, Any] = {"client": client.id, "row": data.tested_lines(client.id)}
     if data.client_names:
         columns["name"] = data.client_names[client.id]
@@ -116,38 +117,38 @@ def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
     own `outputs`, which an exported model lacks."""
     model = client.module.model.eval()
     batches = part.batches(client.run.config.evaluation.batch_size)
-    seen = [(model(x).cpu(), y.cpu()) for x, y in batches]
-    if not seen:
+    pairs = [(model(x).cpu(), y.cpu()) for x, y in batches]
+    if not pairs:
         return torch.zeros(0, client.module.num_classes), torch.zeros(0, dtype=torch.int64)
-    return _joined(seen)
+    return _joined(pairs)
 
 
 def measured(
     kind: str,
     client: Client,
     part: Part,
-    seen: Seen | None = None,
+    pairs: Seen | None = None,
 ) -> dict[Metric, Tensor]:
     """Scores of the bound model on `part` by metric: NaN where a further metric is not defined; of
-    a classification also `PREDICTED`. `seen` as in `score`."""
+    a classification also `PREDICTED`. `pairs` as in `score`."""
     further = further_metrics(client.run)
     main = client.run.data.metric
-    if further and seen is None:
-        seen = []
+    if further and pairs is None:
+        pairs = []
     answers: list[Tensor] | None = [] if main is ACCURACY else None
     values: dict[Metric, Tensor] = {
         main: score(
             kind,
             client,
             part,
-            seen,
+            pairs,
             answers,
         )
     }
     if answers:
         values[PREDICTED] = torch.cat(answers)
-    if further and seen:
-        scores, y = _joined(seen)
+    if further and pairs:
+        scores, y = _joined(pairs)
         values |= {metric: metric.value(scores, y) for metric in further}
     return values
 
@@ -243,7 +244,7 @@ class Remembered:
         """Score on test data, and models of the judge's kind on validation data, too."""
         self.ahead = True
         jobs = []
-        places: list[tuple[dict[str, Any], str, bytes, bool]] = []
+        places = []
         for kind, client, vector in models:
             digest = self.digest(kind, client, vector)
             data = client.data
@@ -328,9 +329,9 @@ def on_global_test(
     """Score of the bound model on the global test set `part`, shape (), and its recalls (classes,)
     if class shares are asked for."""
     asks = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
-    seen: Seen | None = [] if asks else None
-    value = score(kind, client, part, seen)
-    return value, recalls(*_joined(seen)) if seen else None
+    pairs: Seen | None = [] if asks else None
+    value = score(kind, client, part, pairs)
+    return value, recalls(*_joined(pairs)) if pairs else None
 
 
 def on_shares(
@@ -359,7 +360,7 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
     """For each metric with its column, `mean_NAME` over the clients that have a value, and
     `clients_NAME`, their number."""
-    means: dict[str, float] = {}
+    means = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])
         if len(values):
@@ -377,7 +378,9 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
     batches = client.data.test.batches(client.run.config.evaluation.batch_size)
     labels = torch.cat([y for _, y in batches])
     share = float(labels.bincount().max()) / len(labels)
-    return {ONE_CLASS: share} if share < 1 else {}
+    if share < 1:
+        return {ONE_CLASS: share}
+    return {}
 
 
 def tell_of_finals(
@@ -422,9 +425,9 @@ def set_apart(
     return rest, apart
 
 
-def _joined(seen: Seen) -> tuple[Tensor, Tensor]:
+def _joined(pairs: Seen) -> tuple[Tensor, Tensor]:
     """Scores (n, classes) in 64 bits, and labels (n,), of all batches."""
-    scores, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    scores, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     # of texts: positions that have a target
     has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)
     return scores[has_target].double(), labels[has_target]

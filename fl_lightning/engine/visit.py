@@ -156,7 +156,9 @@ class Visit:
         client = self.client
         self.stage = "training"
         trained = client.layout.parameters
-        start = client[MODEL][trained].clone() if self.run.relation.measures else None
+        start = None
+        if self.run.relation.measures:
+            start = client[MODEL][trained].clone()
         with self.hook(phases, Method.phases):
             planned = phases(client, client.payload)
         yield from self.train(planned)

@@ -157,7 +157,7 @@ class Worker(Parts):
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
     ) -> dict[int, LocalJob | ToScore]:
         """Resume each visit with its last fit; returns the jobs at which they stop next."""
-        jobs: dict[int, LocalJob | ToScore] = {}
+        jobs = {}
         for c, fit in fits.items():
             visit = visits[c]
             try:
@@ -184,7 +184,7 @@ class Worker(Parts):
                 executor = trainer.loop
             except Exception:  # trained alone, the client at fault fails again
                 pass
-        fits: dict[int, Fit] = {}
+        fits = {}
         for c, job in jobs.items():
             with self.guard.catch(visits[c]):
                 chosen = executor if executor.takes(job) else trainer.loop

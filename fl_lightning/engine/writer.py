@@ -38,7 +38,9 @@ class RunFolderWriter(Observer):
         """Drop rows of rounds after the checkpoint; write the clients' samples."""
         self._began = time.perf_counter()
         if run.is_main:
-            begins = f", on from round {run.resumed_from}" if run.resumed_from else ""
+            begins = ""
+            if run.resumed_from:
+                begins = f", on from round {run.resumed_from}"
             log.note(
                 f"{run.method_name}: {run.clients} clients, {run.rounds} rounds, {run.world_size} "
                 f"processes{begins}"
@@ -59,7 +61,9 @@ class RunFolderWriter(Observer):
             requirement = "predictions of a deployment, and of each place in a text, are not kept"
             plain = data.holds_all and not (data.text and data.text.per_position)
             check("evaluation.predictions", True, plain, requirement)
-        counts = data.class_counts if data.task == "classification" and data.holds_all else None
+        counts = None
+        if data.task == "classification" and data.holds_all:
+            counts = data.class_counts
         resumed = bool(run.resumed_from)
         same = self.folder.write_split(
             data.train_sizes,
@@ -75,7 +79,9 @@ class RunFolderWriter(Observer):
         if not data.holds_all:  # a deployment's server does not know the clients' data
             return
         self._data = samples_digest(data)
-        before = provenance.data_of(run.folder) if resumed else None
+        before = None
+        if resumed:
+            before = provenance.data_of(run.folder)
         if before not in (None, self._data):
             log.say(
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"

@@ -60,7 +60,8 @@ def write_tensors(
             flush(aside)
             with aside.open("rb") as file:
                 digest = hashlib.file_digest(file, xxhash.xxh3_128)
-            return {"file": name, "size": aside.stat().st_size, "xxh3": digest.hexdigest()}
+            size = aside.stat().st_size
+            return {"file": name, "size": size, "xxh3": digest.hexdigest()}
 
     for name, tensors in files.items():
         with writing(folder / name):
@@ -131,7 +132,9 @@ def _is_ours(manifest: Manifest) -> bool:
     counts += [entry["turns"] for entry in clients.values()]
     for entry in _entries(manifest):
         counts.append(entry["size"])
-        if not re.fullmatch(_NAMES, entry["file"]) or not isinstance(entry["xxh3"], str):
+        if not re.fullmatch(_NAMES, entry["file"]):
+            return False
+        if not isinstance(entry["xxh3"], str):
             return False
     if any(type(count) is not int or count < 0 for count in counts):
         return False
@@ -194,7 +197,10 @@ def read_tensors(
 def _inside(folder: Path, name: str) -> Path:
     """The file `name` of `folder`; no link may lead out of it."""
     path = folder / name
-    if path.exists() and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
+    if not path.exists():
+        return path
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    if not (path.is_file() and is_inside):
         raise Damaged(f"{name} is no plain file of this folder")
     return path
 
@@ -214,8 +220,12 @@ def rounds(folder: Path) -> list[int]:
 
 def manifests(folder: Path) -> dict[int, Manifest]:
     """Return the intact manifests by round, the newest first."""
-    by_round = {t: intact(folder, t) for t in rounds(folder)}
-    return {t: manifest for t, manifest in by_round.items() if manifest is not None}
+    by_round = {}
+    for t in rounds(folder):
+        manifest = intact(folder, t)
+        if manifest is not None:
+            by_round[t] = manifest
+    return by_round
 
 
 def best(saved: Iterable[Manifest]) -> int | None:
@@ -225,7 +235,9 @@ def best(saved: Iterable[Manifest]) -> int | None:
         score = manifest["score"]
         if score is not None and not math.isnan(score):
             scored.append((score, -manifest["round"]))
-    return -max(scored)[1] if scored else None
+    if scored:
+        return -max(scored)[1]
+    return None
 
 
 def files_of(manifest: Manifest) -> list[str]:

@@ -44,5 +44,10 @@ class ServerState:
 
 def spent_by(state: ClientState | None) -> dict[str, Tensor]:
     """Copies of the tensors in which callbacks account for a client's spent privacy."""
-    memory = {} if state is None else state.memory
-    return {name: x.clone() for name, x in memory.items() if name.startswith("privacy.")}
+    spent: dict[str, Tensor] = {}
+    if state is None:
+        return spent
+    for name, tensor in state.memory.items():
+        if name.startswith("privacy."):
+            spent[name] = tensor.clone()
+    return spent

@@ -105,16 +105,21 @@ class VectorStore:
         if self.place == "disk":
             return self._file(vector)
         if self.place == "memory":
-            return torch.empty(vector.shape, dtype=vector.dtype, device=self.device).copy_(vector)
+            return vector.to(self.device, copy=True)
         return empty_beside(vector, self.device).copy_(vector)
 
     def adopt(self, state: ClientState) -> None:
         """Put the vectors of a `state` from another rank into the store."""
-        _replace(state, {id(vector): self.allocate(vector) for vector in _tensors(state)})
+        stored = {}
+        for vector in _tensors(state):
+            stored[id(vector)] = self.allocate(vector)
+        _replace(state, stored)
 
     def stow(self, tensor: Tensor) -> Tensor:
         """`tensor`, or a copy in main memory if the vectors do not lie on the device either."""
-        return tensor.cpu() if self.apart else tensor
+        if self.apart:
+            return tensor.cpu()
+        return tensor
 
     def fetch(self, vectors: Iterable[Tensor]) -> None:
         """Begin to copy `vectors` to the device: a visit will soon ask for them, and they do not
@@ -153,7 +158,7 @@ class VectorStore:
         """Begin to write back the acquired vectors: their states have the vectors of the store
         again."""
         for state, copies in self._acquired:
-            stored: dict[int, Tensor] = {}
+            stored = {}
             for tensor in _tensors(state):
                 key = id(tensor)
                 if key in copies:
@@ -184,7 +189,7 @@ class VectorStore:
         for k, free in enumerate(self._free):
             if free.shape == vector.shape and free.dtype == vector.dtype:
                 return self._free.pop(k)
-        return torch.empty(vector.shape, dtype=vector.dtype, device=self.device)
+        return torch.empty_like(vector, device=self.device)
 
     def _file(self, vector: Tensor) -> Tensor:
         with writing(self.folder):

@@ -40,14 +40,18 @@ def constants(model: nn.Module) -> Hashable:
     names = {id(part): name for name, part in parts}
 
     def compared(leaf: Any) -> Hashable:
-        leaf = leaf() if isinstance(leaf, ref) else leaf  # an LSTM refers so to its parameters
-        return type(leaf), names[id(leaf)] if id(leaf) in names else _comparable(leaf)
+        if isinstance(leaf, ref):  # an LSTM refers so to its parameters
+            leaf = leaf()
+        if id(leaf) in names:
+            return type(leaf), names[id(leaf)]
+        return type(leaf), _comparable(leaf)
 
-    attributes: dict[tuple[str, str], Hashable] = {}
+    attributes = {}
     for path, module in model.named_modules():
         for name in vars(module).keys() - _OF_EVERY_MODULE:
             leaves, shape = tree_flatten(vars(module)[name])
-            attributes[path, name] = str(shape), tuple(map(compared, leaves))
+            values = tuple(map(compared, leaves))
+            attributes[path, name] = str(shape), values
     return tuple(sorted(attributes.items(), key=itemgetter(0)))
 
 

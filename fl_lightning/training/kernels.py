@@ -21,7 +21,9 @@ start)."""
 
 def row_dots(a: Tensor, b: Tensor) -> Tensor:
     """Inner products of the rows of `a` and `b`, (k,)."""
-    return a[0].dot(b[0]).unsqueeze(0) if len(a) == 1 else (a * b).sum(1)
+    if len(a) == 1:
+        return a[0].dot(b[0]).unsqueeze(0)
+    return (a * b).sum(1)
 
 
 class Terms:
@@ -52,11 +54,17 @@ class Terms:
 
     def narrow(self, k: int) -> Terms:
         """The terms of the first `k` rows, in the same memory."""
-        columns: list[Columns] = []
+        columns = []
         for start, stop, twice in self.columns:
-            columns.append((start, stop, twice[:k] if isinstance(twice, Tensor) else twice))
-        anchor = None if self.anchor is None else self.anchor[:k]
-        linear = None if self.linear is None else self.linear[:k]
+            if isinstance(twice, Tensor):
+                twice = twice[:k]
+            columns.append((start, stop, twice))
+        anchor = None
+        if self.anchor is not None:
+            anchor = self.anchor[:k]
+        linear = None
+        if self.linear is not None:
+            linear = self.linear[:k]
         return Terms(self.room[:k], anchor, linear, columns)
 
     def value(self, rows: Tensor) -> Tensor:
@@ -70,7 +78,9 @@ class Terms:
                 total = torch.add(total, row_dots(part * twice, part), alpha=0.5)
             elif twice:
                 total = torch.add(total, row_dots(part, part), alpha=0.5 * twice)
-        return total if self.linear is None else total + row_dots(self.linear, rows)
+        if self.linear is None:
+            return total
+        return total + row_dots(self.linear, rows)
 
     def gradient(self, factor: Tensor | None = None) -> Tensor:
         """`factor` (shape (); None: 1) times the gradient at the rows of the last `value`, (k, D):
@@ -110,14 +120,17 @@ def direction(
         nesterov: Nesterov's form of momentum.
     """
     if isinstance(decay, Tensor):
-        gradients = [torch.addcmul(g, p, decay) for g, p in zip(gradients, parameters, strict=True)]
+        pairs = zip(gradients, parameters, strict=True)
+        gradients = [torch.addcmul(g, p, decay) for g, p in pairs]
     elif decay:
         gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
     if not momentum:
         return gradients
     torch._foreach_mul_(momenta, momentum)
     torch._foreach_add_(momenta, gradients)
-    return list(torch._foreach_add(gradients, momenta, alpha=momentum)) if nesterov else momenta
+    if nesterov:
+        return list(torch._foreach_add(gradients, momenta, alpha=momentum))
+    return momenta
 
 
 CHANNELS = 8
@@ -151,7 +164,9 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
         widths = _shifts(x.shape[3], window[1], step[1])
         # an image smaller than the window is torch's error
         if x.shape[2] >= window[0] and x.shape[3] >= window[1]:
-            shifted = [x[:, :, height, width] for height in heights for width in widths]
+            shifted = []
+            for height in heights:
+                shifted += [x[:, :, height, width] for width in widths]
             return reduce(torch.maximum, shifted).contiguous()
     return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
 

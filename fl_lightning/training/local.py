@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.configuration.config import OptimizerConfig
-from fl_lightning.core.phase import Batch, Fit
+from fl_lightning.core import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.foundation.device import seed, seed_all
 from fl_lightning.foundation.errors import BadInput
@@ -44,7 +44,7 @@ def train(
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
-    losses: list[Tensor] = []
+    losses = []
     terms: list[Tensor] = []
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
@@ -109,8 +109,8 @@ def train_private(
     are."""
     module.model.train()
     expected = min(schedule.batch_size, len(part))
-    losses: list[Tensor] = []
-    terms: list[Tensor] = []
+    losses = []
+    terms = []
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
     numbered = schedule.steps(len(part))  # as many as with batches in order
@@ -119,7 +119,8 @@ def train_private(
         module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
         noise = private.draws("noise", step)
-        model_key = torch.randint(2**62, (), generator=private.draws("model", step))
+        draws = private.draws("model", step)
+        model_key = torch.randint(2**62, (), generator=draws)
         seed_all(int(model_key), fabric.device)  # of dropout
         trained = [p for p in module.binding.parameters if p.requires_grad]
         sums = [torch.zeros_like(p) for p in trained]
@@ -134,9 +135,11 @@ def train_private(
             value, slopes = coaching
             terms.append(value)
             loss = loss + value
-        gradients: list[Tensor | None] = []
+        gradients = []
         for parameter, slope in zip(optimizer.parameters, slopes, strict=True):
-            gradient = next(noisy_sums) / expected if parameter.requires_grad else None
+            gradient = None
+            if parameter.requires_grad:
+                gradient = next(noisy_sums) / expected
             if gradient is not None and slope is not None:
                 gradient = gradient + slope
             gradients.append(gradient)
@@ -201,4 +204,6 @@ def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
     """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than
     a small step)."""
     plain = fabric.strategy.precision.precision in ("32-true", "64-true")
-    return nullcontext if plain else fabric.autocast
+    if plain:
+        return nullcontext
+    return fabric.autocast

@@ -148,7 +148,8 @@ class ClientModule(LightningModule):
             step = model.training_step
             self.own_step = type(model).training_step is not LightningModule.training_step
             self._numbered = is_param_in_hook_signature(step, "batch_idx", min_args=2)
-        self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
+        requires_grad = [p.requires_grad for p in self.binding.parameters]
+        self.trainable = np.array(requires_grad, dtype=bool)
         """Bool: the parameters, in the order of the blocks, that the method's `build` has not
         frozen."""
         self.used = layout.parameters.stop
@@ -241,7 +242,9 @@ class ClientModule(LightningModule):
             BadInput: it returned something else that is no loss.
         """
         if self.own_step:
-            index = self.last.batch_idx if batch_idx is None else batch_idx
+            index = batch_idx
+            if batch_idx is None:
+                index = self.last.batch_idx
             arguments = (batch, index) if self._numbered else (batch,)
             output = self.model.training_step(*arguments)  # type: ignore[operator]
             return _loss_in(output, type(self.model).__name__, self.method)
@@ -278,7 +281,7 @@ class ClientModule(LightningModule):
             room = self._room = vector.new_empty(1, self.used)
         anchor = self.objective.anchor
         linear = self.objective.linear
-        columns: list[Columns] = []
+        columns = []
         rest = self.layout.is_parameter
         places = self._proximal.places
         if self.objective.pulls:
@@ -295,7 +298,9 @@ class ClientModule(LightningModule):
         parameters = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
         for (start, stop), parameter, is_trainable in parameters:
             if is_trainable:
-                slope = room[0, start:stop].view(parameter.shape) if stop > start else None
+                slope = None
+                if stop > start:
+                    slope = room[0, start:stop].view(parameter.shape)
                 self._slopes.append(slope)
         return Terms(room, None if anchor is None else anchor[: self.used], linear, columns)
 
@@ -303,7 +308,9 @@ class ClientModule(LightningModule):
         """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is
         to be taken."""
         loss = self.objective.loss
-        return self.task_loss(batch, batch_idx) if loss is None else loss(self, batch)
+        if loss is None:
+            return self.task_loss(batch, batch_idx)
+        return loss(self, batch)
 
     @torch.no_grad()
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
@@ -314,8 +321,11 @@ class ClientModule(LightningModule):
         total = torch.zeros((), device=self.device_of_model, dtype=dtype)
         for k, (x, y) in enumerate(part.batches(batch_size)):
             with self.cast():
-                total = total + len(y) * self.task_loss((x, y), k).to(dtype)
-        return total / len(part) if len(part) else total * torch.nan
+                loss = self.task_loss((x, y), k)
+                total = total + len(y) * loss.to(dtype)
+        if len(part):
+            return total / len(part)
+        return total * torch.nan
 
     @torch.no_grad()
     def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,7 +337,9 @@ class ClientModule(LightningModule):
         training = self.model.training
         bound = self.binding.vector
         buffers = self.binding.buffers
-        blocks = {b.name: vector[b.start : b.stop].view(b.shape) for b in self.layout.blocks}
+        blocks = {}
+        for block in self.layout.blocks:
+            blocks[block.name] = vector[block.columns].view(block.shape)
         self.model.eval()
         try:
             if self.binding.spectral:  # other buffers, too
@@ -352,7 +364,9 @@ class ClientModule(LightningModule):
         flat = torch.zeros_like(vector)
         # parameters are the first blocks
         for block, parameter in zip(self.layout.blocks, self.binding.parameters, strict=False):
-            gradient = next(gradients) if parameter.requires_grad else None
+            gradient = None
+            if parameter.requires_grad:
+                gradient = next(gradients)
             if gradient is not None:
                 flat[block.columns] = gradient.reshape(-1)
         return loss.detach(), flat
@@ -460,9 +474,13 @@ def _loss_in(
             f"alone: {method} needs a loss of every batch"
         )
         raise Skipped("model", model, requirement)
-    loss = output.get("loss") if isinstance(output, Mapping) else output
+    loss = output
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
     if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss if loss.ndim == 0 else loss.reshape(())
+        if loss.ndim == 0:
+            return loss
+        return loss.reshape(())
     returned = type(output).__name__
     if isinstance(output, Mapping):
         returned = f"a {returned} without a loss of one number as 'loss'"

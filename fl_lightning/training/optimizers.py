@@ -84,21 +84,28 @@ class FastSGD:
 
     def state(self) -> dict[str, Tensor]:
         """The momenta, as `momentum.K` for parameter K."""
-        return {f"momentum.{k}": momentum for k, momentum in sorted(self._momenta.items())}
+        momenta = sorted(self._momenta.items())
+        return {f"momentum.{k}": momentum for k, momentum in momenta}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Load copies of a `state`: steps write in place."""
         for name, momentum in state.items():
             k = int(name.split(".")[1])
-            self._momenta[k] = momentum.to(self.parameters[k].device, copy=True)
+            device = self.parameters[k].device
+            self._momenta[k] = momentum.to(device, copy=True)
 
 
 def _added(into: list[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Sums of `into` and the gradients; written into the tensors of `into`."""
     pairs = list(zip(into, gradients, strict=True))
-    targets = [a for a, g in pairs if a is not None and g is not None]
+    targets = []
+    added = []
+    for target, gradient in pairs:
+        if target is not None and gradient is not None:
+            targets.append(target)
+            added.append(gradient)
     if targets:
-        torch._foreach_add_(targets, [g for a, g in pairs if a is not None and g is not None])
+        torch._foreach_add_(targets, added)
     return [g if a is None else a for a, g in pairs]
 
 
@@ -166,7 +173,8 @@ class AnyOptimizer:
     def state(self) -> dict[str, Tensor]:
         """Tensors as `NAME.K` for parameter K, and `scaler` (16-mixed)."""
         tensors = {}
-        for k, state in sorted(self.optimizer.state_dict()["state"].items()):
+        states = self.optimizer.state_dict()["state"]
+        for k, state in sorted(states.items()):
             for name, value in state.items():
                 if not isinstance(value, Tensor):
                     requirement = f"this optimiser keeps {name}.{k}, which is no tensor"
@@ -189,7 +197,8 @@ class AnyOptimizer:
                     self._scaler.load_state_dict(self._scale | scaling)
                 continue
             label, k = name.rsplit(".", 1)
-            loaded["state"].setdefault(int(k), {})[label] = value.clone()
+            of_parameter = loaded["state"].setdefault(int(k), {})
+            of_parameter[label] = value.clone()
         self.optimizer.load_state_dict(loaded)
 
 
@@ -208,10 +217,13 @@ def step_sizes(
     With momentum m the gradient of step j counts sum_{k >= j} m^(k - j) times: conclusions from a
     model's change divide by that, or they are up to 1 / (1 - m) times too large.
     """
-    m = config.momentum if config.name == "sgd" else 0.0
+    m = 0.0
+    if config.name == "sgd":
+        m = config.momentum
     if not m or not steps:
         return lr * steps
-    total = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+    missing = m * (1 - m**steps) / (1 - m)
+    total = (steps - missing) / (1 - m)
     return lr * (steps + m * total if config.nesterov else total)
 
 
@@ -238,6 +250,10 @@ def make_optimizer(
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "sgd":
         options |= {"momentum": config.momentum, "nesterov": config.nesterov}
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kinds = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
     optimizer = kinds[config.name](parameters, **options)
     return AnyOptimizer(fabric, optimizer, parameters, config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import FederationConfig
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch
 from fl_lightning.data import Part
 from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.foundation import log
@@ -34,8 +34,12 @@ class Length:
     def steps_of(self, per_epoch: int) -> int:
         """Steps of a client that has `per_epoch` batches."""
         if self.steps is not None:
-            return self.steps if per_epoch else 0
-        return max(1, round(self.epochs * per_epoch)) if self.epochs and per_epoch else 0
+            if per_epoch:
+                return self.steps
+            return 0
+        if self.epochs and per_epoch:
+            return max(1, round(self.epochs * per_epoch))
+        return 0
 
     @classmethod
     def of(cls, federation: FederationConfig) -> Length:
@@ -44,7 +48,9 @@ class Length:
 
     def at_most(self, steps: int) -> Length:
         """Not more than `steps` steps, where it counts in steps."""
-        return self if self.steps is None else Length(steps=min(steps, self.steps))
+        if self.steps is None:
+            return self
+        return Length(steps=min(steps, self.steps))
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,9 @@ class BatchSchedule:
     def steps_per_epoch(self, samples: int) -> int:
         """Batches of an epoch over so many samples."""
         count = len(batch_sizes(samples, self.batch_size, self.whole_last))
-        return count if self.most_batches is None else min(count, self.most_batches)
+        if self.most_batches is None:
+            return count
+        return min(count, self.most_batches)
 
     def pieces(self, samples: int) -> Iterator[tuple[int, int, int]]:
         """(absolute epoch, its first batch, number of batches), in order."""
@@ -84,7 +92,8 @@ class BatchSchedule:
         step = self.index * count
         stop = (self.index + 1) * count
         if self.budget is not None:
-            stop = step + max(0, min(count, round(self.budget * per_epoch) - self.before * count))
+            rest = round(self.budget * per_epoch) - self.before * count
+            stop = step + max(0, min(count, rest))
         while step < stop:
             epoch, first = divmod(step, per_epoch)
             number = min(per_epoch - first, stop - step)
@@ -105,7 +114,11 @@ def order_key(schedule: BatchSchedule, epoch: int) -> int:
 
 def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
     """`order_key` of many epochs."""
-    return keys([(s.seed, s.purpose + " order", s.client, epoch) for s, epoch in epochs])
+    parts = []
+    for schedule, epoch in epochs:
+        purpose = schedule.purpose + " order"
+        parts.append((schedule.seed, purpose, schedule.client, epoch))
+    return keys(parts)
 
 
 def batches(
@@ -118,7 +131,9 @@ def batches(
 ) -> Iterator[Batch]:
     """`count` batches of an absolute epoch from its batch `first` on; `seed`: its `order_key`, if
     the caller has it."""
-    order = torch.Generator().manual_seed(order_key(schedule, epoch) if seed is None else seed)
+    if seed is None:
+        seed = order_key(schedule, epoch)
+    order = torch.Generator().manual_seed(seed)
     augment = None
     if part.augmented:
         augment = generator(schedule.seed, schedule.purpose + " augment", schedule.client, epoch)

@@ -37,7 +37,8 @@ rounding."""
 def equal_but_rounding(gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Whether each of the gradients is the expected one within `TOLERANCE`."""
     for gradient, target in zip(gradients, expected, strict=True):
-        if (gradient - target).norm() > TOLERANCE[target.dtype] * (1 + target.norm()):
+        limit = TOLERANCE[target.dtype] * (1 + target.norm())
+        if (gradient - target).norm() > limit:
             return False
     return True
 
@@ -88,7 +89,9 @@ class LocalJob:
     def pure(self) -> PureLoss | None:
         """Its own loss, where that depends on tensors alone."""
         loss = self.objective.loss
-        return loss if isinstance(loss, PureLoss) else None
+        if isinstance(loss, PureLoss):
+            return loss
+        return None
 
     @property
     def alone(self) -> bool:
@@ -204,7 +207,8 @@ class Loop(Executor):
             else:
                 fit = train_private(*arguments, job.private)
             if job.keep:
-                job.kept = {k: v.clone() for k, v in optimizer.state().items()}
+                state = optimizer.state()
+                job.kept = {name: tensor.clone() for name, tensor in state.items()}
             weighed = module.weighed or module.weights is None or not fit.samples
             requirement = f"a loss of {module.method} has no weights for classes: sampler, or null"
             check("data.balance", "weights", weighed, requirement)

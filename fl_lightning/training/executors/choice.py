@@ -15,7 +15,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fl_lightning.core.phase import PLAIN
+from fl_lightning.core import PLAIN
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
 from fl_lightning.foundation.errors import BadInput, redact
@@ -110,7 +110,9 @@ def _probed(
     draws = torch.Generator().manual_seed(0)
     shape = spec.input_shape
     x = inputs(size, shape, spec.text, draws)
-    x = x.to(device, spec.dtype if spec.text is None else x.dtype)
+    if spec.text is None:
+        x = x.to(spec.dtype)
+    x = x.to(device)
     floats = not module.metric.rises
     y = targets(
         size,
@@ -196,12 +198,12 @@ def fastest(
     stored = group.gather_objects(stored)[0]
     if stored is not None:
         return stored
-    chosen: list[Name] = []
-    seconds: list[dict[Name, float]] = []
+    chosen = []
+    seconds = []
     for contest in contests:
         here = _measured(contest) if len(contest.executors) > 1 else {}
         everywhere = [times for times in group.gather_objects(here) if times]
-        means: dict[Name, float] = {}
+        means = {}
         for name in contest.executors if everywhere else ():
             if all(name in times for times in everywhere):
                 means[name] = sum(times[name] for times in everywhere) / len(everywhere)
@@ -240,7 +242,8 @@ def _measured(contest: Contest) -> dict[Name, float]:
 def _stored(file: Path, architectures: int) -> list[Name] | None:
     """The executors that an earlier part of the run has chosen; None: there is no file."""
     try:
-        names: list[Name] = json.loads(file.read_text(encoding="utf-8"))["executors"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        names: list[Name] = content["executors"]
         if len(names) == architectures and set(names) <= set(get_args(Name)):
             return names
     except FileNotFoundError:
@@ -256,7 +259,10 @@ def more_steps(steps: Sequence[int], at_once: int) -> float:
 
     Clients that train at once take as many as the one with most of them.
     """
-    most = [max(steps[first : first + at_once]) for first in range(0, len(steps), at_once)]
+    most = []
+    for first in range(0, len(steps), at_once):
+        together = steps[first : first + at_once]
+        most.append(max(together))
     measured = sum(min(MEASURED_STEPS, count) for count in most)
     return sum(most) / max(1, measured)
 

@@ -70,7 +70,8 @@ def even(
                 first = [room.fill_(torch.nan) for room in empty]
             for before, result in zip(first, results, strict=True):
                 is_first = before[order].isnan()
-                if not bool((is_first | (before[order] == result)).all()):
+                is_same = before[order] == result
+                if not bool((is_first | is_same).all()):
                     return False
                 before[order] = result
     return True

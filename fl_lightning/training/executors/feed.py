@@ -59,20 +59,20 @@ class Feed:
         are.
         """
         size = self.size
-        left = max(0, min(count, len(self) - first))
-        if left and self._tensors is not None:
+        available = max(0, min(count, len(self) - first))
+        if available and self._tensors is not None:
             assert self._index is not None
-            rows = self._index[first * size : (first + left) * size]
+            rows = self._index[first * size : (first + available) * size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
-                target = into[: left * size]
+                target = into[: available * size]
                 torch.index_select(tensor, 0, sent(rows, tensor.device), out=target)
-        elif left:
-            for k, (images, labels) in enumerate(islice(self._rest, left)):
+        elif available:
+            for k, (images, labels) in enumerate(islice(self._rest, available)):
                 fill_up(x[k * size :][:size], images)
                 fill_up(y[k * size :][:size], labels)
-        if left < count:
-            x[left * size :].zero_()
-            y[left * size :].zero_()
+        if available < count:
+            x[available * size :].zero_()
+            y[available * size :].zero_()
 
     @property
     def undrawn(self) -> list[tuple[BatchSchedule, int]]:
@@ -90,7 +90,9 @@ class Feed:
         padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
         # only the last batch of an epoch is filled up: its samples lie without a gap
         gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size
-        orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(keys), total)
+        orders = padded.flatten(1)[:, :total]
+        if not gapless:
+            orders = padded.new_empty(len(keys), total)
         for order, key in zip(orders.unbind(), keys, strict=True):
             self._job.part.order(draws.manual_seed(key), order)
         if not gapless:
@@ -117,7 +119,8 @@ def sample_weights(
     """Weights (..., size) in batches of `counts` (...) samples: 1 / count for each sample, 0 for
     what fills the batch up."""
     counts = counts[..., None]
-    weights = (np.arange(size) < counts) / np.maximum(counts, 1)
+    is_sample = np.arange(size) < counts
+    weights = is_sample / np.maximum(counts, 1)
     return torch.from_numpy(weights).to(dtype)
 
 
@@ -135,7 +138,8 @@ def laid_out(
     has weight 0.
     """
     undrawn = [feed for feed in feeds.values() if feed.undrawn]
-    keys = iter(order_keys([epoch for feed in undrawn for epoch in feed.undrawn]))
+    epochs = [epoch for feed in undrawn for epoch in feed.undrawn]
+    keys = iter(order_keys(epochs))
     for feed in undrawn:
         feed.draw([next(keys) for _ in feed.undrawn])
     any_feed = next(iter(feeds.values()))
@@ -152,6 +156,7 @@ def laid_out(
         else:
             x[slot].zero_()
             y[slot].zero_()
-    weight = sample_weights(counts, size, torch.promote_types(dtype, torch.float32))
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = sample_weights(counts, size, wide)
     shape = count, size
     return x.unflatten(1, shape), y.unflatten(1, shape), sent(weight, image.device)

@@ -16,7 +16,7 @@ import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor
 
-from fl_lightning.core.module import Batch
+from fl_lightning.core import Batch
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.executors.even import widened
 from fl_lightning.training.executors.feed import fill_up, sample_weights
@@ -118,7 +118,8 @@ class OwnSteps:
         samples = len(batch[1])
         run = getcurrent()
         graded = torch.is_grad_enabled()
-        job.passes = job.passes[0] + samples, job.passes[1] + samples
+        forward, backward = job.passes
+        job.passes = forward + samples, backward + samples
         if samples > self.size or not training:  # no stacked pass can do that
             job.asker.gradients = None
             try:

@@ -198,7 +198,8 @@ class OwnLosses:
             gradients = iter(torch.autograd.grad(value, trained, allow_unused=True))
         by_parameter = [next(gradients) if p.requires_grad else None for p in parameters]
         reached = np.array([g is not None for g in by_parameter])
-        traits = LossTraits(key, reached, (passes.forward / len(y), passes.backward / len(y)))
+        by_sample = passes.forward / len(y), passes.backward / len(y)
+        traits = LossTraits(key, reached, by_sample)
         reason = None
         if not same_states(states, random_states(module.device_of_model)):
             reason = "it draws random numbers"
@@ -226,7 +227,7 @@ class OwnLosses:
             images: Tensor,
             labels: Tensor,
         ) -> list[Tensor]:
-            tensors = [t.expand(size, *t.shape).contiguous() for t in loss.tensors.values()]
+            tensors = [_repeated(tensor, size) for tensor in loss.tensors.values()]
             return self.stacked(
                 key,
                 loss,
@@ -237,7 +238,7 @@ class OwnLosses:
             )
 
         width = WIDTHS[0]
-        stacked = run(width, *(t.expand(width, *t.shape).contiguous() for t in batch))
+        stacked = run(width, *(_repeated(tensor, width) for tensor in batch))
         first = [gradient[0] for gradient in stacked[:-1]]
         single = self.single(
             key,
@@ -246,8 +247,9 @@ class OwnLosses:
             0,
             *batch,
         )[:-1]
-        if not (equal_but_rounding(first, gradients) and equal_but_rounding(single, gradients)):
-            return "stacked it comes to other gradients"
+        for measured in (first, single):
+            if not equal_but_rounding(measured, gradients):
+                return "stacked it comes to other gradients"
         if not even(stack.parameters, *batch, run):
             return "on this machine its numbers depend on how many train beside it"
         return None
@@ -280,9 +282,9 @@ class OwnPass:
         batch, ...) of each."""
         losses = self.losses
         narrow = losses.stack.narrow(width)
-        whole = x.shape[1]
+        full = x.shape[1]
         values = losses.stack.losses.new_zeros(width)
-        if whole in counts:
+        if full in counts:
             tensors = [tensor[:width] for tensor in self._tensors]
             batch = x.contiguous(), y.contiguous()
             *gradients, value = losses.stacked(
@@ -295,7 +297,7 @@ class OwnPass:
             torch._foreach_copy_(narrow.gradient_views, gradients)
             values.copy_(value)
         for slot, count in enumerate(counts):
-            if 0 < count < whole:
+            if 0 < count < full:
                 batch = x[slot, :count], y[slot, :count]
                 loss = self._losses[slot]
                 *gradients, value = losses.single(
@@ -308,6 +310,11 @@ class OwnPass:
                 torch._foreach_copy_([view[slot] for view in narrow.gradient_views], gradients)
                 values[slot] = value
         narrow.descend(values)
+
+
+def _repeated(tensor: Tensor, width: int) -> Tensor:
+    """Copies (width, ...) of a tensor."""
+    return tensor.expand(width, *tensor.shape).contiguous()
 
 
 def whole_batch(job: LocalJob) -> int:
@@ -328,12 +335,16 @@ def _key(job: LocalJob) -> Hashable | None:
     if loss is None or job.part.tensors is None or not len(job.part):
         return None
     function = loss.function
-    identity = (function.__func__, function.__self__) if inspect.ismethod(function) else function
+    identity: Hashable = function
+    if inspect.ismethod(function):
+        identity = (function.__func__, function.__self__)
     try:
         hash(identity)
     except TypeError:
         return None
     tensors = tuple((name, t.shape, t.dtype) for name, t in loss.tensors.items())
     batch = tuple((t.shape[1:], t.dtype) for t in job.part.tensors)
-    blocks = None if job.trains is None else job.trains.tobytes()
+    blocks = None
+    if job.trains is not None:
+        blocks = job.trains.tobytes()
     return identity, tensors, whole_batch(job), batch, blocks

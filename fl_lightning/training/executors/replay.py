@@ -99,7 +99,9 @@ class _Writer(TorchDispatchMode):
         """The name of an operation's result: that of its tensor, where it writes in place."""
         if not isinstance(value, Tensor):
             return name
-        return self._names[id(value)] if id(value) in self._names else self._name(value, name)
+        if id(value) in self._names:
+            return self._names[id(value)]
+        return self._name(value, name)
 
 
 class Recordings:
@@ -134,7 +136,7 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
         results = list(function(*inputs))
     ends = [writer.word(tensor) for tensor in results]
     arguments = [f"input_{k}" for k in range(len(inputs))]
-    body: list[str] = []
+    body = []
     if not writer.writes:
         for name in writer.constants.keys() - set(ends):
             writer.known[name] = writer.constants[name]
@@ -157,7 +159,11 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     return replay
 
 
-_CONSTANT = (aten.scalar_tensor.default, aten.ones_like.default, aten.zeros_like.default)
+_CONSTANT = (
+    aten.scalar_tensor.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+)
 _VIEWS = (
     aten.view.default,
     aten.expand.default,
@@ -174,9 +180,11 @@ def _changes_nothing(
 ) -> bool:
     """Whether an operation returns its argument: a view of the same form, or 1 times it."""
     if func in _VIEWS:
-        return bool(result.shape == args[0].shape and result.stride() == args[0].stride())
+        original = args[0]
+        return bool(result.shape == original.shape and result.stride() == original.stride())
     return func is aten.mul.Scalar and args[1] == 1 and result.dtype == args[0].dtype
 
 
 def _names_in(word: str) -> list[str]:
-    return word.partition("=")[2 if "=" in word else 0].strip("[]").split(", ")
+    argument = word.rpartition("=")[2]
+    return argument.strip("[]").split(", ")

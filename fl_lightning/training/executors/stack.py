@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import OptimizerConfig
-from fl_lightning.core.layout import Block
-from fl_lightning.core.phase import Fit
+from fl_lightning.core import Block, Fit
 from fl_lightning.foundation.device import sent
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
@@ -55,7 +54,10 @@ class Stack:
         self.losses = torch.zeros(width, dtype=wide, device=device)
         self.pulls = torch.zeros_like(self.losses)
         buffers = dict(module.model.named_buffers())
-        self.buffers = [torch.stack([buffers[n].detach()] * width) for n in layout.own_names]
+        self.buffers = []
+        for name in layout.own_names:
+            buffer = buffers[name].detach()
+            self.buffers.append(torch.stack([buffer] * width))
         self.trainable = np.flatnonzero(module.trainable).tolist()
         """Places of the blocks (parameters come first) that an optimiser's state counts."""
         self._masks: dict[int, np.ndarray] = {}
@@ -104,7 +106,8 @@ class Stack:
         """Copy models, vectors (D,) and their buffers, to the first slots, in this order."""
         if not models:
             return
-        torch._foreach_copy_(self._slots[: len(models)], [vector for vector, _ in models])
+        vectors = [vector for vector, _ in models]
+        torch._foreach_copy_(self._slots[: len(models)], vectors)
         for slot, (_, buffers) in enumerate(models):
             for bank, buffer in zip(self.buffers, buffers, strict=True):
                 bank[slot].copy_(buffer)
@@ -144,7 +147,8 @@ class Stack:
         if len(set(rates)) == 1:
             self.lr.fill_(rates[0])  # the host does not wait for the device
         else:
-            self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
+            lr = torch.tensor(rates, dtype=self.lr.dtype)
+            self.lr.copy_(lr[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob], reached: np.ndarray | None) -> None:
         """Set the parameters that train, and decay: one row where they are the same for all jobs.
@@ -154,7 +158,9 @@ class Stack:
         count = len(trainable)
         self._masks = {}
         for job in jobs:
-            mask = trainable if job.trains is None else trainable & job.trains[:count]
+            mask = trainable
+            if job.trains is not None:
+                mask = trainable & job.trains[:count]
             if reached is not None and not reached.all():
                 mask = mask & (reached | _in_terms(job, count))
             self._masks[job.place] = mask
@@ -189,20 +195,22 @@ class Stack:
             job.proximal_numbers = job.objective.proximal_numbers(layout)
         if not pulls and not has_linear:
             return
-        linear = self._hold("linear", width).zero_() if has_linear else None
-        if linear is not None:
-            for slot, objective in objectives.items():
-                if objective.linear is not None:
-                    linear[slot].copy_(objective.linear[:used])
-        anchor = self._hold("anchor", width).zero_() if pulls else None
+        linear = anchor = None
         twice: float | Tensor = 0.0
-        if anchor is not None:
+        if has_linear:
+            linear = self._hold("linear", width).zero_()
+        if pulls:
+            anchor = self._hold("anchor", width).zero_()
             twice = self._hold("pull", width).zero_()
-            for slot, objective in objectives.items():
-                if objective.anchor is not None:
-                    anchor[slot].copy_(objective.anchor[:used])
-                    for start, stop, coefficient in objective.columns(layout):
-                        twice[slot, start:stop] = coefficient
+        for slot, objective in objectives.items():
+            if linear is not None and objective.linear is not None:
+                linear[slot].copy_(objective.linear[:used])
+            if anchor is not None and objective.anchor is not None:
+                anchor[slot].copy_(objective.anchor[:used])
+            for start, stop, coefficient in objective.columns(layout):
+                if isinstance(twice, Tensor):
+                    twice[slot, start:stop] = coefficient
+        if anchor is not None and isinstance(twice, Tensor):
             # its other numbers mean nothing, and need not be finite
             anchor.masked_fill_(twice == 0, 0)
         self.terms = Terms(self._hold("room", width), anchor, linear, [(0, used, twice)])
@@ -215,7 +223,8 @@ class Stack:
     ) -> list[Trained]:
         """Copies of the results of `jobs` after so many steps, and samples of each: later steps may
         write over their slots."""
-        slots = sent(torch.tensor([job.place for job in jobs]), self.rows.device)
+        places = torch.tensor([job.place for job in jobs])
+        slots = sent(places, self.rows.device)
         rows = self.rows.index_select(0, slots)
         losses = self.losses.index_select(0, slots) / max(steps, 1)
         pulls = self.pulls.index_select(0, slots) / max(steps, 1)
@@ -231,24 +240,28 @@ class Stack:
                 moved,
             )
             job_buffers = [bank[k] for bank in buffers]
-            trained.append(Trained(rows[k], job_buffers, self._kept(job, steps), fit))
+            state = self._kept(job, steps)
+            trained.append(Trained(rows[k], job_buffers, state, fit))
         return trained
 
     def _kept(self, job: LocalJob, steps: int) -> dict[str, Tensor]:
         """The state of the optimiser of `job`, as copies."""
         if not (job.keep and self.momentum is not None and steps):
             return job.kept
-        kept = dict(job.kept)
+        state = dict(job.kept)
         for n, k in enumerate(self.trainable):
             if self._masks[job.place][k]:
                 momentum = _view(self.momentum, self.module.layout.blocks[k])
-                kept[f"momentum.{n}"] = momentum[job.place].clone()
-        return kept
+                state[f"momentum.{n}"] = momentum[job.place].clone()
+        return state
 
 
 def _view(bank: Tensor, block: Block) -> Tensor:
     """A block of all models in a bank, (width, *shape)."""
-    return bank[:, block.columns].unflatten(1, block.shape) if block.shape else bank[:, block.start]
+    view: Tensor = bank[:, block.start]
+    if block.shape:
+        view = bank[:, block.columns].unflatten(1, block.shape)
+    return view
 
 
 def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
@@ -321,7 +334,9 @@ class Narrow:
             norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_(clip_factor(norm, config.clip_norm))
         momenta = [] if self.momentum is None else [self.momentum]
-        decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
+        decay = stack.decay
+        if isinstance(stack.decay, Tensor):
+            decay = stack.decay[: self.width]
         [step] = direction(
             [self.parameters],
             [gradients],

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from greenlet import getcurrent, greenlet
 
-from fl_lightning.core.phase import Fit
+from fl_lightning.core import Fit
 from fl_lightning.training.executors.base import Executor, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.vmap import Vmap
 
@@ -33,8 +33,11 @@ class _Request:
 
     def answer(self, jobs: Sequence[Any] | None = None) -> list[Any]:
         """The results of its own jobs, or of other `jobs` of its kind."""
-        work = self.executor.train if self.action == "train" else self.executor.score
-        return work(self.jobs if jobs is None else jobs)
+        if jobs is None:
+            jobs = self.jobs
+        if self.action == "train":
+            return self.executor.train(jobs)
+        return self.executor.score(jobs)
 
 
 class Together:

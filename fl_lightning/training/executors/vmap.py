@@ -11,8 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core.objective import Tensors
-from fl_lightning.core.phase import PLAIN, Fit
+from fl_lightning.core import PLAIN, Fit, Tensors
 from fl_lightning.data import Part
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.training.executors.base import (
@@ -142,7 +141,9 @@ class Vmap(Executor):
         self._reached[module.trainable] = [g is not None for g in gradients]
         stack.choose(self._reached)
         reached = [g for g in gradients if g is not None]
-        width = WIDTHS[0] if self.sorts else stack.width
+        width = stack.width
+        if self.sorts:
+            width = WIDTHS[0]
         size = self.spec.largest_batch
         n = len(y)
         x = torch.cat([x, x[:1].expand(size - n, *x.shape[1:])])
@@ -167,7 +168,8 @@ class Vmap(Executor):
     def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
         """Whether models have the same bits at each width, and in each slot, on batches like
         (x, y)."""
-        weight = self.stack.losses.new_full((self.stack.width, len(y)), 1 / len(y))
+        shape = self.stack.width, len(y)
+        weight = self.stack.losses.new_full(shape, 1 / len(y))
 
         def run(
             size: int,
@@ -183,7 +185,8 @@ class Vmap(Executor):
 
     def scores(self, part: Part) -> bool:
         """Whether `part` is small and lies in memory, on a CPU."""
-        return self.sorts and 0 < len(part) <= MOST_SCORED and part.tensors is not None
+        fits = 0 < len(part) <= MOST_SCORED
+        return self.sorts and fits and part.tensors is not None
 
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
@@ -262,22 +265,28 @@ class Vmap(Executor):
         self.module.model.train()
         with_steps = [job for job in jobs if job.asker is not None]
         if with_steps:
-            self.stack.choose(self.module.trainable if self._reached is None else self._reached)
+            reached = self._reached
+            if reached is None:
+                reached = self.module.trainable
+            self.stack.choose(reached)
             self._steps.train(with_steps)
         for job in with_steps:
             if isinstance(job.outcome, Exception):
                 raise job.outcome
         trained: dict[int, Trained] = {}
-        for numbers in self._passes({k: job for k, job in enumerate(jobs) if job.asker is None}):
+        others = {k: job for k, job in enumerate(jobs) if job.asker is None}
+        for numbers in self._passes(others):
             trained |= self._pass({k: jobs[k] for k in numbers})
-        fits: list[Fit] = []
+        fits = []
         for k, job in enumerate(jobs):
             if k not in trained:
                 assert isinstance(job.outcome, Fit)
                 fits.append(job.outcome)
                 continue
             fit = trained[k].write(job)
-            loss = self._own.traits_of(job) if job.own else None
+            loss = None
+            if job.own:
+                loss = self._own.traits_of(job)
             if loss is not None:
                 forward, backward = loss.passes
                 job.passes = forward * fit.samples, backward * fit.samples
@@ -291,14 +300,21 @@ class Vmap(Executor):
             return
         steps = {}
         for k, job in jobs.items():
-            steps[k] = sum(count for _, _, count in job.schedule.pieces(len(job.part)))
+            pieces = job.schedule.pieces(len(job.part))
+            steps[k] = sum(count for _, _, count in pieces)
         kinds: dict[Hashable, list[int]] = {}
         for k in sorted(jobs, key=lambda k: -steps[k]):
             job = jobs[k]
             objective = job.objective
-            blocks = None if job.trains is None else job.trains.tobytes()
-            loss = self._own.traits_of(job) if job.own else None
-            key = None if loss is None else loss.key
+            blocks = None
+            if job.trains is not None:
+                blocks = job.trains.tobytes()
+            loss = None
+            if job.own:
+                loss = self._own.traits_of(job)
+            key = None
+            if loss is not None:
+                key = loss.key
             kind = (objective.pulls, objective.linear is not None, blocks, key)
             kinds.setdefault(kind, []).append(k)
         for alike in kinds.values():
@@ -313,9 +329,14 @@ class Vmap(Executor):
         stack = self.stack
         trained: dict[int, Trained] = {}
         alike = list(jobs.values())
-        own = OwnPass(self._own, alike) if alike[0].own else None
-        size = self.spec.largest_batch if own is None else whole_batch(alike[0])
-        stack.load(alike, self._reached if own is None else own.reached)
+        own_pass = None
+        size = self.spec.largest_batch
+        reached = self._reached
+        if alike[0].own:
+            own_pass = OwnPass(self._own, alike)
+            size = whole_batch(alike[0])
+            reached = own_pass.reached
+        stack.load(alike, reached)
         feeds = {k: Feed(job, size) for k, job in jobs.items()}
         ends: dict[int, list[int]] = {}
         for k, feed in feeds.items():
@@ -330,7 +351,9 @@ class Vmap(Executor):
             rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
                 break
-            width = widened(len(rest)) if self.sorts else stack.width
+            width = stack.width
+            if self.sorts:
+                width = widened(len(rest))
             if step % AHEAD == 0:
                 count = min(AHEAD, steps - step)
                 batches = laid_out(
@@ -341,13 +364,11 @@ class Vmap(Executor):
                     self.spec.dtype,
                 )
             x, y, weight = (tensor[:width, step % AHEAD] for tensor in batches)
-            if own is None:
+            if own_pass is None:
                 self._step(width, x, y, weight)
                 continue
-            counts = [0] * width
-            for slot, feed in rest.items():
-                counts[slot] = feed.counts[step]
-            own.step(width, x, y, counts)
+            counts = [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)]
+            own_pass.step(width, x, y, counts)
         return trained
 
     def _step(
