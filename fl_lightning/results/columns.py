@@ -353,7 +353,10 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {shown(name): value for name, value in values.items()}
 
 
-def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, dict[str, Any]]:
+def declarations(
+    names: Iterable[str],
+    judge: str | None = None,
+) -> dict[str, dict[str, Any]]:
     """The content of `columns.json` for these columns: the fields that are not empty. `judge`: its
     kind of model."""
     declared = {}

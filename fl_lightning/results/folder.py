@@ -145,7 +145,8 @@ class RunFolder:
         for table in (self._metrics, self._clients):
             name = table.path.name
             rows = table.read(_WORDS, numbered=True)
-            keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
+            kept_rows = [row for row in rows if row["round"] <= round]
+            keys = [(int(row["round"]), row.get("client")) for row in kept_rows]
             is_whole = {t for t, _ in keys} == set(range(1, round + 1))
             requirement = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one"
             if len(keys) > len(set(keys)) or not is_whole:
@@ -402,7 +403,10 @@ def class_columns(names: Sequence[str]) -> list[str]:
     return [f"class_{number}" for number in range(len(names))]
 
 
-def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
+def best(
+    rows: Iterable[Row],
+    column: str | None = None,
+) -> tuple[float, int]:
     """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0)
     if none has one."""
     rows = list(rows)

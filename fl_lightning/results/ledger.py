@@ -54,7 +54,8 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
         rounds.append(number)
         shares.append(sent.mean(axis=0))
         layers = traffic.layers
-        for kind, both in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T, strict=True):
+        by_kind = sizes.sum(axis=(0, 2)).T
+        for kind, both in zip(traffic.kinds, by_kind, strict=True):
             kinds[str(kind)] = kinds.get(str(kind), 0) + both
     if not rounds:
         return None, damaged

@@ -94,7 +94,11 @@ def check_path(key: str, path: Path) -> None:
 
 
 def check_out(
-    key: str, file: str, suffix: str = "", mark: str | None = None, kind: str = ""
+    key: str,
+    file: str,
+    suffix: str = "",
+    mark: str | None = None,
+    kind: str = "",
 ) -> Path:
     """Returns the path of `file` if it can be written: its folder exists, the suffix fits, and it
     is new or begins with `mark`. `BadInput` otherwise; of a file without the mark, that it is no
@@ -273,7 +277,8 @@ def check_goes_on(
 
     `accept`: allows changed own code.
     """
-    before, after = (dict(flat(to_settings(c))) for c in (resolve([saved]), config))
+    before = dict(flat(to_settings(resolve([saved]))))
+    after = dict(flat(to_settings(config)))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
@@ -286,7 +291,8 @@ def check_goes_on(
     # it imports numpy, which a mere check of the command line does not need
     from fl_lightning.results.folder import RunFolder
 
-    done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
+    rows = RunFolder(folder).read("metrics")
+    done = max((int(row["round"]) for row in rows), default=0)
     rounds = config.federation.rounds
     check("federation.rounds", rounds, rounds >= done, f"the run has done {done} already")
     owncode.check_same(config, folder, accept)

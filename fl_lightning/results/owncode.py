@@ -115,7 +115,10 @@ def recorded(folder: Path) -> dict[str, str]:
     return dict(every[-1]["code"]) if every else {}
 
 
-def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def changed(
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+) -> list[str]:
     """Files of `after` that are other ones than in `before`; files that `before` lacks are not
     counted."""
     return [name for name, digest in after.items() if before.get(name, digest) != digest]

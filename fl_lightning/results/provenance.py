@@ -171,12 +171,13 @@ def _git(folder: str) -> dict[str, Any] | None:
 @cache
 def _machine() -> dict[str, Any]:
     cards = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "host": platform.node(),
         "system": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(memory / 2**30, 1),
         "gpus": [model for card in cards for model in _fields(card, "Model")],
     }
 
@@ -193,4 +194,5 @@ def _fields(file: Path, name: str) -> list[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
+    of_name = [line for line in lines if line.startswith(name)]
+    return [line.partition(":")[2].strip() for line in of_name]

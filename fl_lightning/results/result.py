@@ -336,7 +336,9 @@ class RunResult:
         error (regression), or what `evaluation.metric` chooses; NaN of one that could not be
         scored; none before the end."""
         name = self.metric.name
-        scores = {int(row["client"]): row.get(name, math.nan) for row in self.rows("final")}
+        scores: dict[int, float] = {}
+        for row in self.rows("final"):
+            scores[int(row["client"])] = row.get(name, math.nan)
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 
@@ -458,7 +460,10 @@ def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
 def one_class(run: RunResult) -> str:
     """Names, in words, the clients whose final model predicts one class; empty without any."""
     final = run.rows("final")
-    shares = {run.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
+    shares: dict[str, float] = {}
+    for row in final:
+        if ONE_CLASS in row:
+            shares[run.called(int(row["client"]))] = row[ONE_CLASS]
     if not shares:
         return ""
     return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())

@@ -54,8 +54,10 @@ class Comparison:
         judges = {run.judge for run in judged}
         if len(judges) <= 1:
             return cls(next(iter(judges), None), False, metric)
-        shared = (kind for kind in _ORDER if all(run.has(metric.by(kind)) for run in judged))
-        return cls(next(shared, None), True, metric)
+        for kind in _ORDER:
+            if all(run.has(metric.by(kind)) for run in judged):
+                return cls(kind, True, metric)
+        return cls(None, True, metric)
 
     @property
     def column(self) -> str:
@@ -88,8 +90,12 @@ def seed_groups(runs: Runs) -> list[list[int]]:
     groups: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(group_of_each(runs)):
         groups[group].append(number)
-    several = (members for members in groups.values() if len(members) > 1)
-    return [members for members in several if len(set(_seeds(runs, members))) == len(members)]
+    replicates: list[list[int]] = []
+    for members in groups.values():
+        seeds = set(_seeds(runs, members))
+        if len(members) > 1 and len(seeds) == len(members):
+            replicates.append(members)
+    return replicates
 
 
 def have_same_seeds(runs: Runs) -> bool:
@@ -189,7 +195,8 @@ def words(setting: Mapping[str, Any]) -> str:
 def settings(runs: Runs) -> list[str]:
     """Of each run, the data, federation, model and optimiser settings in which the runs differ:
     `data.alpha=0.1`."""
-    keys = [key for key in differing_keys(runs) if key in ALSO or key.partition(".")[0] in SHARED]
+    differing = differing_keys(runs)
+    keys = [key for key in differing if key in ALSO or key.partition(".")[0] in SHARED]
     roots = [_own_data(run) for run in runs]
     has_roots = len(set(roots)) > 1
     texts = []
@@ -199,7 +206,10 @@ def settings(runs: Runs) -> list[str]:
     return texts
 
 
-def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = None) -> DataFrame:
+def tidy(
+    runs: Iterable[RunResult],
+    names: Sequence[tuple[str, str]] | None = None,
+) -> DataFrame:
     """The final scores of all runs, a row for each run, client and metric.
 
     Columns: `method` (its label among these runs), `setting` (what else differs but the seed),
@@ -221,7 +231,8 @@ def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = No
     for run, (label, setting) in zip(runs, names, strict=True):
         of_client = [name for name in ("client", "name", "model") if name in run.final]
         scores = run.final.melt(of_client, var_name="metric").dropna(subset="value")
-        tables.append(scores.assign(method=label, setting=setting, seed=run.setting("seed")))
+        seed = run.setting("seed")
+        tables.append(scores.assign(method=label, setting=setting, seed=seed))
     return concat(tables, ignore_index=True).reindex(columns=TIDY)
 
 
@@ -237,7 +248,8 @@ def load(paths: list[Path], regression: bool = True) -> Runs:
         is_new = path.resolve() not in earlier or not path.is_dir()
         check("run", str(path), is_new, "it must be given once")
         earlier.add(path.resolve())
-    runs = [RunResult(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    names = _names(paths)
+    runs = [RunResult(path, name) for path, name in zip(paths, names, strict=True)]
     for path, run in zip(paths, runs, strict=True):
         if regression:  # else a comparison names its metric
             requirement = (
@@ -257,7 +269,8 @@ def damage(run: RunResult) -> str | None:
     if not (run.folder / "summary.json").is_file():
         return None
     run.rows("final")
-    unread = [note for section in ("runs", "accuracy", "fairness") for note in run.notes[section]]
+    notes = run.notes
+    unread = [*notes["runs"], *notes["accuracy"], *notes["fairness"]]
     for name in ("summary.json", "metrics.csv", "final.csv"):
         if f"{name} cannot be read" in unread:
             return f"its {name} is damaged"
