@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from itertools import zip_longest
 from pathlib import Path
@@ -13,6 +14,11 @@ from typing import Any, Literal
 # other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `fl-train` has it; torch reads it once
+# What tests of several folders share: forked.py, watching.py and the like.
+sys.path += [
+    str(Path(__file__).parent / room)
+    for room in ("configs", "faults", "golden", "methods", "results", "study")
+]
 
 import pytest
 import torch
@@ -262,5 +268,29 @@ def fit(tmp_path, monkeypatch):
         words = f"--config kapc_exact_digits --loggers null --callbacks null {SMALL} {' '.join(flags)}".split()
         assert main(["fit", "--name", name, *words]) == 0
         return tmp_path / "runs" / name
+
+    return run
+
+
+@pytest.fixture
+def fl_train(capfd):
+    """Runs a line of `fl-train` in this process; gives exit code, stdout and stderr."""
+
+    def run(line):
+        capfd.readouterr()
+        return main(shlex.split(line)), *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(fl_train):
+    """Runs such a line, which must be refused as bad input; gives the one line that it prints."""
+
+    def run(line):
+        code, out, err = fl_train(line)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith("fl-train: error: ")
+        return err.removeprefix("fl-train: error: ").rstrip()
 
     return run

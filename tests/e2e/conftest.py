@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from fl_lightning.cli import main
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
 from forked import ranks
 
 SMALL = """

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked import forked
 
 from fl_lightning.cli import main
 from fl_lightning.foundation.files import take
@@ -27,11 +27,6 @@ from fl_lightning.lab.study.launch import resolved, run_one
 from fl_lightning.training import local
 
 from .small import SMALL, TINY, results, table
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-from forked import forked
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kills_together import differences
 
 from fl_lightning.cli import main
 from fl_lightning.engine.trainer import WORTH_TOGETHER
@@ -21,12 +20,6 @@ from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved
-
-sys.path += [
-    str(Path(__file__).resolve().parent),
-    str(Path(__file__).resolve().parents[1] / "faults"),
-]
-from kills_together import differences
 
 from .small import TINY, results
 

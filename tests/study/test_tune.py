@@ -19,6 +19,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from forked import forked
 
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
@@ -41,10 +42,6 @@ from fl_lightning.methods.fedprox import FedProx
 from .small import SMALL
 from .small import TINY as STUDY
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-from forked import forked
-
-ROOT = Path(__file__).resolve().parents[2]
 TINY = {**STUDY, "base": ["kapc_digits", SMALL], "methods": [{"name": "fedprox", "mu": 0.5}]}
 LENGTHS = {
     "epochs",
