@@ -1,7 +1,5 @@
 """Fixtures that every test folder shares."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -94,14 +92,14 @@ class NormNet(nn.Module):
 
     head = "classifier"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, stride=2)
         self.norm = nn.BatchNorm2d(4)
         self.hidden = nn.Linear(36, 16)
         self.classifier = nn.Linear(16, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.norm(self.conv(x)).relu().flatten(1)
         return self.classifier(self.hidden(x).relu())
 
@@ -109,12 +107,12 @@ class NormNet(nn.Module):
 class PlainNet(nn.Module):
     """Two linear layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
         self.out = nn.Linear(16, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
 
@@ -122,7 +120,7 @@ class ResidualNet(nn.Module):
     """A stem, one block of a ResNet and a classifier, as narrow as they can be, for 8 x 8
     pixels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
@@ -131,7 +129,7 @@ class ResidualNet(nn.Module):
         self.block = BasicBlock(4, 8, 2, shortcut)
         self.fc = nn.Linear(8, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.fc(self.block(self.stem(x)).mean((2, 3)))
 
 
@@ -154,7 +152,7 @@ def federation(tmp_path):
         ranks=(),
         **changes,
     ):
-        nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
+        nets = net if isinstance(net, dict) else {net: None}
         config = _config(list(nets.values()), data if isinstance(data, dict) else {}, changes)
         precision, clients = config.fabric.precision, config.federation.clients
         fabric = Fabric(
@@ -198,7 +196,7 @@ def make_run(federation):
 
 
 def _config(counts, data, changes):
-    settings: Settings = {
+    settings = {
         "rounds": 2,
         "clients": 4,
         "participation": 1.0,

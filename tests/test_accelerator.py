@@ -1,10 +1,7 @@
 """Which device a run takes, what is refused, and the accelerator's suite on one that is written in
 Python."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +70,7 @@ def test_an_accelerator_that_is_registered_with_lightning_is_taken(
         """One of a user."""
 
         @staticmethod
-        def name() -> str:
+        def name():
             return "own"
 
     ACCELERATOR_REGISTRY.register("own", Own, description="")
@@ -94,7 +91,7 @@ def test_what_lightning_does_not_know_is_cast_on_its_own_kind(
     group here."""
     has(monkeypatch, "xpu")
     monkeypatch.setattr(device, "count", lambda: 2)
-    fabric: Any = fabric_of("xpu", "bf16-mixed")
+    fabric = fabric_of("xpu", "bf16-mixed")
     assert isinstance(fabric.accelerator, TorchAccelerator)
     assert fabric.device == torch.device("xpu", 0) and fabric.strategy.precision.device == "xpu"
 
@@ -130,8 +127,8 @@ def test_an_exchange_that_fails_with_all_ranks_there_says_why(
     monkeypatch,
 ):
     """A device's error, say: no rank is to blame."""
-    group: Any = object.__new__(Group)
-    watch: Any = object.__new__(Heartbeat)
+    group = object.__new__(Group)
+    watch = object.__new__(Heartbeat)
     group.size, group.exchanges, group._watch = 2, 4, watch
     watch.group, watch.beat, watch._signs, watch._answered, watch._moved = (
         group,

@@ -1,15 +1,12 @@
 """What scripts and notebooks are given: `fl_lightning.fit` and `Run`, with the command line's
 checks and no traces."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +16,9 @@ import fl_lightning
 from fl_lightning import BadInput, Run, RunFailed, fit
 from fl_lightning.callbacks import Observer
 from fl_lightning.cli import COMMANDS, main
-from fl_lightning.core import RunContext as Running
 from fl_lightning.methods import Method
 
-QUIET: dict[str, Any] = {
+QUIET = {
     "loggers": None,
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric.accelerator": "cpu",
@@ -55,7 +51,7 @@ class Stops(Observer):
 
     at = 2
 
-    def on_round_start(self, run: Running, round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run, round, cohort):
         if round == Stops.at:
             raise KeyboardInterrupt
 

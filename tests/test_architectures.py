@@ -1,14 +1,11 @@
 """Several architectures in one federation: models are mixed within each, knowledge among all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
@@ -54,10 +51,10 @@ def test_alone_each_trains_as_in_a_federation_of_its_own_architecture(federation
 
 
 def test_fedavg_averages_within_each_architecture(federation):
-    uploads: dict[int, torch.Tensor] = {}
+    uploads = {}
 
     class Watch(Observer):
-        def on_client_end(self, run: RunContext, client: int) -> None:
+        def on_client_end(self, run, client):
             uploads[client] = run.states[client].vectors["model"].double().clone()
 
     fed = federation(FedAvg(), net=BOTH, rounds=1, callbacks=[Watch()])

@@ -1,7 +1,5 @@
 """What golden runs of one architecture with every client at hand would not see."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.robust import Krum
-from fl_lightning.core import Client, Objective, Payload, Phase, Server
+from fl_lightning.core import Objective, Phase
 from fl_lightning.engine.joining import join
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.apfl import APFL
@@ -83,7 +81,7 @@ def test_a_change_counts_from_what_was_received(federation):
     grams = {}
 
     class Watched(CFL):
-        def aggregate(self, server: Server) -> None:
+        def aggregate(self, server):
             grams[server.run.config.federation.on_bad_client] = server.only.gram(
                 server.answered, since="sent"
             ).full
@@ -99,7 +97,7 @@ def test_a_change_counts_from_what_was_received(federation):
 class OwnMean(FedAvg):
     """Its means are its own."""
 
-    def aggregate(self, server: Server) -> None:
+    def aggregate(self, server):
         weights = torch.full((len(server.answered),), 1 / len(server.answered), dtype=torch.float64)
         server["model"] = server.only.mean(weights, server.answered, like=server["model"])
 
@@ -128,8 +126,8 @@ class Passes(FedAvg):
 
     count: int = 1
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
-        def loss(module: Any, batch: Any) -> torch.Tensor:
+    def phases(self, client, payload):
+        def loss(module: Any, batch: Any):
             return torch.stack([module.task_loss(batch) for _ in range(self.count)]).mean()
 
         return [Phase(objective=Objective(loss=loss))]

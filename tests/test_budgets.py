@@ -1,7 +1,5 @@
 """How much there is to read: tokens of code by room, and how densely they are written."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

@@ -1,7 +1,5 @@
 """`fl-train check-method`: a sound method passes, and what is broken is named in plain words."""
 
-from __future__ import annotations
-
 import re
 import sys
 

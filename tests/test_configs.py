@@ -1,7 +1,5 @@
 """Every config in configs/ is ready to run."""
 
-from __future__ import annotations
-
 import time
 from importlib.util import find_spec
 from pathlib import Path

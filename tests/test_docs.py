@@ -1,7 +1,5 @@
 """The documentation says what is so: its links, commands, code, keys and columns."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import inspect

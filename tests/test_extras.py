@@ -1,8 +1,6 @@
 """Without a package of an extra, what needs it ends in one line with the command that installs it;
 the rest works."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib import metadata

@@ -1,8 +1,6 @@
 """What models are scored by beside accuracy (`evaluation.metrics`): torchmetrics against
 scikit-learn; the tables."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

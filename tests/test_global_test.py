@@ -1,8 +1,6 @@
 """`data.global_test`: one test set for all clients, beside each client's own (FedHKD's local and
 global accuracy)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

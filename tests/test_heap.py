@@ -1,7 +1,5 @@
 """The C library keeps freed memory, unless its user has said what it is to do."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

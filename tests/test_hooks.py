@@ -1,16 +1,13 @@
 """What a hook changes on the way arrives, whoever brings the hook; a change that was not declared
 is an error."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.core import Objective, Phase, Slot
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Traits
 from fl_lightning.methods.fedavg import FedAvg
@@ -24,7 +21,7 @@ class Zeros(Transform):
 
     changes_upload = True
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         payload.vector = torch.zeros_like(payload.vector)
 
 
@@ -38,7 +35,7 @@ class SendsZeros(FedAvg):
 
     traits = Traits(changes_upload=True)
 
-    def upload(self, client: Client, payload: Payload) -> Payload:
+    def upload(self, client, payload):
         sent = super().upload(client, payload)
         return replace(sent, vector=torch.zeros_like(sent.vector))
 
@@ -47,7 +44,7 @@ class SendsZeros(FedAvg):
 class SendsLess(FedAvg):
     """FedAvg whose clients leave a block out, and do not say so."""
 
-    def upload(self, client: Client, payload: Payload) -> Payload:
+    def upload(self, client, payload):
         sent = super().upload(client, payload)
         sent.sent[0] = False
         return sent
@@ -76,7 +73,7 @@ def test_a_change_that_is_not_declared_is_an_error(federation):
         federation(SendsLess()).round(1)
 
     class Less(Transform):
-        def on_download(self, client: Client, payload: Payload) -> None:
+        def on_download(self, client, payload):
             payload.sent[0] = False
 
     with pytest.raises(
@@ -91,7 +88,7 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation):
 
     @dataclass(frozen=True)
     class Withholds(FedAvg):
-        def broadcast(self, server: Server) -> dict[int, Payload]:
+        def broadcast(self, server):
             sent = super().broadcast(server)
             for payload in sent.values():
                 payload.sent[0] = False
@@ -117,7 +114,7 @@ def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(federation, asks
 
     @dataclass(frozen=True)
     class Counts(FedAvg):
-        def phases(self, client: Client, payload: Payload) -> list[Phase]:
+        def phases(self, client, payload):
             if asks == "hook":
                 seen.append(client.rounds)
             return [Phase(budget=1.0 if asks == "budget" else None)]
@@ -148,7 +145,7 @@ def test_memory_that_is_not_declared_is_an_error(federation):
     """It would not be saved, where the run keeps no clients."""
 
     class Remembers(Transform):
-        def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        def init_client(self, run):
             return {"seen": torch.zeros(1)}
 
     with pytest.raises(
@@ -162,7 +159,7 @@ def test_hooks_that_only_look_cost_no_memory(federation):
     seen = []
 
     class Looks(Transform):
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             seen.append(client.id)
 
     fed = federation(KAPC(), callbacks=[Looks()])
@@ -206,12 +203,12 @@ def test_a_misspelt_hook_is_refused(name, hook):
 def test_statistics_that_are_not_gathered_are_no_empty_dict(federation):
     @dataclass(frozen=True)
     class Told(FedAvg):
-        def upload(self, client: Client, payload: Payload) -> Payload:
+        def upload(self, client, payload):
             sent = super().upload(client, payload)
             sent.statistics["loss"] = client.fits[-1].loss
             return sent
 
-        def aggregate(self, server: Server) -> None:
+        def aggregate(self, server):
             super().aggregate(server)
             assert list(server.statistics) == server.answered
 
@@ -231,10 +228,10 @@ def test_statistics_that_are_not_gathered_are_no_empty_dict(federation):
 def test_a_vector_that_is_not_exchanged_is_not_uploaded(federation, slots):
     @dataclass(frozen=True)
     class Sends(FedAvg):
-        def slots(self) -> dict[str, Slot]:
+        def slots(self):
             return slots
 
-        def upload(self, client: Client, payload: Payload) -> Payload:
+        def upload(self, client, payload):
             return replace(super().upload(client, payload), vectors={"own": client["model"]})
 
     with pytest.raises(
@@ -247,12 +244,12 @@ def test_a_vector_that_is_not_exchanged_is_not_uploaded(federation, slots):
 def test_memory_of_a_client_that_is_not_kept_is_not_written(federation):
     @dataclass(frozen=True)
     class Writes(FedAvg):
-        def phases(self, client: Client, payload: Payload) -> list[Phase]:
+        def phases(self, client, payload):
             client.memory["seen"] = torch.ones(1)
             return [Phase()]
 
     class Notes(Transform):
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             client.memory["seen"] = torch.ones(1)
 
     @dataclass(frozen=True)
@@ -275,12 +272,12 @@ def test_memory_of_a_client_that_is_not_kept_is_not_written(federation):
 
 def test_features_that_are_not_kept_are_not_looked_at(federation):
     def loss(module, batch):
-        found: Tensor = module.model(batch[0]).square().mean() + module.features.square().mean()
+        found = module.model(batch[0]).square().mean() + module.features.square().mean()
         return found
 
     @dataclass(frozen=True)
     class Sees(FedAvg):
-        def phases(self, client: Client, payload: Payload) -> list[Phase]:
+        def phases(self, client, payload):
             return [Phase(objective=Objective(loss=loss))]
 
     @dataclass(frozen=True)
@@ -299,7 +296,7 @@ def test_features_that_are_not_kept_are_not_looked_at(federation):
 def test_the_only_group_of_several_is_asked_for(federation, asks):
     @dataclass(frozen=True)
     class Lone(Local):
-        def aggregate(self, server: Server) -> None:
+        def aggregate(self, server):
             assert len(server["model"] if asks == "item" else server.only.initial)
 
     with pytest.raises(

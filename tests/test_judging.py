@@ -1,14 +1,11 @@
 """Final scores are of the kind of model that the judge names, for every method; clients that have
 none are named."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import RunContext
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL
@@ -109,10 +106,10 @@ def test_before_at_the_end_is_what_the_next_round_would_begin_with(federation, m
 class Uploads(Observer):
     """A copy of every client's model as it was when its training had ended."""
 
-    def __init__(self) -> None:
-        self.models: dict[int, torch.Tensor] = {}
+    def __init__(self):
+        self.models = {}
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(self, run, client):
         self.models[client] = run.states[client].vectors["model"].clone()
 
 
@@ -196,7 +193,7 @@ def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation)
 def test_fine_tuning_takes_the_learning_rate_of_the_round(federation):
     fed = judged(federation, FedAvg(), "finetuned", optimizer={"lr": 0.1, "lr_decay": 0.5})
     fed.round(1)
-    seen: list[float] = []
+    seen = []
     fed.evaluator.trainers[0].loop.train = lambda jobs: seen.extend(job.lr for job in jobs) or []  # type: ignore
     fed.evaluator.finetune(2, 0)
     assert seen == [0.05]

@@ -1,7 +1,5 @@
 """One process is one run, unless torchrun or srun has really started several."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

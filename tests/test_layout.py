@@ -1,7 +1,5 @@
 """Rows, blocks, layers, and a model that lives in a row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -63,7 +61,7 @@ def test_other_buffers_stay_with_the_client():
     """Masks, indices and flags of any type: in no row, and bound from the client's own."""
 
     class Masked(nn.Linear):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(3, 2)
             self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
             self.register_buffer("index", torch.arange(5), persistent=False)

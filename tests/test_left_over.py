@@ -1,8 +1,6 @@
 """Small things that only a second reading finds: each has its test here, by the part that it
 belongs to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,7 +135,7 @@ def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federati
     class Statistics(Transform):
         changes_upload = True
 
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             if client.id == far:
                 payload.vector = payload.vector.clone()
                 payload.vector[payload.layout.parameters.stop :] += 1e3
@@ -165,7 +163,7 @@ def test_methods_count_the_labels_that_a_client_trains_on(federation, method):
     y = torch.cat([y for _, y in client.data.train.batches(100)])
     assert torch.equal(client.class_counts, y.bincount(minlength=10))
     with pytest.MonkeyPatch.context() as patch:
-        asked: list[int] = []
+        asked = []
         counts = type(fed.run.data).trained_counts
         patch.setattr(
             type(fed.run.data),

@@ -1,7 +1,5 @@
 """The mixing kernel, on one rank and on pretended ranks that exchange tiles."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -19,24 +17,20 @@ from tests.mixes import mixed
 class Rank(Group):
     """One of several threads that stand for processes; they exchange through a shared table."""
 
-    def __init__(
-        self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier
-    ) -> None:
+    def __init__(self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier):
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
         self.table, self.gate, self.calls = table, gate, 0
 
-    def _everyones(self, item: Any) -> list[Any]:
+    def _everyones(self, item):
         self.calls += 1
         self.table[self.calls, self.rank] = item
         self.gate.wait(timeout=20)
         return [self.table[self.calls, r] for r in range(self.size)]
 
-    def gather_objects(self, item: Any) -> list[Any]:
+    def gather_objects(self, item):
         return self._everyones(item) if self.size > 1 else [item]
 
-    def all_to_all(
-        self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any
-    ) -> list[torch.Tensor]:
+    def all_to_all(self, parts, send_sizes, receive_sizes):
         send = torch.cat(parts)
         # models do not travel to where they lie
         assert not send_sizes[self.rank] or send.dtype == torch.float64
@@ -44,12 +38,12 @@ class Rank(Group):
         assert [p.numel() for p in came] == list(receive_sizes)
         return came
 
-    def gather_parts(self, parts: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+    def gather_parts(self, parts, sizes):
         came = self._everyones(torch.cat(parts))
         assert [p.numel() for p in came] == list(sizes)
         return came
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor):
         parts = self._everyones(tensor)
         assert not any(
             ((parts[a] != 0) & (parts[b] != 0)).any() for a in range(self.size) for b in range(a)
@@ -59,7 +53,7 @@ class Rank(Group):
 
 def on_ranks(size, job):
     """`job(group)` on every pretended rank; their answers."""
-    table: dict[Any, Any] = {}
+    table = {}
     gate = threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(job, [Rank(r, size, table, gate) for r in range(size)]))

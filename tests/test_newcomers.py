@@ -1,13 +1,10 @@
 """Clients that are held out of a run, and the model that each method gives to one that it has never
 seen."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component, DataConfig
-from fl_lightning.core import Client, Payload
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine.joining import join, newcomers
@@ -40,7 +36,7 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.run import instantiate
 
-HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
+HELD = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
 SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
 SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
@@ -383,18 +379,18 @@ class Zeros(Transform):
 
     changes_download = changes_upload = True
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str):
         self.way, self.calls = way, list[tuple[str, int]]()
 
-    def _zero(self, way: str, client: Client, payload: Payload) -> None:
+    def _zero(self, way, client, payload):
         self.calls.append((way, client.id))
         if way == self.way:
             payload.vector = torch.zeros_like(payload.vector)
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(self, client, payload):
         self._zero("download", client, payload)
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         self._zero("upload", client, payload)
 
 

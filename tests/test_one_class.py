@@ -1,8 +1,6 @@
 """Models that give every sample the same class: who is named, on the screen, in `final.csv`, report
 and comparison."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

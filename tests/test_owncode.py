@@ -1,7 +1,5 @@
 """Own code of a run: which files it is, and what its folder tells of versions and their rounds."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

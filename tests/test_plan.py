@@ -1,7 +1,5 @@
 """`fl-train plan`: a rehearsed round, and what a run is said to take from it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex
@@ -91,7 +89,7 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     they were."""
     monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
     monkeypatch.setattr(rehearsal, "MOST_CLIENTS", 4)
-    trained: list[int] = []
+    trained = []
     train, run_round = Worker._train, Federation.round
 
     def counting(self, visits, jobs):

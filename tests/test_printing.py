@@ -1,7 +1,5 @@
 """No line that is printed ends a run, whatever characters names have and the terminal takes."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket

@@ -1,7 +1,5 @@
 """A run folder says where the run comes from."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,8 +1,6 @@
 """Python at par with the command line: data, models and methods of a script, studies, predictions
 on raw samples."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ X, Y = load_digits(return_X_y=True)
 X, Y = X[:600].reshape(-1, 8, 8).astype(np.float32), Y[:600]
 SITES = np.array(["north", "south", "west"])[np.arange(600) % 3]
 NAMES = np.array([f"digit {k}" for k in range(10)])
-QUIET: dict[str, Any] = {
+QUIET = {
     "loggers": None,
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric.accelerator": "cpu",
@@ -54,13 +52,13 @@ def network():
 class Sites(Dataset[Any]):
     """Samples of three sites."""
 
-    def __init__(self, index: range) -> None:
+    def __init__(self, index: range):
         self.index = list(index)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.index)
 
-    def __getitem__(self, k: int) -> tuple[torch.Tensor, int, str]:
+    def __getitem__(self, k):
         at = self.index[k]
         return torch.from_numpy(X[at][None]), int(Y[at]), str(SITES[at])
 
@@ -70,10 +68,10 @@ class Module(LightningDataModule):
 
     class_names = NAMES.tolist()
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return DataLoader(Sites(range(450)), batch_size=7, shuffle=True)
 
-    def test_dataloader(self) -> DataLoader[Any]:
+    def test_dataloader(self):
         return DataLoader(Sites(range(450, 600)))
 
 

@@ -1,7 +1,5 @@
 """Planted groups and what a relation knows of them, round by round."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

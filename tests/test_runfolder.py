@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import math
 import pickle
@@ -193,7 +191,7 @@ def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch):
 def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_path, monkeypatch):
     """A new table is not flushed: nothing counts on it yet. One that is written anew is: a crash
     would take it all."""
-    waited: list[str] = []
+    waited = []
     monkeypatch.setattr(
         "fl_lightning.foundation.files.flush",
         lambda path: waited.append(path.name.strip(".").split(".part")[0]),

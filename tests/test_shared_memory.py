@@ -1,8 +1,6 @@
 """What processes of one machine exchange through memory that they share; here threads, with files
 of their own."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

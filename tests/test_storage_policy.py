@@ -1,8 +1,6 @@
 """The storage policy against what the engine has in memory after a real run, for all that the
 project ships."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.configuration import catalogue

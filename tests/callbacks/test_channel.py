@@ -1,7 +1,5 @@
 """Seconds from bytes: by hand, by order, by chance, and as the journal's Table 5 has them."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import struct
 from types import SimpleNamespace
@@ -268,7 +266,7 @@ def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch):
 class Online:
     """Stands in for a run on the server; `refuses` holds the modes in which none can be opened."""
 
-    def __init__(self, summary: dict, refuses: tuple[str, ...] = ()) -> None:
+    def __init__(self, summary: dict, refuses: tuple[str, ...] = ()):
         self.summary, self.resumed, self.offline, self.refuses = (
             summary,
             bool(summary),

@@ -1,7 +1,5 @@
 """Robust aggregation, the norm bound and the simulated attackers."""
 
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ def taken(aggregator, W):
     n = len(W)
 
     class One(Group):
-        def __init__(self) -> None:
+        def __init__(self):
             self.rank, self.size, self.device = 0, 1, torch.device("cpu")
 
     mixer = Mixer(One(), [0] * n, dict(enumerate(W)), range(n), W.dtype)

@@ -1,7 +1,5 @@
 """Layer selection: the bound in closed form, the searches, and the invariants of card 1.36."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -175,7 +173,7 @@ class Normed(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, stride=2)
         self.norm = nn.BatchNorm2d(4)

@@ -1,8 +1,6 @@
 """Arguments of methods without their modules: the same as those of the classes, refused early, and
 explained."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import errno
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +12,7 @@ from fl_lightning.foundation.errors import MachineFailed
 
 
 def saved(folder):
-    content: dict[str, Any] = yaml.safe_load(Path(folder, "config.yaml").read_text())
+    content = yaml.safe_load(Path(folder, "config.yaml").read_text())
     return content
 
 

@@ -1,7 +1,5 @@
 """`fl-train status`: states, times and refusals."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

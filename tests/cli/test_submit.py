@@ -1,7 +1,5 @@
 """`fl-train submit`: the script it writes, what it refuses, and what it hands to sbatch."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Tables as other programs write them: separators, decimal marks, encodings, dates."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ GERMAN = "Spital;Größe;Eintritt;krank\n" + "".join(
     for k in range(20)
 )
 ENGLISH = GERMAN.replace(",", ".").replace(";", ",")
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "label_column": "krank",
     "group_column": "Spital",
     "dates": ["Eintritt"],
@@ -30,12 +28,12 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-def write(folder: Path, content: bytes) -> str:
+def write(folder: Path, content: bytes):
     (folder / "t.csv").write_bytes(content)
     return str(folder / "t.csv")
 
 
-def features(source: Any) -> list[list[float]]:
+def features(source: Any):
     every = np.concatenate([source.train.read_all(), source.test.read_all()])
     return sorted(every.tolist())
 
@@ -55,7 +53,7 @@ def features(source: Any) -> list[list[float]]:
     ],
     ids=["bom", "utf-16", "latin-1", "windows", "tabs", "english"],
 )
-def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path: Path) -> None:
+def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path: Path):
     form = {"separator": ";", "decimal": ",", **keys}
     source = table.load(DataConfig(root=write(tmp_path, content), **form, **COLUMNS))
     assert (source.group_names, source.class_names) == (["Bern", "Zürich"], ["ja", "nein"])
@@ -99,14 +97,14 @@ def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path:
 )
 def test_one_line_names_the_key_and_its_value(
     content: bytes, keys: dict[str, Any], line: str, tmp_path: Path
-) -> None:
+):
     form = {"separator": ";", "decimal": ",", **COLUMNS, **keys}
     with pytest.raises(BadInput, match=line) as caught:
         table.load(DataConfig(root=write(tmp_path, content), **form))
     assert "\n" not in str(caught.value)
 
 
-def test_dates_with_times_and_empty_cells(tmp_path: Path) -> None:
+def test_dates_with_times_and_empty_cells(tmp_path: Path):
     rows = (
         "day,a,label\n2000-01-02,1,0\n2000-01-03T12:00:00+02:00,2,1\n,3,0\n1999-12-31 06:00,4,1\n"
     )
@@ -114,7 +112,7 @@ def test_dates_with_times_and_empty_cells(tmp_path: Path) -> None:
     assert sorted(x for x, _ in features(table.load(data)) if x == x) == [-0.75, 1.0, 2.5]
 
 
-def frame() -> pd.DataFrame:
+def frame():
     return pd.DataFrame(
         {
             "site": ["a", "b"] * 10,
@@ -125,7 +123,7 @@ def frame() -> pd.DataFrame:
     )
 
 
-KEYS: dict[str, Any] = {
+KEYS = {
     "source": "table",
     "label_column": "ill",
     "group_column": "site",
@@ -135,7 +133,7 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
-def test_tables_that_are_no_text(suffix: str, tmp_path: Path) -> None:
+def test_tables_that_are_no_text(suffix: str, tmp_path: Path):
     pytest.importorskip({".parquet": "pyarrow", ".xlsx": "openpyxl"}[suffix])
     path = tmp_path / f"t{suffix}"
     if suffix == ".parquet":
@@ -151,7 +149,7 @@ def test_tables_that_are_no_text(suffix: str, tmp_path: Path) -> None:
         table.load(DataConfig(root=str(path), decimal=",", **KEYS))
 
 
-def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "t.xlsx").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(BadInput, match=r"data\.root: .*it needs openpyxl, .*install"):
@@ -169,7 +167,7 @@ def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"dates": None}, "data.dates '[Eintritt]'"),
     ],
 )
-def test_the_first_rows_are_looked_at(data: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_the_first_rows_are_looked_at(data: dict[str, Any], line: str, tmp_path: Path):
     path = write(tmp_path, GERMAN.encode() + b"only;two\n")  # beyond the first rows
     every = {"root": path, "separator": ";", "decimal": ",", **COLUMNS}
     check_first_rows([{"data": every}])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import inspect
 import urllib.error
@@ -69,7 +67,7 @@ def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch):
 class Fake:
     """Stands for a torchvision data set: attributes as given, samples decoded one by one."""
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes: Any):
         self.__dict__.update(attributes)
 
     def __getitem__(self, index):

@@ -1,7 +1,5 @@
 """A site or a centre that is not of this run: one line that names it, before the first round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

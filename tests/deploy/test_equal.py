@@ -1,8 +1,6 @@
 """A centre and its sites, by messages of bytes alone, come to the bits of the simulator; and what
 may not travel."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

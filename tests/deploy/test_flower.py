@@ -1,12 +1,9 @@
 """Real SuperLink and SuperNodes on loopback, with TLS and a key for each node, in an environment of
 Flower's own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
-from typing import Any
 
 import pytest
 
@@ -36,7 +33,7 @@ def test_three_supernodes_come_to_the_simulators_bits(machines, tmp_path, capsys
     messages = 3 * (2 + 1)  # two visits and a final score of each; kapc has no global model
     assert uploads <= received <= 1.02 * uploads + 2000 * messages
     print(f"uploads {uploads} bytes in the ledger, {received} received in {messages} messages")
-    seconds: list[Any] = [row["seconds"] for row in RunFolder(run).read("metrics")]
+    seconds = [row["seconds"] for row in RunFolder(run).read("metrics")]
     print(f"seconds a round {seconds}")
 
     own, out_file = str(tmp_path / "at-2" / "app"), str(tmp_path / "two.safetensors")

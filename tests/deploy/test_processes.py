@@ -1,7 +1,5 @@
 """Sites with a process for each message, as Flower has it: killed, asked twice, with unfit data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What is refused before anything is written, in one line that names key, value and what is
 allowed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """A CSV study at its hospitals: tables with words, empty cells, imputers and scalers."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

@@ -1,8 +1,6 @@
 """The papers' byte counts on ResNet-18, from a real round (KAPC+BLS, Table 6; 10 participants,
 truncated MiB)."""
 
-from __future__ import annotations
-
 import csv
 import math
 import shlex

@@ -1,20 +1,16 @@
 """`fl-train test`, `export` and `list` on real runs; every method; the run folder; judged
 rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from torch import nn
 
 from fl_lightning import __version__
 from fl_lightning.cli import main
@@ -115,9 +111,9 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(fit, table, flags,
     finals = [float(row["accuracy"]) for row in table(fit("a", flags), "final.csv")]
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "model.safetensors"]) == 0
     tensors, text = load_file("model.safetensors"), Path("model.py").read_text()
-    namespace: dict[str, Any] = {}
+    namespace = {}
     exec(text, namespace)
-    model: nn.Module = namespace["model"]
+    model = namespace["model"]
     loaded = model.state_dict()
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], x) for name, x in tensors.items())
@@ -234,8 +230,8 @@ def test_losses_are_those_of_clients_that_took_a_step(fit, table):
     folder = fit(
         "a", "--method local --method.epochs 2 --federation.participation 0.6 --federation.rounds 8"
     )
-    turns: Counter[str] = Counter()
-    losses: dict[str, list[float]] = {str(t): [] for t in range(1, 9)}
+    turns = Counter()
+    losses = {str(t): [] for t in range(1, 9)}
     for row in table(folder, "clients.csv"):
         turns[row["client"]] += 1
         for name in ("train_loss", "coaching_loss"):

@@ -8,8 +8,6 @@ clients take part; no method asks whether that is everybody, so of each kind one
 everybody.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.configuration import catalogue

@@ -1,8 +1,6 @@
 """An exported model predicts raw rows as the run scored it, in a process that cannot import this
 package."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -10,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -271,7 +268,7 @@ def test_rows_that_cannot_be_read_are_named(kind, rows, line):
 @pytest.mark.parametrize("cell", ["", "inf", "1e60"])
 def test_cells_that_training_would_have_refused_get_no_answer(cell, scale):
     columns = [["age", None], ["stage", ["1", "2", "3"]]]
-    about: dict[str, Any] = {
+    about = {
         "input": "table",
         "shape": [4],
         "columns": columns,

@@ -1,7 +1,5 @@
 """A run that fails half-way says so, ends, and keeps what it had."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

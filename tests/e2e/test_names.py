@@ -1,7 +1,5 @@
 """Clients and classes by their names, wherever a run speaks of them."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A regression from a table: what is written is in the target's unit, and lower is better."""
 
-from __future__ import annotations
-
 import json
 import re
 

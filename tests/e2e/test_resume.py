@@ -1,7 +1,5 @@
 """Broken off and resumed is the same as never broken off, bit for bit."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

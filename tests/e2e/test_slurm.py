@@ -5,8 +5,6 @@ project; it stands on this machine, with two virtual nodes and the partitions `m
 whose jobs preempt those of `main`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

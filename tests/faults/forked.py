@@ -7,8 +7,6 @@ row, server, initial, manifest, part of a table's name, or a folder's. Nothing i
 of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import faulthandler
@@ -40,7 +38,7 @@ class Attempt:
 
     def __init__(
         self, argv: list[str], said: Path, prepare: Callable[[], None], env: dict[str, str]
-    ) -> None:
+    ):
         self.said = said
         self.code = None
         with warnings.catch_warnings():

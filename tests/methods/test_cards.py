@@ -1,8 +1,6 @@
 """What the cards say of methods whose own test files leave it open: scores of copies, payloads,
 bytes that add up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from lightning import LightningModule
@@ -49,7 +47,7 @@ class Counting(LightningModule):
 
     asked: list[int]
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.asked = []
         self.body, self.out = (
@@ -116,7 +114,7 @@ class Keeps(Transform):
 
     client_memory = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str):
         self.name = name
 
     def init_client(self, run):

@@ -1,8 +1,6 @@
 """FedMD, Sim-pFD, TopK-pFD and KT-pFL: invariants of the cards 1.12 and 1.17 to 1.20, and what may
 go wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +36,7 @@ METHODS = [
 ]
 
 
-def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0) -> Tensor:
+def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0):
     draws = torch.Generator().manual_seed(seed)
     return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
 
@@ -347,7 +345,7 @@ def test_no_public_data_or_too_few(federation):
 class Tells(Transform):
     """Client 1 tells something else."""
 
-    def __init__(self, what: Callable[[dict[str, Tensor]], Any]) -> None:
+    def __init__(self, what: Callable[[dict[str, Tensor]], Any]):
         self.what = what
 
     def on_upload(self, client, payload):

@@ -2,8 +2,6 @@
 GPFL (6.9), DBE (6.10).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -71,7 +69,7 @@ class TwoLayers(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -84,7 +82,7 @@ class TwoLayers(nn.Module):
 class OwnStep(nn.Module):
     """With a training step of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.out = nn.Flatten(), nn.Linear(64, 10)
 

@@ -1,8 +1,6 @@
 """KAPC's objective and gradient norms as they are logged, and `sources: uploaded`: by autograd and
 by hand."""
 
-from __future__ import annotations
-
 from typing import get_args, get_type_hints
 
 import pytest
@@ -90,7 +88,7 @@ def test_the_logged_objective_is_the_theorys(federation, solver):
 class Received(Transform):
     """Keeps what each client receives."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.vectors = {}
 
     def on_download(self, client, payload):

@@ -1,8 +1,6 @@
 """What the tests of methods share: to watch a federation, and to ask its parts outside of a
 round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -18,7 +16,7 @@ Make = Callable[..., Federation]
 class Watch(Transform, Observer):
     """Keeps copies of what every client received, and of its model after each of its rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.models = []
         self.downloads = []
 

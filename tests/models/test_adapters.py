@@ -1,7 +1,5 @@
 """Adapters and weights: what trains, what it computes, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -88,7 +86,7 @@ def test_targets_are_ends_of_names():
 class Torchs(nn.Module):
     """Torch's own encoder layer, which reads weights past their modules."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
         self.free, self.out = nn.Linear(8, 8), nn.Linear(64, 10)

@@ -1,7 +1,5 @@
 """Buffers that belong to weights, and modules whose buffers nobody can average."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ class Net(nn.Module):
     head = "out"
     wrap: Any = staticmethod(spectral_norm)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden = type(self).wrap(nn.Linear(64, 16))
         self.out = nn.Linear(16, 10)
@@ -140,7 +138,7 @@ def test_other_parametrisations_are_averaged_as_parameters(made, wrap):
 class Uncalled(Net):
     """A lazy layer that the forward pass does not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = nn.LazyLinear(3)
 
@@ -148,7 +146,7 @@ class Uncalled(Net):
 class Observed(Net):
     """Notes ranges of its inputs, as for quantisation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = torch.ao.quantization.MinMaxObserver()
 
@@ -156,7 +154,7 @@ class Observed(Net):
 class Synchronised(Net):
     """A BatchNorm over processes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = nn.SyncBatchNorm(3)
 

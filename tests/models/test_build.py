@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import re
 from collections import namedtuple
@@ -27,7 +25,7 @@ BUILT_IN = [
 class Theirs(nn.Module):
     """A user's model, which knows nothing of us."""
 
-    def __init__(self, width: int = 4, num_classes: int = 10) -> None:
+    def __init__(self, width: int = 4, num_classes: int = 10):
         super().__init__()
         self.dropout = nn.Dropout(0.5)
         self.norm = nn.BatchNorm2d(1)
@@ -113,7 +111,7 @@ def test_bad_models_are_one_line(path, init_args, shape, message):
 class Traced(nn.Module):
     """A body, a classifier, and something that is defined after it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.top, self.gate = nn.Linear(64, 12), nn.Linear(12, 10), nn.Linear(12, 12)
 
@@ -127,7 +125,7 @@ class Traced(nn.Module):
 class Probabilities(Traced):
     """A temperature, a normalisation and logarithms behind the classifier."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.temperature, self.norm = nn.Parameter(torch.ones(())), nn.LayerNorm(10)
 
@@ -138,7 +136,7 @@ class Probabilities(Traced):
 class Pooled(Traced):
     """A convolution is the classifier, and its maps are averaged."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.top = nn.Sequential(nn.Conv1d(12, 10, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
 
@@ -149,13 +147,13 @@ class Pooled(Traced):
 class Cosine(Traced):
     """The classifier has a matrix of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.top = CosineTop()
 
 
 class CosineTop(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(10, 12))
 
@@ -166,7 +164,7 @@ class CosineTop(nn.Module):
 class Frozen(Traced):
     """Nothing of it trains."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.requires_grad_(False)
 
@@ -174,7 +172,7 @@ class Frozen(Traced):
 class Normed(Traced):
     """The classifier's weight is computed from others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.top = spectral_norm(nn.Linear(12, 10, bias=False))
 
@@ -182,7 +180,7 @@ class Normed(Traced):
 class Tied(Traced):
     """Scores are products with the rows of a table that the body begins with."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.top = nn.Embedding(10, 12)
 
@@ -211,7 +209,7 @@ class Two(Traced):
 class TwoAndMore(Two):
     """And a layer that is defined later."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.later = nn.Linear(64, 64)
 
@@ -241,7 +239,7 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch):
 class Odd(nn.Module):
     """A weight of its own that nothing resets, and a layer with its own first weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.rand(64))
         self.out = nn.Linear(64, 10)
@@ -254,7 +252,7 @@ class Odd(nn.Module):
 class Zero(Odd):
     """Always begins the same."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         for p in self.parameters():
             nn.init.zeros_(p)
@@ -288,7 +286,7 @@ def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
 class Branching(nn.Module):
     """Gives `what` makes of its scores, always or while it trains."""
 
-    def __init__(self, what: str, always: bool = False) -> None:
+    def __init__(self, what: str, always: bool = False):
         super().__init__()
         self.what, self.always = what, always
         self.norm, self.out = nn.BatchNorm2d(1), nn.Linear(64, 10)

@@ -1,8 +1,6 @@
 """What a user's LightningModule reads of Lightning's state counts its client's training, or is
 refused by name."""
 
-from __future__ import annotations
-
 import copy
 import io
 
@@ -23,7 +21,7 @@ class Lit(LightningModule):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.out = (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
@@ -55,7 +53,7 @@ class Around(nn.Module):
 
     head = "net.out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Forward()
 

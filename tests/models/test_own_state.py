@@ -1,8 +1,6 @@
 """Users' models that keep state of their own in buffers, and LightningModules that do more than a
 training step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from lightning import LightningModule
@@ -21,7 +19,7 @@ class Keeping(nn.Module):
 
     anew, gone = False, False
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("seen", torch.zeros(1))
         self.body, self.out = (
@@ -56,7 +54,7 @@ class Gone(Keeping):
 class Lit(LightningModule):
     """A LightningModule with a training step that takes a batch and its number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.out = (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
@@ -159,7 +157,7 @@ def test_hooks_that_would_not_be_called_are_refused(made, names):
 
 def test_manual_optimisation_is_refused(made):
     class Manual(Lit):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.automatic_optimization = False
 

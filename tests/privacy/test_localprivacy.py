@@ -1,8 +1,6 @@
 """Nothing leaves a client beyond its bound or without noise, for every method; wrong uses are
 refused by name."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ class Spy(NormBound):
 
     further_vectors = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(1e30)
         self.kinds = []
 
@@ -148,7 +146,7 @@ class Names(Transform):
 
     further_vectors = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.up = set()
         self.down = False
 

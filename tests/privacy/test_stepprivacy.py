@@ -1,8 +1,6 @@
 """`optimizer.privacy`: no sample moves a step beyond its clip, epsilon counts the steps, the rest
 is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -74,7 +72,7 @@ FLAGS = "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1"
 class Leaves(Transform):
     """Keeps all numbers that leave a client, or stay with it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.numbers = {}
 
     def on_upload(self, client, payload):

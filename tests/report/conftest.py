@@ -1,7 +1,5 @@
 """Run folders made by hand: small, complete, and with figures that can be checked in the head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

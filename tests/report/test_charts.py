@@ -1,7 +1,5 @@
 """The charts on runs: lines, bands over seeds, colours, names, files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

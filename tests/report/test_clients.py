@@ -1,7 +1,5 @@
 """Who holds which classes, a row for each client, runs over seeds, and charts as files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,7 +1,5 @@
 """`fl-train report` from the command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

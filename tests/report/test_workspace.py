@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -32,16 +29,16 @@ class Opened:
 
     offline, dir, id, resumed = True, "wandb/x/files", "x", False
 
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-        self.summary: dict[str, Any] = {}
+    def __init__(self):
+        self.keys = set()
+        self.summary = {}
 
-    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
+    def log(self, row, step, commit):
         self.keys |= row.keys()
 
-    def define_metric(self, *args: Any, **kwargs: Any) -> None: ...
-    def log_artifact(self, artifact: Any) -> None: ...
-    def finish(self, exit_code: int) -> None: ...
+    def define_metric(self, *args, **kwargs): ...
+    def log_artifact(self, artifact): ...
+    def finish(self, exit_code): ...
 
 
 def test_every_panels_keys_are_logged_by_real_runs(fit, tmp_path, monkeypatch):
@@ -81,7 +78,7 @@ def server(tmp_path, monkeypatch):
     there = SimpleNamespace(views={}, saved=[], known=True)
 
     class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             out = (
                 json.dumps({"data": answer(json.loads(body))}).encode()
@@ -94,7 +91,7 @@ def server(tmp_path, monkeypatch):
             self.end_headers()
             self.wfile.write(out)
 
-        def log_message(self, *args: Any) -> None: ...
+        def log_message(self, *args): ...
 
     def answer(asked):
         held = asked.get("variables") or {}

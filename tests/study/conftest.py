@@ -1,13 +1,10 @@
 """Studies made by hand: run folders with given accuracies of clients, and the table that names
 them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,7 +27,7 @@ def write_run(
     """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each.
     `others`: further kinds."""
     path.mkdir(parents=True)
-    settings: dict[str, Any] = {
+    settings = {
         "seed": seed,
         "method": {"name": method, "init_args": arguments or {}},
         "model": {"name": "mlp"},

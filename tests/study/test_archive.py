@@ -1,8 +1,6 @@
 """`fl-train archive`: what is packed gives the same table, and the same bits when a cell is run
 again."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Own code that is edited under a study, a search or a comparison."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Studies made by hand, with tables that can be checked in the head."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -3,8 +3,6 @@
 RunResult as a program, this prints the table of docs/decisions/0023 (some 10 minutes).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +20,7 @@ from fl_lightning.results.result import RunResult
 STUDIES = 1000
 CLIENTS = 10
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-DRAWS: dict[str, Draw] = {
+DRAWS = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "skewed": lambda rng, shape: (rng.gamma(2, size=shape) - 2) / np.sqrt(2),
     "lognormal": lambda rng, shape: (

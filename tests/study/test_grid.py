@@ -1,7 +1,5 @@
 """What a study file asks for: its checks, labels, folders and cells."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.foundation.errors import BadInput

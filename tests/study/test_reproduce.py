@@ -1,8 +1,6 @@
 """`fl-train reproduce`, the studies that ship with the package, and what of a run stands beside a
 paper's number."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Data that change under a study, a search or a comparison."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fl-train study` in this process (its workers are forked from it), on a few digits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -11,7 +9,6 @@ import signal
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -328,7 +325,7 @@ METHODS = ("fedavg", "kapc", "ditto", "local")
 def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypatch):
     """Of one (setting, seed): what two methods draw for the same purpose, client and epoch is the
     same samples."""
-    seen: dict[str, dict[Any, str]] = defaultdict(dict)
+    seen = defaultdict(dict)
     real, label = local.batches, ""
 
     def watched(part, schedule, epoch, first, count, drawn=None):
@@ -339,7 +336,7 @@ def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypat
 
     monkeypatch.setattr(local, "batches", watched)
     _, runs, configs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
-    initial: dict[str, bytes] = {}
+    initial = {}
     for run, config in list(zip(runs, configs, strict=True))[: len(METHODS) + 1]:
         label = f"{run.entry.label} {run.seed}"
         assert run_one((config, tmp_path / run.folder)) is None, label

@@ -1,13 +1,10 @@
 """`fl-train study --together`: run folders as of runs alone, and what a study remembers of how its
 clients train."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
-from typing import Any
 
 import pytest
 import yaml
@@ -86,7 +83,7 @@ def choose(tmp_path, wanted, **changes):
 
 
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
-    measured: list[Any] = []
+    measured = []
     monkeypatch.setattr(together, "_measured", lambda config: measured.append(config) or "vmap")
     long = {"base": [*MORE["base"], {"federation.rounds": 200}]}
     assert list(choose(tmp_path, "auto").values()) == ["loop"]  # too short to be worth it

@@ -1,8 +1,6 @@
 """`fl-train tune` in this process (its workers are forked from it), on a few digits; and what its
 parts promise."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Scores that depend on who is in the batch, or on chance."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -21,7 +19,7 @@ class Net(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden, self.between = nn.Linear(64, 16), self.make()
         self.out = nn.Linear(16, 10)
@@ -65,7 +63,7 @@ class Functional(Net):
 class Centred(Net):
     """Takes the batch's mean away; its classifier begins with zeros, and would hide it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         nn.init.zeros_(self.out.weight)
 
@@ -99,7 +97,7 @@ class Whole(Net):
 class Counts(Net):
     """Counts its passes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("passes", torch.zeros(()))
 
@@ -113,7 +111,7 @@ class Mixing(LightningModule):
 
     head = "net.out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Net()
 

@@ -1,8 +1,6 @@
 """Executors train alike: the same batches and draws, the same numbers but for rounding, whoever
 trains beside whom."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +43,7 @@ from fl_lightning.training.schedule import Length
 class Convolutions(nn.Module):
     """Two of them, with what usually stands between."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
         self.norm = nn.GroupNorm(2, 6)
@@ -221,7 +219,7 @@ def test_a_client_that_diverges_spoils_nobody_else(federation):
 class Odd(nn.Module):
     """A small network with something odd in it."""
 
-    def __init__(self, odd: str) -> None:
+    def __init__(self, odd: str):
         super().__init__()
         self.odd = odd
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
@@ -386,7 +384,7 @@ def test_each_architecture_has_its_own(federation, capsys):
 class Bursts(Transform):
     """Client `who` cannot receive, train or upload: in its first attempt, or always."""
 
-    def __init__(self, who: int, hook: str, always: bool) -> None:
+    def __init__(self, who: int, hook: str, always: bool):
         self.who, self.hook, self.always, self.done = who, hook, always, False
 
     def on_download(self, client, payload):

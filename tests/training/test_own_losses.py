@@ -1,8 +1,6 @@
 """Own losses in stacked passes: where they are stacked they come to what the loop does, else the
 loop trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Own steps side by side: what one client's step does, or fails to do, is nobody else's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Which batches a stretch of training takes: steps and epochs are two ways to cut one sequence."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 
@@ -116,7 +114,7 @@ def test_a_part_of_an_epoch(federation):
 
 
 class Drops(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
 

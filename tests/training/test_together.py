@@ -1,7 +1,5 @@
 """Runs that train together: the same bits as alone, and failures that stay each run's own."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -95,7 +93,7 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
 class Scaled(nn.Module):
     """A plain attribute, no buffer, is a factor of what the body gives."""
 
-    def __init__(self, factor: Any) -> None:
+    def __init__(self, factor: Any):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
         self.factor, self.layers = factor, [self.body]

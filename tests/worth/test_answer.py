@@ -1,8 +1,6 @@
 """The answer as a page, a picture, and an object: what readers are shown is what `worth.json`
 says."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

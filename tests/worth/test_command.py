@@ -1,8 +1,6 @@
 """`fl-train worth` from the command line: its files, its sentences, that it goes on, and what it
 refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

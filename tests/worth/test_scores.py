@@ -1,7 +1,5 @@
 """Scores read back silo by silo: what counts as one, and what is in no figure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

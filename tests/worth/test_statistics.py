@@ -1,7 +1,5 @@
 """The statistics of `fl-train worth` against closed forms, scikit-learn and simulated silos."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
