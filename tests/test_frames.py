@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refuses
 
 import fl_lightning
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.calibration import Calibration, best_temperature, best_threshold
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.given import kept as kept_of
 from fl_lightning.lab.report.figures import certainty
 
@@ -95,7 +95,7 @@ def test_predictions_are_kept_and_drawn_by_client(run: fl_lightning.Run):
     ],
 )
 def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightning.Run):
-    with pytest.raises(BadInput, match=line):
+    with refuses(line):
         run.predict_proba(change(patients()))
 
 
@@ -109,7 +109,7 @@ def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightni
     ],
 )
 def test_columns_that_are_none(data: Any, columns: Any, line: str, tmp_path: Path):
-    with pytest.raises(BadInput, match=line), kept_of({"data": data, **columns}, tmp_path / "out"):
+    with refuses(line), kept_of({"data": data, **columns}, tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
@@ -201,7 +201,7 @@ def test_the_threshold_is_the_best_of_all(cost: float | None):
     ],
 )
 def test_what_cannot_be_chosen(wanted: Any, labels: Any, names: list[str], line: str):
-    with pytest.raises(BadInput, match=line):
+    with refuses(line):
         Calibration(**wanted).fitted(
             torch.zeros(len(labels), len(names)), torch.tensor(labels), names, "client 0"
         )

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
@@ -19,7 +20,6 @@ from fl_lightning.configuration.config import (
     EvaluationConfig,
     ModelConfig,
 )
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import FURTHER, by_shares, recalls
 from fl_lightning.methods.fedper import FedPer
 
@@ -108,9 +108,7 @@ def test_what_cannot_be_measured_is_refused(names, data, said):
     config = Config(Component("x"), [ModelConfig(Component("x"))], data=DataConfig(**data))
     config.validate()
     config.evaluation = EvaluationConfig(metrics=names)
-    with pytest.raises(
-        BadInput, match=rf"evaluation\.metrics: \['{names[0]}'\] .*{said}"
-    ) as caught:
+    with refuses(rf"evaluation\.metrics: \['{names[0]}'\] .*{said}") as caught:
         config.validate()
     assert "\n" not in str(caught.value)
 

@@ -3,9 +3,9 @@
 import socket
 
 import pytest
+from refusals import refuses
 
 from fl_lightning.cli import main
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.launcher import Launch, check_torchrun_answers, launch_of, left_over
 
 TORCHRUN = {
@@ -85,9 +85,7 @@ def test_a_torchrun_that_is_gone_is_not_waited_for():
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         check_torchrun_answers(TORCHRUN | address)  # rank 0 opens the port itself, later
         there = TORCHRUN | address | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        with pytest.raises(
-            BadInput, match=r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"
-        ):
+        with refuses(r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"):
             check_torchrun_answers(there)
         server.listen()
         check_torchrun_answers(there)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refuses
 
 from fl_lightning.foundation import port
 from fl_lightning.foundation.errors import BadInput
@@ -76,7 +77,7 @@ def test_processes_that_cannot_meet_are_one_line(taken, monkeypatch):
 
     monkeypatch.setenv(port.NAME, str(taken))
     with (
-        pytest.raises(BadInput, match=rf"MASTER_PORT: '{taken}' .*choose a port that is free"),
+        refuses(rf"MASTER_PORT: '{taken}' .*choose a port that is free"),
         port.named_if_taken(),
     ):
         TCPStore("localhost", taken, 2, True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.tables import check_first_rows
@@ -99,7 +100,7 @@ def test_one_line_names_the_key_and_its_value(
     content: bytes, keys: dict[str, Any], line: str, tmp_path: Path
 ):
     form = {"separator": ";", "decimal": ",", **COLUMNS, **keys}
-    with pytest.raises(BadInput, match=line) as caught:
+    with refuses(line) as caught:
         table.load(DataConfig(root=write(tmp_path, content), **form))
     assert "\n" not in str(caught.value)
 
@@ -145,14 +146,14 @@ def test_tables_that_are_no_text(suffix: str, tmp_path: Path):
     source = table.load(data)
     assert source.group_names == ["a", "b"]
     assert [x for _, x in sorted(features(source), key=lambda x: x[1])] == list(range(1, 21))
-    with pytest.raises(BadInput, match=r"data\.decimal: ',' .*leave it out"):
+    with refuses(r"data\.decimal: ',' .*leave it out"):
         table.load(DataConfig(root=str(path), decimal=",", **KEYS))
 
 
 def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "t.xlsx").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(BadInput, match=r"data\.root: .*it needs openpyxl, .*install"):
+    with refuses(r"data\.root: .*it needs openpyxl, .*install"):
         table.load(DataConfig(root=str(tmp_path / "t.xlsx")))
 
 

@@ -4,12 +4,12 @@ import csv
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.report.page import render
 from fl_lightning.results.runs import load
 
@@ -104,7 +104,7 @@ def test_arrays_bring_clients_and_names(tmp_path):
     ],
 )
 def test_bad_names_are_one_line(tmp_path, more, what):
-    with pytest.raises(BadInput, match=what) as caught:
+    with refuses(what) as caught:
         prepare(arrays(tmp_path, **more), 3, 0)
     assert "\n" not in str(caught.value)
 

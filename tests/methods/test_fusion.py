@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from refusals import refuses
 from torch.testing import assert_close
 from watching import global_model, models, module_of, run_all, server_of
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.fedavg import FedAvg
@@ -98,11 +98,11 @@ def test_all_architectures_teach_each(federation):
 
 
 def test_feddf_wants_public_data_and_classes(federation):
-    with pytest.raises(BadInput, match=r"^data\.public: "):
+    with refuses(r"^data\.public: "):
         federation(FedDF()).prepare()
-    with pytest.raises(BadInput, match=r"^method\.samples: "):
+    with refuses(r"^method\.samples: "):
         federation(FedDF(samples=10_000), **PUBLIC).prepare()
-    with pytest.raises(BadInput, match="regression"):
+    with refuses("regression"):
         federation(FedDF(), data={"task": "regression", "public": "held_back"}).prepare()
 
 

@@ -4,9 +4,9 @@ of its rounds, running statistics included."""
 import pytest
 from every import NAMES, method_of
 from reckoning import PlainMean
+from refusals import refuses
 from watching import same, trained
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.ditto import Ditto
@@ -120,5 +120,5 @@ def test_its_first_round_is_the_other_methods(federation, ours, theirs, momentum
 @pytest.mark.parametrize("name", [n for n in NAMES if method_of(n).traits.classes])
 def test_what_is_about_classes_refuses_a_regression(federation, name):
     regression = {"task": "regression", "public": "held_back", "validation": 0.2}
-    with pytest.raises(BadInput, match="regression"):
+    with refuses("regression"):
         federation(method_of(name), data=regression).prepare()

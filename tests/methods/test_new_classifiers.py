@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from reckoning import WHOLE, batch_of
+from refusals import refuses
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
@@ -23,7 +24,6 @@ from watching import (
 
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Phase
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Traits, fedpac
 from fl_lightning.methods.common.classifiers import is_personal
 from fl_lightning.methods.dbe import DBE
@@ -96,7 +96,7 @@ class OwnStep(nn.Module):
     ("net", "said"), [(TwoLayers, "one linear layer"), (OwnStep, "training_step")]
 )
 def test_networks_whose_classifier_cannot_be_replaced(method, net, said):
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         method.build(net(), 10)
 
 

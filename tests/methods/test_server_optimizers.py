@@ -4,10 +4,10 @@ FedDyn."""
 import pytest
 import torch
 from reckoning import WHOLE, batch_of, slope, uploads
+from refusals import refuses
 from torch.testing import assert_close
 from watching import Watch, client_of, global_model
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM
 from fl_lightning.methods.feddyn import FedDyn
@@ -125,7 +125,7 @@ def test_normalised_by_steps(federation):
 
 def test_momentum_that_is_kept_is_refused(federation):
     """What steps come to would depend on the rounds before."""
-    with pytest.raises(BadInput, match=r"^optimizer\.keep_state: "):
+    with refuses(r"^optimizer\.keep_state: "):
         federation(FedNova(), optimizer={"momentum": 0.5, "keep_state": True}).prepare()
     federation(FedNova(), optimizer={"keep_state": True}).prepare()
 
@@ -167,5 +167,5 @@ def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation)
         assert_close(scored[0], mean, rtol=0, atol=1e-12)
         assert record.metrics["train_loss"] == other.metrics["train_loss"]
     assert not torch.equal(global_model(fed), scored[0])
-    with pytest.raises(BadInput, match=r"^method\.scored: 'mean' .*evaluation\.judge before"):
+    with refuses(r"^method\.scored: 'mean' .*evaluation\.judge before"):
         federation(FedDyn(scored="mean"), evaluation={"judge": "before"}).prepare()

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from reckoning import WHOLE, batch_of
+from refusals import refuses
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 from torchvision.models.resnet import BasicBlock
 from watching import client_of, global_model, module_of, payload_of, run_all, same, train
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import Drawn, FedGen, Generator, alike, ensemble_loss, learned
@@ -212,7 +212,7 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     ],
 )
 def test_blocks_that_cannot_be_slimmed(federation, block, said):
-    with pytest.raises(BadInput, match=rf"method\.block.*{said}"):
+    with refuses(rf"method\.block.*{said}"):
         federation(FedAlign(block=block)).prepare()
 
 

@@ -4,11 +4,11 @@
 import pytest
 import torch
 from reckoning import WHOLE, batch_of, scores_at, slope, uploads
+from refusals import refuses
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 from watching import client_of, global_model, run_all
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.flayer import FLAYER
@@ -152,5 +152,5 @@ def test_apfl_with_alpha_1_is_local(federation, net):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_steps_of_their_own_would_pass_over_is_refused(federation, method, changes, key):
-    with pytest.raises(BadInput, match=f"^{key}: "):
+    with refuses(f"^{key}: "):
         federation(method, **changes).prepare()

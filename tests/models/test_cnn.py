@@ -1,8 +1,7 @@
-import pytest
 import torch
+from refusals import refuses
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models.cnn import CNN, CNN5
 
 
@@ -55,10 +54,10 @@ def test_fedoras_cnn():
 
 
 def test_images_that_are_too_small():
-    with pytest.raises(BadInput, match="padding"):
+    with refuses("padding"):
         CNN((1, 8, 8), 10)
     CNN((1, 16, 16), 10)
-    with pytest.raises(BadInput, match="padding"):
+    with refuses("padding"):
         CNN((64,), 10)
 
 
@@ -71,5 +70,5 @@ def test_one_or_two_hidden_layers():
     maps = torch.nn.functional.max_pool2d(torch.relu(model.conv2(maps)), 2)
     assert torch.equal(model(x), model.classifier(torch.relu(model.fc1(maps.flatten(1)))))
     for hidden in ((), (5, 6, 7)):
-        with pytest.raises(BadInput, match="hidden"):
+        with refuses("hidden"):
             CNN((1, 28, 28), 10, hidden=hidden)

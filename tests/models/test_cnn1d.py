@@ -1,8 +1,8 @@
 import pytest
 import torch
+from refusals import refuses
 
 from fl_lightning.configuration.config import Component
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import build, head_of
 
 PATH = "fl_lightning.models.cnn1d.CNN1D"
@@ -17,7 +17,5 @@ def test_windows_of_any_length_become_logits():
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
 def test_what_is_no_window_is_refused(shape):
-    with pytest.raises(
-        BadInput, match=r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"
-    ):
+    with refuses(r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"):
         build(Component(PATH, {}), shape, 7)

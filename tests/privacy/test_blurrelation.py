@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from every import FEW, NAMES, method_of
+from refusals import refuses
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.blurrelation import BlurRelation, blurred
@@ -12,7 +13,6 @@ from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.cli import main
 from fl_lightning.core import Server
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.results.folder import RunFolder
@@ -96,10 +96,7 @@ def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation, na
         return  # needs a deep network; one global model
     fed = made(federation, name, BlurRelation(top=1))
     if name not in CHANGED:
-        with pytest.raises(
-            BadInput,
-            match=rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation",
-        ):
+        with refuses(rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation"):
             fed.prepare()
         return
     fed.prepare()
@@ -165,7 +162,7 @@ class Past(FedAMP):
 )
 def test_what_is_refused(federation, method, callbacks, settings, says):
     fed = federation(method, callbacks=callbacks, data=settings)
-    with pytest.raises(BadInput, match=says):
+    with refuses(says):
         fed.fit()
 
 

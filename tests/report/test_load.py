@@ -2,8 +2,8 @@ import math
 
 import numpy as np
 import pytest
+from refusals import refuses
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.report.page import render
 from fl_lightning.results.runs import load
 
@@ -41,14 +41,14 @@ def test_names_tell_runs_apart(make_run, tmp_path):
 
 def test_what_is_no_run_is_refused(make_run, tmp_path):
     path = make_run()
-    with pytest.raises(BadInput, match="no such folder"):
+    with refuses("no such folder"):
         load([tmp_path / "nowhere"])
-    with pytest.raises(BadInput, match=r"config\.yaml is missing"):
+    with refuses(r"config\.yaml is missing"):
         load([tmp_path])
-    with pytest.raises(BadInput, match="given once"):
+    with refuses("given once"):
         load([path, path / ".." / path.name])
     (path / "config.yaml").write_text("a: [")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with refuses("cannot be read"):
         load([path])
 
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from refusals import refuses
 from scipy import stats
 
 from fl_lightning.cli import main
 from fl_lightning.configuration.catalogue import shipped, table
 from fl_lightning.foundation.csvtable import CsvTable
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.study import listing, papers, studyfile
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
@@ -330,7 +330,7 @@ def test_studies_like_each_other_are_named(tmp_path):
     (folder := tmp_path / "x").mkdir()
     for one, other in ("ab", "ba"):
         (folder / f"{one}.yaml").write_text(f"like: ../x/{other}.yaml")
-    with pytest.raises(BadInput, match="the study is like itself"):
+    with refuses("the study is like itself"):
         studyfile.read(str(folder / "a.yaml"))
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
+from refusals import refuses
 from torch import nn
 from torch.nn import functional
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 
@@ -147,9 +147,7 @@ def made(federation, monkeypatch):
     ],
 )
 def test_a_score_that_depends_on_the_batch_is_refused(made, net, layer):
-    with pytest.raises(
-        BadInput, match=rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"
-    ):
+    with refuses(rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"):
         made(net, FedAvg()).prepare()
 
 
