@@ -35,7 +35,7 @@ def test_auto_and_gpu_are_whatever_there_is(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    "asked, said",
     [
         ("mps", "torch sees no MPS device on this machine"),
         ("xpu", "torch sees no XPU device"),

@@ -120,7 +120,7 @@ def test_a_class_stands_for_its_import_path(here):
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    "config, said",
     [
         (
             {"method": "fedavgg"},

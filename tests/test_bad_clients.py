@@ -196,7 +196,7 @@ def test_whatever_the_method_keeps_must_be_finite(federation, what, policy):
 
 @pytest.mark.sampled("FedAvg-breaks1", "FedAvg-explodes", "FedAvg-turns_nan", "SCAFFOLD")
 @pytest.mark.parametrize(
-    ("method", "what"),
+    "method, what",
     [(FedAvg(), what) for what in FAULTS]
     + [(m, breaks) for m in METHODS if m.relation().is_global],
     ids=lambda x: getattr(x, "__name__", None) or name(x),

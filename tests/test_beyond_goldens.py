@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import refuses
+from watching import global_model
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.robust import Krum
@@ -38,7 +39,7 @@ def test_a_global_model_is_one_of_every_architecture(federation):
     assert not any("accuracy_global" in row for row in rows)
 
 
-@pytest.mark.parametrize(("method", "kind"), [(FedAvg(), "global"), (CFL(0.5, 0.0, 1), "personal")])
+@pytest.mark.parametrize("method, kind", [(FedAvg(), "global"), (CFL(0.5, 0.0, 1), "personal")])
 def test_models_of_clusters_are_not_called_the_global_model(federation, method, kind):
     fed = federation(replace(method, eps1=100.0) if isinstance(method, CFL) else method)
     last(fed, 2)
@@ -52,7 +53,7 @@ def test_who_joins_begins_with_what_is_received_in_every_vector(federation, meth
     model, _, scores = join(
         fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0
     )
-    assert torch.equal(model, fed.run.groups[0].vectors["model"])
+    assert torch.equal(model, global_model(fed))
     assert set(scores) == {"accuracy_received", "loss"}
 
 
@@ -62,7 +63,7 @@ def test_who_joins_trains_as_the_method_says(federation, method):
     last(fed)
     before = [state.vectors["model"].clone() for state in fed.run.states.values()]
     model, *_ = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), True, 1)
-    assert model.isfinite().all() and not torch.equal(model, fed.run.groups[0].vectors["model"])
+    assert model.isfinite().all() and not torch.equal(model, global_model(fed))
     assert all(
         torch.equal(a, s.vectors["model"])
         for a, s in zip(before, fed.run.states.values(), strict=True)
@@ -74,7 +75,7 @@ def test_who_never_took_part_would_begin_with_the_global_model(federation):
     last(fed)
     away = next(c for c in range(4) if c not in fed.run.states)
     kind, model, _ = fed.evaluator.final_model(away)
-    assert kind == "before" and torch.equal(model, fed.run.groups[0].vectors["model"])
+    assert kind == "before" and torch.equal(model, global_model(fed))
 
 
 def test_a_change_counts_from_what_was_received(federation):

@@ -97,7 +97,7 @@ def test_no_file_overrules_the_formatter():
 
 
 @pytest.mark.parametrize(
-    ("text", "count", "line_count"),
+    "text, count, line_count",
     [
         ("x = 1  # one\n", 3, 1),
         ('"""Text."""\n\nx = f(\n    1,\n)\n', 7, 3),

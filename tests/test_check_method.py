@@ -254,7 +254,7 @@ def test_what_is_broken_is_named(method, checked):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         (
             ["own_checked.Nothing"],

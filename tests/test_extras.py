@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("absent", "line", "begins", "installs"),
+    "absent, line, begins, installs",
     [
         ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
         ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),

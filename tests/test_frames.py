@@ -86,7 +86,7 @@ def test_predictions_are_kept_and_drawn_by_client(run: fl_lightning.Run):
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    "change, line",
     [
         (lambda frame: frame.assign(hospital="Davos"), "no client 'Davos'; names: "),
         (lambda frame: frame.drop(columns="hospital"), "x: .*rows whose column 'hospital'"),
@@ -100,7 +100,7 @@ def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightni
 
 
 @pytest.mark.parametrize(
-    ("data", "columns", "line"),
+    "data, columns, line",
     [
         (None, {"label": "outcome"}, "label: 'outcome' .*a DataFrame"),
         ((np.zeros((9, 2)), np.zeros(9)), {"group": "g"}, "group: 'g' .*a DataFrame"),
@@ -180,7 +180,7 @@ def test_the_threshold_is_the_best_of_all(cost: float | None):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "labels", "names", "line"),
+    "wanted, labels, names, line",
     [
         ({"temperature": True}, [], ["a", "b"], "temperature: .*data.validation 0.2"),
         ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold: .*two classes, not 3"),
@@ -216,7 +216,7 @@ def test_a_regression_has_no_probabilities():
 
 
 @pytest.mark.parametrize(
-    ("command", "line"),
+    "command, line",
     [
         ("fit --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
         ("worth --data.root none.csv --out w", "data.root: 'none.csv'"),

@@ -98,7 +98,7 @@ def test_nothing_else_changes(federation):
 
 
 @pytest.mark.parametrize(
-    ("names", "data", "said"),
+    "names, data, said",
     [
         (["f1"], {"task": "regression", "source": "table"}, "a regression"),
         (["class_share_accuracy"], {}, "data.global_test"),

@@ -71,7 +71,7 @@ def test_a_share_of_no_test_part_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("method", "models", "kinds"),
+    "method, models, kinds",
     [
         (FedAvg(), None, {"global"}),
         (FedAvg(), ["after", "global"], {"global", "after"}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from refusals import refuses
+from watching import global_model
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Objective, Phase, Slot
@@ -51,12 +52,12 @@ class SendsLess(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "callbacks"), [(FedAvg(), [Zeros()]), (SendsZeros(), [])], ids=["hook", "method"]
+    "method, callbacks", [(FedAvg(), [Zeros()]), (SendsZeros(), [])], ids=["hook", "method"]
 )
 def test_what_a_hook_or_a_method_uploads_arrives(federation, method, callbacks):
     fed = federation(method, callbacks=callbacks)
     fed.round(1)
-    assert not fed.run.groups[0].vectors["model"].any()
+    assert not global_model(fed).any()
     assert fed.run.policy.keeps_clients
     states = fed.run.states.values()
     assert all(s.vectors["model"].any() and not s.received["model"].any() for s in states)
@@ -96,7 +97,7 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation):
         federation(Withholds()).round(1)
     fed = federation(Declared(), optimizer={"lr": 0.0})
     fed.round(1), fed.round(2)
-    assert torch.equal(fed.run.groups[0].vectors["model"], fed.run.groups[0].initial)
+    assert torch.equal(global_model(fed), fed.run.groups[0].initial)
 
 
 @pytest.mark.parametrize("asks", ["hook", "budget"])
@@ -172,7 +173,7 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
 
 
 @pytest.mark.parametrize(
-    ("name", "hook"),
+    "name, hook",
     [("recieve", "receive"), ("phase", "phases"), ("agregate", "aggregate"), ("uplaod", "upload")],
 )
 def test_a_misspelt_hook_is_refused(name, hook):

@@ -82,7 +82,7 @@ def test_a_rare_outcome_is_judged_by_auroc_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("share", "keys", "name"),
+    "share, keys, name",
     [
         (0.3, {}, "accuracy"),
         (0.15, {"evaluation.metric": "accuracy"}, "accuracy"),
@@ -151,7 +151,7 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    "keys, says",
     [
         ({"data.balance": "weights", "method": "fedrod"}, "a loss of FedRoD has no weights"),
         ({"data.balance": "sampler", "data.task": "regression"}, "has no classes"),

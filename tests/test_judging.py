@@ -77,7 +77,7 @@ def judged(make, method, judge, **changes):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("method", "judge", "column"), SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
+    "method, judge, column", SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
 )
 def test_final_scores_are_those_of_the_kind_that_the_judge_names(federation, method, judge, column):
     fed = judged(federation, method, judge)
@@ -153,7 +153,7 @@ def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(fed
 
 
 @pytest.mark.parametrize(
-    ("method", "judge"), [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
+    "method, judge", [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
 )
 def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_was_not_kept(
     federation, method, judge

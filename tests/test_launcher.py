@@ -45,7 +45,7 @@ def test_processes_of_torchrun_and_srun_are_recognised():
 
 
 @pytest.mark.parametrize(
-    ("environment", "names"),
+    "environment, names",
     [
         (
             {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},

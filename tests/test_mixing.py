@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from reckoning import seeded
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE, Mixer, mean_of
@@ -89,12 +90,12 @@ SOURCES, RECEIVERS = [0, 1, 3, 4, 6], [1, 3, 6]
 
 @pytest.fixture(scope="module")
 def models():
-    return torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+    return torch.randn(N, D, generator=seeded())
 
 
 @pytest.fixture(scope="module")
 def weights():
-    A = torch.rand(3, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    A = torch.rand(3, 3, 5, dtype=torch.float64, generator=seeded(1))
     return A / A.sum(-1, keepdim=True)
 
 
@@ -144,7 +145,7 @@ def test_rows_without_sum_one_are_applied_as_they_are(models, weights, size):
 def test_distances_survive_float32_when_clients_are_alike(weights):
     """At one per cent of drift the plain float32 product loses them (relative error about 0.7);
     centred it does not."""
-    g = torch.Generator().manual_seed(2)
+    g = seeded(2)
     W = torch.randn(1, D, generator=g) + 0.01 * torch.randn(N, D, generator=g)
     _, _, gram = server_step(W, weights, 1)[0]
     for s in SEGMENTS:

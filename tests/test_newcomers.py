@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
+from watching import Nets, run_all
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
@@ -50,8 +51,7 @@ def done(make, method, data=None, **changes):
     given = {**HELD, **data} if isinstance(data, dict) else data or HELD
     fed = make(method, data=given, **changes)
     fed.prepare()
-    for t in range(1, fed.run.rounds + 1):
-        fed.round(t)
+    run_all(fed)
     return fed
 
 
@@ -149,7 +149,7 @@ def digits(folder):
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    "share, said",
     [
         (0.05, "of 4 clients that is 0"),
         (0.9, "of 4 clients that is 4"),
@@ -315,7 +315,7 @@ def after(fed, count, rounds=2):
 @pytest.mark.parametrize(
     "method", [FedPer(), FedRep(head_epochs=2), FedBABU()], ids=lambda m: type(m).__name__
 )
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_a_personal_part_is_trained_under_the_shared_one(federation, net, method):
     """Body and running statistics are the global ones, bit for bit; the classifier is not the first
     one. FedBABU trains everything."""

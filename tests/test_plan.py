@@ -144,7 +144,7 @@ def test_without_an_accelerator_there_is_no_rehearsal(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("--config nosuch.yaml", "config"),
         ("--nosuch 3", "nosuch"),

@@ -17,7 +17,7 @@ from fl_lightning.lab.study.workers import run_all
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
+    "encoding, name", [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
 )
 def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(encoding, name, monkeypatch):
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))

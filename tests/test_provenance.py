@@ -125,7 +125,7 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("stem", "data", "name"),
+    "stem, data, name",
     [
         ("kapc_exact_digits", {}, "kapc_exact_digits-seed7"),
         ("kapc_resnet18", {"source": "cifar10"}, "kapc_resnet18-cifar10-seed7"),

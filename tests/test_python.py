@@ -171,7 +171,7 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training():
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    "given, line",
     [
         (
             {"data": (X, Y[:5])},

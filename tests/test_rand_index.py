@@ -50,7 +50,7 @@ def test_nobody_receives():
 
 
 @pytest.mark.parametrize(
-    ("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
+    "method, least, most", [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
 )
 def test_it_is_a_column_of_the_metrics(method, least, most, fit):
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"

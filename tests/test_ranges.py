@@ -47,7 +47,7 @@ class Bounded(Method):
 
 
 @pytest.mark.parametrize(
-    ("field", "values", "said"),
+    "field, values, said",
     [
         ("a", (-1e-9, math.nan, None), "it must be 0 or more"),
         ("b", (0.0, -1.0, math.nan), "it must be above 0, or null"),

@@ -30,7 +30,7 @@ def scored(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("method", "rounds"),
+    "method, rounds",
     [
         (FedAvg(), [["before", "after", "global"], ["after", "global"]]),
         (KAPC(), [["before", "after"], ["after"]]),

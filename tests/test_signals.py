@@ -53,7 +53,7 @@ def test_beside_the_main_thread_nothing_changes():
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
+    "number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
 )
 def test_what_a_library_swallows_is_raised_again(number, error):
     """As torch and its like do around optional imports."""

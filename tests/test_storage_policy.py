@@ -102,7 +102,7 @@ PAIRS = [
 
 
 @pytest.mark.sampled("layerselection", "quantize", "krum", "normbound")
-@pytest.mark.parametrize(("callback", "method"), PAIRS)
+@pytest.mark.parametrize("callback, method", PAIRS)
 def test_what_each_callback_has_kept(callback, method, tmp_path):
     fed = ran(f"--method {method} --callbacks {callback} {CALLBACKS.get(callback, '')}", tmp_path)
     agree(fed)

@@ -163,7 +163,7 @@ def test_two_channels_are_refused(make_run):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: FixedRate(0.0), r"callbacks\.fixedrate\.upload_mbit: 0\.0 .*above 0"),
         (lambda: FixedRate(1.0, math.nan), r"fixedrate\.download_mbit"),

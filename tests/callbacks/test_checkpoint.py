@@ -126,7 +126,7 @@ def forge(folder, round, change):
 
 
 @pytest.mark.parametrize(
-    ("keep", "best", "left"),
+    "keep, best, left",
     [(1, False, [5]), (2, False, [4, 5]), (2, True, [2, 4, 5]), (9, True, [1, 2, 3, 4, 5])],
 )
 def test_the_last_few_and_the_best_are_kept(make_run, tmp_path, keep, best, left):
@@ -161,7 +161,7 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(make_run, tmp_path
             Checkpoint(seconds=wrong)
 
 
-@pytest.mark.parametrize(("runs", "saved", "best"), [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
+@pytest.mark.parametrize("runs, saved, best", [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
 def test_a_best_round_is_saved_early_where_that_is_cheap(
     runs, saved, best, make_run, tmp_path, monkeypatch
 ):
@@ -391,7 +391,7 @@ def test_a_link_out_of_the_folder_is_not_followed(make_run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("whose", "what"),
+    "whose, what",
     [
         ("client", "row"),
         ("client", "received"),

@@ -81,7 +81,7 @@ def test_gain_over_local_and_share_harmed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"method": "fedavg"}, "a run of local; it is one of fedavg"),
         ({"seed": 1}, "the same seed, clients and data"),

@@ -57,7 +57,7 @@ def test_pictures_of_three_clients_and_of_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "receivers", "drawn"),
+    "chosen, receivers, drawn",
     [
         (None, [1, 2, 3, 4], [1, 2, 3]),
         (None, [4], [4]),

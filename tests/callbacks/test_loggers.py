@@ -366,7 +366,7 @@ def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, onl
 
 @pytest.mark.usefixtures("wandb_alone")
 @pytest.mark.parametrize(
-    ("environment", "answers", "mode", "reason"),
+    "environment, answers, mode, reason",
     [
         ({}, True, "offline", "no API key is known"),
         ({"WANDB_API_KEY": KEY}, False, "offline", "here.example does not answer"),

@@ -148,7 +148,7 @@ def begin(run):
 
 
 @pytest.mark.parametrize(
-    ("method", "callbacks", "said"),
+    "method, callbacks, said",
     [
         (KAPC(), [Median()], "callbacks.median: 'kapc' .* a global model's, as fedavg's is"),
         (FedAvg(), [Median(), TrimmedMean(0.2)], "callbacks.trimmedmean: .*median is one already"),

@@ -49,7 +49,7 @@ def test_resnet18_keeps_nineteen_layers():
 
 
 @pytest.mark.parametrize(
-    ("omega", "how", "step_back", "answer"),
+    "omega, how, step_back, answer",
     [
         (20, "swapped", False, 19),  # violated: shrink until it holds
         (19, "swapped", False, 20),  # holds: grow until violated; so it alternates 20, 19
@@ -66,7 +66,7 @@ def test_searches_on_the_pattern_of_resnet18(omega, how, step_back, answer):
 
 
 @pytest.mark.parametrize(
-    ("omega", "how", "step_back", "answer"),
+    "omega, how, step_back, answer",
     [
         (20, "swapped", False, 19),
         (19, "swapped", False, 20),
@@ -79,7 +79,7 @@ def test_the_papers_range_ends_with_all_layers(omega, how, step_back, answer):
     assert search(omega, [True] * 19 + [False, True], how, step_back, "L") == answer
 
 
-@pytest.mark.parametrize(("largest", "learns"), [("L-1", False), ("L", True)])
+@pytest.mark.parametrize("largest, learns", [("L-1", False), ("L", True)])
 def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
     make_run, make_client, monkeypatch, largest, learns
 ):

@@ -68,7 +68,7 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "told"),
+    "method, given, told",
     [
         ("fedprox", {"mu": "-1"}, "method.mu: -1.0 is not allowed; it must be 0 or more"),
         ("fedprox", {"mu": "much"}, "method.mu: 'much' is not allowed; it must be a number"),

@@ -42,7 +42,7 @@ def test_answers_at_once():
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    "said, meant",
     [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")],
 )
 def test_an_unknown_command(refused, said, meant):
@@ -55,7 +55,7 @@ def _raise(error):
 
 
 @pytest.mark.parametrize(
-    ("action", "code"),
+    "action, code",
     [
         (lambda: _raise(RunFailed("client 3 failed:\nloss is not finite")), 1),
         (lambda: _raise(KeyboardInterrupt()), 130),

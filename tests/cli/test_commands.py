@@ -68,7 +68,7 @@ def test_what_loads_an_exported_model_can_be_imported(engine, capsys, refused):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    "flags, told",
     [
         ("--format tar --client 0", "format: 'tar'"),
         ("--client 0 --out no/m.safetensors", "out: "),

@@ -41,7 +41,7 @@ def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(e
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    "flags, said",
     [
         ("--config kapc_exact_digits", "fl-train fit --name kapc_exact_digits-001 --resume"),
         (
@@ -156,7 +156,7 @@ def test_resume_may_extend_move_and_relog(engine):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    "flags, told",
     [
         ("--data.alpha 0.5", "data.alpha: 0.5 .*0.1"),
         ("--seed 1", "seed: 1 .*0"),

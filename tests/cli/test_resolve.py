@@ -67,7 +67,7 @@ def test_names_are_written_short_and_lists_in_full():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    "flags, told",
     [
         ("--federation.rounds many", "federation.rounds: 'many' .*a whole number"),
         ("--federation.rounds 1.5", "federation.rounds: '1.5' .*a whole number"),
@@ -96,7 +96,7 @@ def test_bad_plain_values(flags, told):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    "flags, told",
     [
         ("--method kapc --method.lm 1", r"method.lm: '1' .*did you mean method.lam\?.*method.beta"),
         ("--method fedavg --method.lam 1", "method.lam: '1' .*no such key; keys: none"),

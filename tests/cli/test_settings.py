@@ -72,7 +72,7 @@ def called(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "arguments"),
+    "line, arguments",
     [
         (
             "compare --accept-changed-code a b --target=0.9",
@@ -109,7 +109,7 @@ def test_one_reader_serves_every_command(called, line, arguments):
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "message"),
+    "command, words, message",
     [
         ("tune", "s --out o --trials 0", "trials: 0 is not allowed; it must be at least 1"),
         ("plan", "--samples inf", "samples: 'inf' is not allowed; it must be a whole number"),
@@ -131,7 +131,7 @@ PROX = {"method": {"name": "fedprox", "init_args": {"mu": 0.5}}}
 
 
 @pytest.mark.parametrize(
-    ("flags", "class_name", "init_args"),
+    "flags, class_name, init_args",
     [
         ("--method.mu 1", "FedProx", {"mu": "1"}),
         ("--method.init_args.mu 1", "FedProx", {"mu": "1"}),
@@ -160,7 +160,7 @@ def test_what_is_no_component_is_refused(method):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    "method, message",
     [
         (
             {"name": "kapc", "class_path": "fl_lightning.methods.fedavg.FedAvg"},
@@ -266,7 +266,7 @@ def test_an_empty_section_says_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         ("federation:\n  rounds: 3\n bad: [", "line 3, column"),
         ("- 1", "keys and values"),
@@ -302,7 +302,7 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         (
             "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n",
@@ -387,7 +387,7 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    "files, told",
     [
         (
             {"a": "base: a.yaml"},

@@ -97,7 +97,7 @@ def test_cores_memory_and_what_comes_before_the_run(shown, commands):
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(("signal", "requeued"), [("USR1", True), ("TERM", False)])
+@pytest.mark.parametrize("signal, requeued", [("USR1", True), ("TERM", False)])
 def test_signals_stop_the_run_and_the_limit_queues_it_again(
     signal, requeued, early, tmp_path, shown, commands
 ):
@@ -137,7 +137,7 @@ def test_sbatch_gets_the_script(tmp_path, ask, refused, commands):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("--gpus-per-node 8", "no node has more than 4"),
         ("--nodes 4", "at most the 3"),
@@ -202,7 +202,7 @@ def test_a_job_wants_a_config(refused):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "names"),
+    "sweep, names",
     [
         ("seed=3,4 method.lam=1", ["kapc_exact_digits-seed3-lam1", "kapc_exact_digits-seed4-lam1"]),
         ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_exact_digits-seed0"]),

@@ -22,7 +22,7 @@ def load(folder, contents):
 
 
 @pytest.mark.parametrize(
-    ("shape", "read"),
+    "shape, read",
     [((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9)), ((8, 9), (1, 8, 9)), ((5,), (5,))],
 )
 def test_layouts(shape, read, tmp_path):
@@ -46,7 +46,7 @@ def test_numbers_become_float32_and_columns_of_labels_flat(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"y_test": None}, "it lacks y_test"),
         ({"y_train": np.zeros(5, int)}, "x_train holds 6 samples"),
@@ -85,7 +85,7 @@ def test_what_is_no_archive_is_said_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "where"),
+    "shape, where",
     [
         ((3, 32, 32), "first"),
         ((32, 32, 3), "last"),

@@ -77,7 +77,7 @@ def inputs(data, client, part):
 
 @pytest.mark.parametrize("fitted", ["own", "shared"])
 @pytest.mark.parametrize(
-    ("scale", "scaler"),
+    "scale, scaler",
     [("standard", StandardScaler), ("sklearn.preprocessing.RobustScaler", RobustScaler)],
 )
 def test_inputs_are_scikit_learns(tmp_path, fitted, scale, scaler):
@@ -203,7 +203,7 @@ class Wide(BaseEstimator):
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    "change, what",
     [
         (
             {"scale": f"{HERE}.Picky", "fitted": "own"},

@@ -152,7 +152,7 @@ def test_whole_numbers_are_tokens():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         ("my_readings.Nothing", "it cannot be imported"),
         ("no_such.Module", "it cannot be imported"),

@@ -56,7 +56,7 @@ def test_silos_stay_within_a_cycle_where_they_are_drawn():
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    "change, what",
     [
         (
             {"folds": 30, "min_samples": 2},

@@ -84,7 +84,7 @@ def test_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    "change, options, message",
     [
         (
             {},
@@ -139,7 +139,7 @@ def test_what_does_not_go_is_named(change, options, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("image", "says"),
+    "image, says",
     [
         (None, "an image cannot be read: column 'image' of row"),
         (

@@ -92,7 +92,7 @@ def test_shakespeare(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("users", "message"),
+    "users, message",
     [
         (
             {"a": ([[1.0, 2.0]], [0, 1])},

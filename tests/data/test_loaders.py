@@ -105,7 +105,7 @@ def road(request, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "numbers"),
+    "train, numbers",
     [
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(range(30))), range(30)),
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(torch.arange(5, 9))), range(5, 9)),
@@ -134,7 +134,7 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
 
 
 @pytest.mark.parametrize(
-    ("train", "line"),
+    "train, line",
     [
         (
             lambda: DataLoader(ALL, sampler=WeightedRandomSampler([1.0] * 40, 40)),
@@ -190,7 +190,7 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    "data, line",
     [
         (Stream(), "Stream is an IterableDataset"),
         (Endless(), "Endless has no __len__"),

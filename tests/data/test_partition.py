@@ -124,7 +124,7 @@ def test_repaired_clients_are_tested_on_what_they_train_on():
     assert not any(strange)
 
 
-@pytest.mark.parametrize(("clients", "k"), [(10, 2), (7, 3), (3, 2), (20, 1), (5, 10), (100, 2)])
+@pytest.mark.parametrize("clients, k", [(10, 2), (7, 3), (3, 2), (20, 1), (5, 10), (100, 2)])
 def test_pathological_holds_exactly_k_classes(clients, k):
     train, test = deal(clients, partition="pathological", classes_per_client=k)
     assert [len(set(TRAIN[share])) for share in train] == [k] * clients
@@ -133,7 +133,7 @@ def test_pathological_holds_exactly_k_classes(clients, k):
     assert holders.max() - holders.min() <= 1
 
 
-@pytest.mark.parametrize(("clients", "k"), [(20, 2), (20, 10), (100, 3), (7, 1)])
+@pytest.mark.parametrize("clients, k", [(20, 2), (20, 10), (100, 3), (7, 1)])
 def test_lognormal_follows_kt_pfls_generator(clients, k):
     labels, test = np.arange(60_000) % 10, np.arange(10_000) % 10
     train, tested = deal(clients, labels, test, partition="lognormal", classes_per_client=k)
@@ -181,7 +181,7 @@ def test_the_rest_goes_to_one_client():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"samples_per_client": 1}, r"data\.samples_per_client: 1"),
         ({"rest_to": 0, "partition": "iid"}, r"data\.rest_to: 0 .*samples_per_client"),
@@ -232,7 +232,7 @@ def test_too_many_clients_says_the_most_there_can_be():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         (
             {"partition": "dirichlett"},
@@ -267,7 +267,7 @@ def halves(train, test, clients, data, rng):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    "spoil, message",
     [
         (lambda shares: shares, None),
         (lambda shares: shares[:-1], "a list of 2 index arrays"),

@@ -55,7 +55,7 @@ def test_images_of_a_group_are_turned_alike():
 
 
 @pytest.mark.parametrize(
-    ("options", "clients", "message"),
+    "options, clients, message",
     [
         (
             {"planted": "labels", "groups": 5},

@@ -49,7 +49,7 @@ def test_fraction_takes_a_stratified_share_of_both_pools():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"source": "MNIST"}, "did you mean mnist"),
         ({"source": "nonsense"}, "fl-train list sources"),

@@ -87,7 +87,7 @@ def test_grey_public_images_for_colour_clients(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"public": "mnits"}, r"data\.public: 'mnits' .*did you mean mnist"),
         ({"public": "arrays"}, r"data\.public: 'arrays' .*\.npz"),

@@ -202,7 +202,7 @@ def test_a_fit_prints_them(faulty: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words, says",
     [
         ("--data.source digits", "data.source: 'digits' is not allowed; its columns cannot be"),
         ("--data.root none.csv", "data.root: 'none.csv'"),

@@ -65,7 +65,7 @@ def test_images_beside_the_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    "text, options, message",
     [
         (FARMS, {"label_column": "crop"}, r"data\.label_column: 'crop' .*farm, b1, b2, label"),
         (FARMS, {"group_column": "site"}, r"data\.group_column: 'site'"),

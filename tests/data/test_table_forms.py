@@ -40,7 +40,7 @@ def features(source: Any):
 
 
 @pytest.mark.parametrize(
-    ("content", "keys"),
+    "content, keys",
     [
         (GERMAN.encode("utf-8-sig"), {}),
         (GERMAN.encode("utf-16"), {"encoding": "utf-16"}),
@@ -62,7 +62,7 @@ def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("content", "keys", "line"),
+    "content, keys, line",
     [
         (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: data\.separator ';'"),
         (ENGLISH.encode(), {}, r"data\.separator: ';' .*: data\.separator ','"),
@@ -158,7 +158,7 @@ def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    "data, line",
     [
         ({"root": "none.csv"}, "data.root: 'none.csv'"),
         ({"label_column": "sick"}, "data.label_column: 'sick'"),

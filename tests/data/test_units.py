@@ -49,7 +49,7 @@ def test_the_unit_column_is_no_feature(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "keys", "says"),
+    "made, keys, says",
     [
         ({"clash": True}, {}, "Aarau and Basel have rows of one unit"),
         ({}, {"unit_column": "clinic"}, "there is no such column"),

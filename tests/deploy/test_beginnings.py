@@ -41,7 +41,7 @@ def _of_another_app(one):
 
 @pytest.mark.sampled("version", "app")
 @pytest.mark.parametrize(
-    ("change", "line"),
+    "change, line",
     [
         pytest.param(
             _told(version="0.0.1"),

@@ -66,7 +66,7 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "flags"),
+    "method, flags",
     [
         ("selfkapc", "--federation.participation 0.67 --federation.rounds 4"),
         ("crosskapc", "--method.guard 0 --federation.clients 4 --federation.rounds 8"),

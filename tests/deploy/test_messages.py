@@ -186,7 +186,7 @@ HOSTILE = [
 
 @pytest.mark.sampled("fedavg-0", "fedavg-4", "fedavg-11", "fpl-12", "fedpac-14")
 @pytest.mark.parametrize(
-    ("method", "kind", "change", "line"),
+    "method, kind, change, line",
     HOSTILE,
     ids=[f"{method}-{k}" for k, (method, *_) in enumerate(HOSTILE)],
 )
@@ -314,7 +314,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
 
 
 @pytest.mark.parametrize(
-    ("hello", "line"),
+    "hello, line",
     [
         (None, "no site for client 1 after 0 s"),
         (HUGE, f"the site at 1 cannot take part: it has {HUGE} bytes, more than the"),

@@ -65,7 +65,7 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(app, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    "spoil, sentence",
     [
         (
             lambda a: a.update(x_train=a["x_train"][..., :7]),

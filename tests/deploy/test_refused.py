@@ -58,7 +58,7 @@ def test_transforms_that_sites_cannot_run_are_named(name, tmp_path, monkeypatch,
 
 @pytest.mark.sampled("scaler", "held out", "executor")
 @pytest.mark.parametrize(
-    ("words", "line"),
+    "words, line",
     [
         (
             "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",

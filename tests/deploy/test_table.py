@@ -44,7 +44,7 @@ def rows(tmp_path, monkeypatch):
 
 @pytest.mark.sampled("robust", "own")
 @pytest.mark.parametrize(
-    ("method", "flags"),
+    "method, flags",
     [
         ("fedavg", "--data.impute median --data.scale robust"),
         ("fedper", "--data.impute mean --data.scale standard"),

@@ -32,7 +32,7 @@ def images(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "up", "down"),
+    "method, up, down",
     [
         ("fedavg", 426.54, 426.54),
         ("fedper", 426.35, 426.35),  # the body alone, as the paper's FedBABU

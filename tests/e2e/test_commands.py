@@ -94,7 +94,7 @@ NEEDED = {"knnper": "--method.lam 0.5", "moon": "--method.projection 8"}
 
 @pytest.mark.sampled("Lit", "fedavg-finetuned", "fedrod", "dbe")
 @pytest.mark.parametrize(
-    ("flags", "plain"),
+    "flags, plain",
     [
         ("", True),
         ("--method fedavg", True),

@@ -85,7 +85,7 @@ def hospitals(folder):
 
 
 @pytest.mark.parametrize(
-    ("form", "scale"),
+    "form, scale",
     [
         pytest.param(
             "safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow
@@ -158,7 +158,7 @@ def test_images(tmp_path, model, form):
 
 
 @pytest.mark.parametrize(
-    ("partition", "planted"),
+    "partition, planted",
     [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")],
 )
 def test_images_that_the_run_turned(tmp_path, partition, planted):
@@ -238,7 +238,7 @@ def test_onnx(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "line"),
+    "kind, rows, line",
     [
         ("table", [{"age": "3"}], "it lacks the column sex"),
         ("table", [["3"]], "it lacks the column sex"),

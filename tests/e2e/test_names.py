@@ -92,7 +92,7 @@ def test_arrays_bring_clients_and_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "what"),
+    "more, what",
     [
         ({"client_names": np.array(["Uri", "Zug", "Uri"])}, r"two clients are called 'Uri'"),
         ({"client_names": np.array([1, 2, 3])}, r"client_names holds 1, which is no text"),

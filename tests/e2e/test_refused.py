@@ -101,7 +101,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("flags", "begins", "says"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("flags, begins, says", CASES.values(), ids=CASES)
 def test_refused(refused, flags, begins, says):
     error = refused(FIT, flags)
     assert error.startswith(begins)

@@ -94,7 +94,7 @@ def test_status_test_and_resume(fit, table, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    "flags, message",
     [
         ("--method fedproto", "data.task: 'regression' .*fedproto exchanges .* classes"),
         ("--method fedhkd", "data.task: 'regression' .*fedhkd"),

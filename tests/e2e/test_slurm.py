@@ -116,7 +116,7 @@ def _rounds(folder, name):
     return max(len(file.read_text().splitlines()) - 1, 0) if file.exists() else 0
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("nodes, tasks", [(1, 2), (2, 1)])
 def test_tasks_on_nodes_give_what_one_process_gives(
     nodes,
     tasks,

@@ -14,6 +14,14 @@ WHOLE = {"batch_size": 10_000, "precision": "64-true"}
 """One step an epoch, on all of a client's data, in float64: what a round does can be computed by
 hand."""
 
+ROUNDING = {"rtol": 0, "atol": 1e-12}
+"""How far float64 may be off."""
+
+
+def seeded(seed=0):
+    """A new generator."""
+    return torch.Generator().manual_seed(seed)
+
 
 @dataclass(frozen=True)
 class PlainMean(Method):

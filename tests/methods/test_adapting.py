@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from reckoning import WHOLE, batch_of, scores_at, slope
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope
 from refusals import refuses
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, payload_of, run_all, train
+from watching import Nets, client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.joining import join
@@ -24,8 +24,6 @@ from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.knnper import KNNPer, vote
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedfda import Gaussians, PFedFDA
-
-EXACT = {"rtol": 0, "atol": 1e-12}
 
 
 def first(part):
@@ -61,7 +59,7 @@ def test_perfedavgs_step_by_hand(federation, variant):
     assert_close(loss, cross_entropy(scores_at(client, inner, batch[0]), batch[1]))
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation, net):
     """INV3: w stays what it is, bit for bit; the step is down the mean over all training data, in
     parts too."""
@@ -76,7 +74,7 @@ def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation, net):
         module.model.eval()
         client.bind(w.clone())
         expected = w - 0.4 * client.gradient(w, first(client.data.train), training=False)[1]
-        assert_close(found, expected, **EXACT)
+        assert_close(found, expected, **ROUNDING)
         assert not torch.equal(found, w)
     assert torch.equal(PerFedAvg(adapt_steps=0).personal(client), w)
 
@@ -172,7 +170,7 @@ def parts(fed, vector):
     return [torch.cat([vector[b.start : b.stop] for b in blocks]) for blocks in found]
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_fedem_of_one_model_is_fedavg(federation, net):
     """INV1: bit for bit."""
     changes = {"net": net, "rounds": 3, "participation": 0.5, "optimizer": {"momentum": 0.9}}
@@ -208,10 +206,10 @@ def test_fedems_steps_by_hand(federation):
     [gradient] = torch.autograd.grad((q * losses).sum() / len(y), leaf)
     expected = client["model"] - 0.05 * gradient
     [phase] = FedEM().phases(client, payload_of(client))
-    assert_close(client.memory["pi"], q.mean(0), **EXACT)
+    assert_close(client.memory["pi"], q.mean(0), **ROUNDING)
     assert float(client.memory["pi"].sum()) == pytest.approx(1)
     train(fed, client, phase)  # in an order of its own: each sample must meet its own q
-    assert_close(client["model"], expected, **EXACT)
+    assert_close(client["model"], expected, **ROUNDING)
 
 
 # ---------------------------------------------------------------- pFedFDA

@@ -187,9 +187,7 @@ def test_the_terms_are_worth_their_formulas_and_the_classifiers_spares_the_featu
     assert_close(both, 0.3 * want / 3 + 0.7 * pull)
 
 
-@pytest.mark.parametrize(
-    ("method", "known"), [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])]
-)
+@pytest.mark.parametrize("method, known", [(FedProto(), [2, 5]), (FedHKD(lam=0.0, gamma=0.0), [2])])
 def test_a_class_that_nobody_told_is_forgotten_or_kept(federation, method, known):
     fed = federation(method, rounds=1)
     fed.run.server.memory["means.known"][5] = True

@@ -240,7 +240,7 @@ def test_join_writes_a_model_and_touches_nobody_else(
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    "arrays, said",
     [
         ({"x_train": np.zeros((5, 9, 9), np.uint8)}, "shape"),
         (

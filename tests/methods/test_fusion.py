@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refuses
 from torch.testing import assert_close
-from watching import global_model, models, module_of, run_all, server_of
+from watching import Nets, global_model, models, module_of, run_all, server_of
 
 from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
@@ -39,7 +39,7 @@ def test_feddf_without_a_step_is_fedavg(federation, net):
         assert not torch.equal(c.vectors["model"], b.vectors["model"])
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_a_student_that_equals_its_teachers_stays(federation, net):
     """INV2: in evaluation mode the loss has no slope, whatever the normalisation. (Adam's further
     steps would blow up what rounding leaves of it.)

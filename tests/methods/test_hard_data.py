@@ -79,7 +79,7 @@ def test_batchnorm_cannot_train_on_a_single_sample(federation):
 
 
 @pytest.mark.parametrize(
-    ("name", "argument"),
+    "name, argument",
     [
         ("fedas", "align_batch_size"),
         ("fedmd", "batch_size"),

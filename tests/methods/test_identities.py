@@ -91,7 +91,7 @@ IDENTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "unlike", "changes"), IDENTITIES, ids=repr)
+@pytest.mark.parametrize("ours, theirs, unlike, changes", IDENTITIES, ids=repr)
 def test_it_is_the_other_method(federation, ours, theirs, unlike, changes):
     changes = SMALL | {"rounds": 3} | changes
     wanted = trained(federation, theirs, **changes)
@@ -100,7 +100,7 @@ def test_it_is_the_other_method(federation, ours, theirs, unlike, changes):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "momentum"),
+    "ours, theirs, momentum",
     [
         (MOON(mu=5.0), FedAvg(), 0.0),
         (FedALA(), FedAvg(), 0.0),

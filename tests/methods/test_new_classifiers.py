@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from reckoning import WHOLE, batch_of
+from reckoning import WHOLE, batch_of, seeded
 from refusals import refuses
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 from torch.testing import assert_close
 from watching import (
+    Nets,
     client_of,
     global_model,
     payload_of,
@@ -52,7 +53,7 @@ def block(client, vector, ends):
 
 def shaken(client, size=0.1):
     """The client's model, with noise on all its parameters, as a leaf of its own."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     noise = torch.randn(client.layout.size, generator=draws, dtype=client["model"].dtype)
     return client["model"] + size * noise * client.columns(lambda b: b.kind == "parameter")
 
@@ -92,9 +93,7 @@ class OwnStep(nn.Module):
 
 
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
-@pytest.mark.parametrize(
-    ("net", "said"), [(TwoLayers, "one linear layer"), (OwnStep, "training_step")]
-)
+@pytest.mark.parametrize("net, said", [(TwoLayers, "one linear layer"), (OwnStep, "training_step")])
 def test_networks_whose_classifier_cannot_be_replaced(method, net, said):
     with refuses(said):
         method.build(net(), 10)
@@ -103,7 +102,7 @@ def test_networks_whose_classifier_cannot_be_replaced(method, net, said):
 # ---------------------------------------------------------------- FedBABU
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_fedbabu_is_fedrep_without_head_epochs(federation, net):
     """INV1: bit for bit, and the classifier is the initial one for all, whatever the optimiser
     keeps."""
@@ -128,7 +127,7 @@ def test_fedbabu_is_fedrep_without_head_epochs(federation, net):
 def test_the_minimum_on_the_simplex_is_one():
     """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever
     the scale."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     for n in (1, 2, 5, 9):
         root = torch.randn(n, n, generator=draws, dtype=torch.float64)
         shift = torch.randn(n, 1, generator=draws, dtype=torch.float64)
@@ -144,7 +143,7 @@ def test_the_minimum_on_the_simplex_is_one():
 def test_collaborators():
     """INV2: without variance the own classifier costs nothing. INV3: equal clients count the same,
     far ones do not."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     H = torch.randn(4, 6, generator=draws, dtype=torch.float64)
     V = torch.tensor([0.5, 0.1, 2.0, 0.3], dtype=torch.float64)
     for i in range(4):
@@ -219,7 +218,7 @@ def test_gumbel_noise_is_for_training():
 
 
 def test_mmd_is_its_sum_over_pairs():
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     x, y = torch.randn(3, 4, generator=draws), 2 * torch.randn(5, 4, generator=draws)
 
     def k(a, b):
@@ -235,7 +234,7 @@ def test_mmd_is_its_sum_over_pairs():
 def test_fedcps_context_stands_still_while_it_trains(federation):
     """By hand: the second of two steps is taken under the first classifier's v."""
     fed = federation(FedCP(lam=0.0), rounds=1, local_epochs=2, **WHOLE)
-    client, draws = client_of(fed, 1), torch.Generator().manual_seed(0)
+    client, draws = client_of(fed, 1), seeded()
     shaken = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
     # equal classifiers would leave the gate nothing to learn
     client["model"].add_(shaken, alpha=0.1)
@@ -323,7 +322,7 @@ class Still(DBE):
             yield Phase(objective=phase.objective, trains=~client.mask(is_personal))
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_dbe_without_its_two_parts_is_fedavg(federation, net):
     """INV1: bit for bit, after the first round."""
     changes = {"net": net, "rounds": 4, **HALF, "optimizer": {"momentum": 0.9}}

@@ -60,7 +60,7 @@ def test_rows_from_products_of_32_bits(seed):
     assert float(excess.max()) < 1e-5
 
 
-@pytest.mark.parametrize(("n", "D"), [(40, 8), (60, 20), (100, 1), (100, 40)])
+@pytest.mark.parametrize("n, D", [(40, 8), (60, 20), (100, 1), (100, 40)])
 def test_rows_of_more_clients_than_numbers(n, D):
     """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker
     hold."""

@@ -87,7 +87,7 @@ def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(fede
 
 
 @pytest.mark.parametrize(
-    ("eps1", "eps2", "splits"), [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)]
+    "eps1, eps2, splits", [(1.01, 0.99, True), (0.99, 0.99, False), (1.01, 1.01, False)]
 )
 def test_what_a_split_waits_for(federation, eps1, eps2, splits):
     """||sum p_i D_i|| < eps1 and max ||D_i|| > eps2, of the parameters' changes in this round."""

@@ -8,12 +8,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, slope
+from reckoning import ROUNDING, WHOLE, batch_of, slope
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, payload_of, run_all, train
+from watching import Nets, client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Fit
 from fl_lightning.methods.fedala import FedALA
@@ -59,7 +59,7 @@ def test_fedrep_trains_the_classifier_first(federation):
     w = torch.where(head, w - 0.05 * slope(client, w, batch), w)
     w = torch.where(head, w, w - 0.05 * slope(client, w, batch))
     run_all(fed)
-    assert_close(client["model"], w, rtol=0, atol=1e-12)
+    assert_close(client["model"], w, **ROUNDING)
 
 
 # ---------------------------------------------------------------- FedRoD
@@ -100,7 +100,7 @@ def test_fedrods_gradients_by_hand(federation):
     expected = client["model"] - 0.05 * gradient
     [phase] = FedRoD().phases(client, payload_of(client))
     train(fed, client, phase)
-    assert_close(client["model"], expected, rtol=0, atol=1e-12)
+    assert_close(client["model"], expected, **ROUNDING)
 
 
 def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation):
@@ -119,7 +119,7 @@ def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation):
     assert phase.objective.loss(wide, batch).item() == pytest.approx(narrow.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_fedrod_on_equally_many_of_each_class_is_fedavg(federation, net):
     """INV2: the prior is the same for all classes, 0: bit for bit."""
     one, other = federation(FedRoD(), net=net), run_all(federation(FedAvg(), net=net))
@@ -175,9 +175,9 @@ def test_fedalas_weights_by_hand(federation):
     assert torch.equal(client["model"], own)  # until W is learned
     client.fits += [_fit(1.0)]
     assert next(phases, None) is None
-    assert_close(client["blend"][top], expected[top], rtol=0, atol=1e-12)
+    assert_close(client["blend"][top], expected[top], **ROUNDING)
     now = torch.where(top, own + (received - own) * expected, received)
-    assert_close(client["model"], now, rtol=0, atol=1e-12)
+    assert_close(client["model"], now, **ROUNDING)
     assert torch.equal(client["model"][~top], received[~top])
 
 
@@ -186,7 +186,7 @@ def _fit(loss):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "losses", "passes"),
+    "rounds, losses, passes",
     [
         (0, [], 0),  # there is no last model
         (1, [1.0] * 50, 4),  # they rest: one more than the window
@@ -205,7 +205,7 @@ def test_fedala_learns_its_weights_until_they_rest(federation, rounds, losses, p
     assert found == passes
 
 
-@pytest.mark.parametrize(("looks_at", "passes"), [("mean", 12), ("last", 4)])
+@pytest.mark.parametrize("looks_at, passes", [("mean", 12), ("last", 4)])
 def test_fedala_may_look_at_the_last_batch_alone(federation, looks_at, passes):
     """Of each pass the mean loss jumps to and fro, while that of the last batch rests (no step is
     taken, eta 0)."""

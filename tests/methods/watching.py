@@ -3,6 +3,7 @@ round."""
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from fl_lightning.callbacks.base import Observer, Transform
@@ -11,6 +12,9 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 
 Make = Callable[..., Federation]
+
+Nets = pytest.mark.parametrize("net", ["plain", "norm"])
+"""On a network without and one with BatchNorm."""
 
 
 class Watch(Transform, Observer):

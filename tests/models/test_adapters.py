@@ -104,7 +104,7 @@ def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("adapters", "said"),
+    "adapters, said",
     [
         ({"targets": ["nowhere"]}, r"model\.adapters\.targets: \['nowhere'\] .* no such module"),
         ({"targets": ["net.heads.head"]}, "no such module beside its classifier"),
@@ -156,7 +156,7 @@ def resolved(*flags):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    "flags, said",
     [
         (["--model.adapters.rank=0"], r"model\.adapters\.rank: 0 .* at least 1"),
         (["--model.adapters.rank=two"], r"model\.adapters\.rank: 'two' .* whole number"),
@@ -223,7 +223,7 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change, said",
     [
         (lambda w: w.pop("hidden.0.bias"), r"it lacks hidden\.0\.bias, which the model has"),
         (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model has not"),

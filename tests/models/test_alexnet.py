@@ -4,7 +4,7 @@ import torch
 from fl_lightning.models.alexnet import AlexNet
 
 
-@pytest.mark.parametrize(("side", "left"), [(28, 1), (32, 2), (16, 1), (15, 1)])
+@pytest.mark.parametrize("side, left", [(28, 1), (32, 2), (16, 1), (15, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_parameters_by_hand(side, left, channels):
     model = AlexNet((channels, side, side), 7, width=16)

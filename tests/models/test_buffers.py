@@ -160,7 +160,7 @@ class Synchronised(Net):
 
 
 @pytest.mark.parametrize(
-    ("net", "message"),
+    "net, message",
     [
         (Uncalled, "'more' is not allowed; LazyLinear has no weight until it is called"),
         (Observed, "'more' is not allowed; MinMaxObserver keeps ranges of what it has seen"),

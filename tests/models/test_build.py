@@ -77,7 +77,7 @@ def test_trying_a_model_out_leaves_no_trace(theirs):
 
 
 @pytest.mark.parametrize(
-    ("path", "init_args", "shape", "message"),
+    "path, init_args, shape, message",
     [
         (
             BUILT_IN[0],

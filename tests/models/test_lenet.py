@@ -6,7 +6,7 @@ from fl_lightning.models.lenet import LeNet
 
 
 @pytest.mark.parametrize(
-    ("shape", "flat"),
+    "shape, flat",
     # 28 -> 24 -> 12 -> 8 -> 4; 32 -> 28 -> 14 -> 10 -> 5
     [((1, 28, 28), 256), ((3, 28, 28), 256), ((1, 32, 32), 400), ((3, 32, 32), 400)],
 )

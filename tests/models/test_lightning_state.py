@@ -112,7 +112,7 @@ def test_epochs_and_steps_count_through_the_rounds(made):
 
 
 @pytest.mark.parametrize(
-    ("length", "of_a_round", "epochs"),
+    "length, of_a_round, epochs",
     [
         ({"local_epochs": 2}, 6, 4),
         ({"local_epochs": 0.5}, 2, 2),
@@ -154,7 +154,7 @@ def test_a_client_trains_in_one_process(made):
 
 
 @pytest.mark.parametrize(
-    ("read", "name"),
+    "read, name",
     [
         (lambda self: self.optimizers(), r"self\.optimizers\(\)"),
         (lambda self: self.lr_schedulers(), r"self\.lr_schedulers\(\)"),
@@ -248,7 +248,7 @@ def test_a_loss_may_be_in_a_dict(made):
 
 
 @pytest.mark.parametrize(
-    ("then", "returned"),
+    "then, returned",
     [
         (lambda self, loss, k: {"out": loss}, "a dict without a loss"),
         (lambda self, loss, k: {"loss": None}, "a dict without a loss"),

@@ -10,7 +10,7 @@ from fl_lightning.models.transformer import Transformer
 
 
 @pytest.mark.parametrize(
-    ("shape", "hidden", "expected"),
+    "shape, hidden, expected",
     # FEDORA's: 784*128+128 + 128*128+128 + 128*10+10.
     [((1, 28, 28), (128, 128), 118_282), ((1, 8, 8), (), 650), ((20,), (3,), 63 + 40)],
 )

@@ -115,7 +115,7 @@ def test_evaluation_leaves_the_first_buffers(made, method):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
+    "dtype, wanted", [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
 )
 def test_buffers_have_the_precision_of_the_model(dtype, wanted):
     model = Keeping()

@@ -5,7 +5,7 @@ from fl_lightning.models.resnet18 import ResNet18
 
 
 @pytest.mark.parametrize(
-    ("shape", "stem", "expected"),
+    "shape, stem, expected",
     [
         ((3, 32, 32), "7x7", 11_181_642),
         ((3, 32, 32), "3x3", 11_173_962),

@@ -74,7 +74,7 @@ def test_sizes_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize(
-    ("shape", "args", "said"),
+    "shape, args, said",
     [
         ((1, 8, 9), {}, "square images"),
         ((1, 6, 6), {}, "multiple of it"),

@@ -52,14 +52,14 @@ def exact(sent, delta):
 
 
 @pytest.mark.sampled("setting-a")
-@pytest.mark.parametrize(("sent", "delta"), SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("sent, delta", SETTINGS, ids=NAMES)
 def test_epsilon_is_dp_accountings(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)
     assert mine == pytest.approx(by_hand(sent, delta), rel=1e-3)
 
 
 @pytest.mark.sampled("setting-a", "setting-b")
-@pytest.mark.parametrize(("sent", "delta"), SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("sent, delta", SETTINGS, ids=NAMES)
 def test_epsilon_is_exact(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)
     assert mine == pytest.approx(exact(sent, delta), rel=1e-3)

@@ -167,7 +167,7 @@ def test_the_relation_against_permutations():
 
 
 @pytest.mark.parametrize(
-    ("groups", "ways"), [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)]
+    "groups, ways", [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)]
 )
 def test_groups_that_luck_finds_are_not_tested(groups, ways):
     """With so few ways to divide the clients, permutations reach the right one, and their interval
@@ -305,7 +305,7 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words, says",
     [
         (["--out", "a"], "audit: it must be given once: fl-train audit STUDY | RUN"),
         (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),

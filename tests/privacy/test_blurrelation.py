@@ -141,7 +141,7 @@ class Past(FedAMP):
 
 
 @pytest.mark.parametrize(
-    ("method", "callbacks", "settings", "says"),
+    "method, callbacks, settings, says",
     [
         (
             Past(),

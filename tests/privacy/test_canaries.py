@@ -17,7 +17,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
 
 
-@pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])
+@pytest.mark.parametrize("guesses, right", [(100, 80), (40, 40), (200, 130)])
 def test_without_delta_the_bound_is_clopper_pearsons(guesses, right):
     """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the
     one-sided interval."""

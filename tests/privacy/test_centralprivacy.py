@@ -12,6 +12,7 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from every import method_of
 from refusals import refuses
+from watching import global_model
 
 from fl_lightning.callbacks.central import CentralPrivacy, keeps_state
 from fl_lightning.callbacks.compression import Quantize
@@ -75,7 +76,7 @@ def one_round(fed, t=1):
     """The global model before round `t`, which is then run."""
     if t == 1:
         fed.prepare()
-    old = fed.run.groups[0].vectors["model"].clone()
+    old = global_model(fed).clone()
     fed.round(t)
     return old
 
@@ -117,7 +118,7 @@ def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation):
 def test_variances_stay_what_they_can_be(federation):
     fed = federation(FedAvg(), "norm", [CentralPrivacy(clip=100.0, noise=1.0)])
     one_round(fed)
-    model, layout = fed.run.groups[0].vectors["model"], fed.run.groups[0].layout
+    model, layout = global_model(fed), fed.run.groups[0].layout
     [block] = [b for b in layout.blocks if b.name.endswith("running_var")]
     variance = model[block.start : block.stop]
     assert float(variance.min()) >= 0 and variance.abs().max() > 1
@@ -137,7 +138,7 @@ def test_covered_methods_run(federation, name):
 # ---------------------------------------------------------------- adaptive clipping
 
 
-@pytest.mark.parametrize(("clip", "within"), [(1e3, 40), (1e-6, 0)])
+@pytest.mark.parametrize("clip, within", [(1e3, 40), (1e-6, 0)])
 def test_the_clip_follows_the_quantile(federation, clip, within):
     """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes
     within the clip."""
@@ -180,9 +181,7 @@ def by_hand(noise, rounds, size, clients):
     return float(accountant.get_epsilon(1e-5))
 
 
-@pytest.mark.parametrize(
-    ("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)]
-)
+@pytest.mark.parametrize("noise, rounds, size, clients", [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)])
 def test_cohorts_are_accounted_as_drawn_without_replacement(noise, rounds, size, clients):
     mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
     assert mine == pytest.approx(by_hand(noise, rounds, size, clients), rel=2e-2)
@@ -310,7 +309,7 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "says"),
+    "callbacks, says",
     [
         (
             [CentralPrivacy(clip=1.0, noise=1.0), Quantize()],

@@ -271,7 +271,7 @@ def _pairs(words):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    "flags, says",
     [
         ("--callbacks.quantize.bits 8", "callbacks.quantize: .*behind localprivacy"),
         (
@@ -313,7 +313,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(fit, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "judge"), [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
+    "method, judge", [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
 )
 def test_an_upload_that_is_refused_has_been_spent(federation, method, judge):
     """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of
@@ -380,7 +380,7 @@ def test_noise_that_nobody_can_repeat_has_more_than_32_bits():
 
 
 @pytest.mark.parametrize(
-    ("declared", "line"),
+    "declared, line",
     [
         ({}, "its upload holds age, which its `beside` does not declare"),
         (

@@ -12,6 +12,7 @@ import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
 from every import FEW, NAMES, method_of
+from reckoning import seeded
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
@@ -121,7 +122,7 @@ def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation, name)
         fed = private(federation, method_of(name), leaves, data=settings(name), rounds=2)
         x, y = fed.run.data.client(0, fed.run.device, fed.run.dtype).train.tensors or ()
         if change:
-            x[:4] = 30 * torch.randn(x[:4].shape, generator=torch.Generator().manual_seed(0))
+            x[:4] = 30 * torch.randn(x[:4].shape, generator=seeded())
             y[:4] = (y[:4] + 1) % 10
         fed.fit()
         seen.append(torch.stack(leaves.numbers[0]))
@@ -223,7 +224,7 @@ def test_next_to_no_noise_and_no_clip_are_the_plain_optimiser(federation):
 
 def test_batches_are_poisson_samples(federation):
     part = federation(FedAvg()).run.data.client(0, torch.device("cpu"), torch.float32).train
-    n, draws = len(part), [torch.Generator().manual_seed(k) for k in range(400)]
+    n, draws = len(part), [seeded(k) for k in range(400)]
     batches = [sampled(part, 8, generator) for generator in draws]
     sizes = np.array([0 if b is None else len(b[1]) for b in batches])
     q = sampling_rate(n, 8)
@@ -234,7 +235,7 @@ def test_batches_are_poisson_samples(federation):
 
 
 def test_noise_has_its_size(federation):
-    [x] = noised([torch.zeros(100_000)], 0.3, torch.Generator().manual_seed(0))
+    [x] = noised([torch.zeros(100_000)], 0.3, seeded())
     assert float(x.std()) == pytest.approx(0.3, rel=0.02)
     given = {"clip": 1e-9, "noise": 1e9}  # of standard deviation 1, over the 32 samples of a batch
     fed = private(
@@ -291,9 +292,7 @@ SETTINGS = [
 
 
 @pytest.mark.sampled("setting-0")
-@pytest.mark.parametrize(
-    ("z", "n", "q", "delta"), SETTINGS, ids=[f"setting-{k}-" for k in range(50)]
-)
+@pytest.mark.parametrize("z, n, q, delta", SETTINGS, ids=[f"setting-{k}-" for k in range(50)])
 def test_epsilon_is_dp_accountings(z, n, q, delta):
     accountant = PLDAccountant()  # its own default: steps of 1e-4
     accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), n)

@@ -54,7 +54,7 @@ def test_bad_input_is_one_line(refused, make_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "page"),
+    "words, page",
     [
         ("a", "a/report.html"),
         ("a b", "report.html"),

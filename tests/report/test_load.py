@@ -87,7 +87,7 @@ def spoil(path, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    "what, said",
     [
         (
             "no metrics.csv",

@@ -145,7 +145,7 @@ def test_what_was_changed_is_refused_in_one_line(how, study, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    "line, wanted",
     [
         ("archive", "archive: it must be given once"),
         ("archive study --rerun x", "rerun: 'x'"),

@@ -115,7 +115,7 @@ def test_over_settings_a_seed_is_tested_as_one(make_study):
     assert whole.star == ""
 
 
-@pytest.mark.parametrize(("seeds", "p"), [(5, None), (6, 2 / 2**6)])
+@pytest.mark.parametrize("seeds, p", [(5, None), (6, 2 / 2**6)])
 def test_tests_begin_with_six_pairs(make_study, seeds, p):
     ours = row(compared(make_study(plan(seeds))), "kapc")
     assert ours.p == p
@@ -210,7 +210,7 @@ def test_ranks_over_settings(make_study):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "what"),
+    "file, text, what",
     [
         ("metrics", "round,mean_accuracy\n1,0.5\n", "its metrics.csv lacks rounds"),
         ("metrics", "round,mean_accuracy\nx,y\n", "its metrics.csv is damaged"),
@@ -287,7 +287,7 @@ def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refu
 
 
 @pytest.mark.parametrize(
-    ("failed", "note"),
+    "failed, note",
     [
         ({}, "unfinished: 1 of 4 runs have not ended and are left out"),
         (
@@ -350,7 +350,7 @@ def test_all_by_one_judge(make_run):
     assert row(found, "kapc").difference == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("base", "kept"), [("auto", ["local"]), ("after", ["local", "kapc"])])
+@pytest.mark.parametrize("base, kept", [("auto", ["local"]), ("after", ["local", "kapc"])])
 def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study, base, kept):
     """Two runs of FedAvg, as where not everyone takes part; what the base says is no row's own."""
     both = {"others": {"finetuned": [0.9] * 4, "before": [0.4] * 4}}
@@ -519,7 +519,7 @@ def altered(file, **changes):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("s --baseline locla", "baseline: 'locla' .*no such method .did you mean local"),
         ("s --target 90", r"\(0, 1\]"),
@@ -544,7 +544,7 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
 
 
 @pytest.mark.parametrize(
-    ("said", "cells"),
+    "said, cells",
     [
         ("none of its 2 runs has ended yet", [cell("local", None), cell("kapc", None)]),
         ("there are no pairs", [cell(), cell("kapc", OURS, 1)]),
@@ -582,7 +582,7 @@ def config(**groups):
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    "before, now, said",
     [
         (
             {"arguments": {"lam": 0.1}},

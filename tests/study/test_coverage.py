@@ -102,7 +102,7 @@ def test_from_five_seeds_on_it_does_so_too_where_seeds_are_not_normal(draw, spre
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("methods", "seeds", "settings", "shared"),
+    "methods, seeds, settings, shared",
     [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)],
 )
 def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(

@@ -141,7 +141,7 @@ def test_names_of_folders_are_safe_and_differ():
 
 
 @pytest.mark.parametrize(
-    ("given", "seeds"), [("0-4", [0, 1, 2, 3, 4]), (" 7-7 ", [7]), ([5, 1], [5, 1])]
+    "given, seeds", [("0-4", [0, 1, 2, 3, 4]), (" 7-7 ", [7]), ([5, 1], [5, 1])]
 )
 def test_seeds(given, seeds):
     assert study(seeds=given).seeds == seeds
@@ -156,7 +156,7 @@ def test_bad_seeds(given):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes, said",
     [
         ({"methods": []}, "methods: "),
         ({"methods": ["kapc", "kapk"]}, r"methods\[1\]: 'kapk' .*did you mean kapc"),

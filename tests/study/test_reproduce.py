@@ -114,7 +114,7 @@ def test_reasons_are_of_cells_that_exist():
 
 
 @pytest.mark.parametrize(
-    ("ours", "printed", "std", "verdict"),
+    "ours, printed, std, verdict",
     [
         ([], 90.0, 1.0, NOT_RUN),
         ([90.0], 90.0, 1.0, ONE),
@@ -178,7 +178,7 @@ def two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "name, value",
     [
         ("best", 0.7),
         ("bests", 0.8),
@@ -285,7 +285,7 @@ def test_end_to_end(ask, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "said"),
+    "words, changes, said",
     [
         (["kapc/tabel1"], {}, "study: 'kapc/tabel1' .*did you mean kapc/table1"),
         (["tiny.yaml", "--methods", "kapc,kap"], {}, "methods: 'kap' .*did you mean kapc"),

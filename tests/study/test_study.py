@@ -222,7 +222,7 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "changes"),
+    "said, changes",
     [
         ("methods[0].lamda: 1", {"methods": [{"name": "kapc", "lamda": 1}]}),
         (
@@ -254,7 +254,7 @@ def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("", "study: it must be given once"),
         ("study.yaml", "out: it must be given"),
@@ -438,7 +438,7 @@ def test_a_killed_worker_costs_one_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_says_how_to_go_on(number, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **LONG)

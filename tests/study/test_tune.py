@@ -279,7 +279,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "said"),
+    "words, changes, said",
     [
         ("--trials 2", {}, "out: it must be given"),
         ("--out t --trials 0", {}, "trials: 0"),
@@ -383,7 +383,7 @@ def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("space", "value", "end"),
+    "space, value, end",
     [
         (LogRange(1e-3, 0.1), 0.012, None),
         (LogRange(1e-3, 0.1), 0.0012, 1e-3),
@@ -436,9 +436,7 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path):
         found.row()
 
 
-@pytest.mark.parametrize(
-    ("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")]
-)
+@pytest.mark.parametrize("score, start, gain", [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")])
 def test_a_start_without_a_score_has_no_number(tmp_path, score, start, gain):
     """It had 0, as if it were the best of all errors, and the gain went by that."""
     trials = Trials(tmp_path, "m", TWO, 2, 0)
@@ -547,7 +545,7 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    "where, says",
     [
         (LogRange(0, 1), "above 0, for logarithms"),
         (Range(1, 0.1), "low end must not be above"),

@@ -137,7 +137,7 @@ def made(federation, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("net", "layer"),
+    "net, layer",
     [
         (NoStatistics, "between"),
         (Kept, "between"),

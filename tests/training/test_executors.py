@@ -471,7 +471,7 @@ def test_auto_changes_no_number_and_is_remembered(federation, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("loop", "vmap", "best"), [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")]
+    "loop, vmap, best", [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")]
 )
 def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
     federation, monkeypatch, loop, vmap, best

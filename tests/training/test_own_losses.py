@@ -111,7 +111,7 @@ def test_a_pure_loss_is_stacked(federation, stacked, loss, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"),
+    "loss, why",
     [
         (random, "draws random numbers"),
         (branching, "data-dependent"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from refusals import refuses
 from torch import nn
+from watching import run_all
 
 from fl_lightning.configuration.config import FederationConfig
 from fl_lightning.data import ResidentPart
@@ -71,8 +72,7 @@ def test_one_of_the_two_is_set():
 def run(fed, name):
     fed.run.config.fabric.executor = name
     choose_executors(fed.run, fed.worker.trainers)
-    for t in range(1, fed.run.rounds + 1):
-        fed.round(t)
+    run_all(fed)
     return fed
 
 

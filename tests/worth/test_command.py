@@ -143,7 +143,7 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "key"),
+    "flags, key",
     [
         ("--methods fedpre", "methods"),
         ("--metric speed", "metric"),
@@ -224,7 +224,7 @@ def test_what_is_asked_beyond_the_gain(copy):
 
 
 @pytest.mark.parametrize(
-    ("gains", "until"),
+    "gains, until",
     [
         ((0.1, 0.05, -0.05), 10**2.5),
         ((0.1, 0.2, 0.3), None),
@@ -256,7 +256,7 @@ def test_ditto_is_tried_with_several_penalties():
 
 
 @pytest.mark.parametrize(
-    ("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
+    "minutes, cycle, expected", [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
 )
 def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     """By a clock that runs only while something trains: whole cycles and what follows them, at most

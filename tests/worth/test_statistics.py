@@ -187,7 +187,7 @@ def test_models_that_agree_have_a_width():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "word"),
+    "low, high, word",
     [
         (0.001, 0.019, "no difference that matters"),
         (0.001, 0.021, "gains"),
