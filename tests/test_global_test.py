@@ -43,7 +43,7 @@ def test_fedhkds_split(tmp_path):
     # none of the official test set, each once
     assert len(set(numbers.tolist())) == 40 and numbers.max() < 80
     common = data.global_test(CPU, torch.float32)
-    assert common is not None and len(common) == 40
+    assert len(common) == 40
     ((x, y),) = common.batches(99)
     assert (x * data._train.std + data._train.mean)[:, 0].round().tolist() == list(range(80, 120))
     assert y.tolist() == [k % 2 for k in range(40)]
@@ -56,7 +56,7 @@ def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path):
     )
     assert plain.global_test(CPU, torch.float32) is None
     shared = common.global_test(CPU, torch.float32)
-    assert shared is not None and len(shared) == 40 == sum(common.test_sizes)
+    assert len(shared) == 40 == sum(common.test_sizes)
     assert common.raw_bytes == plain.raw_bytes  # it is the same in memory
     for i in range(4):
         for part in ("train", "test"):

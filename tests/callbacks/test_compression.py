@@ -98,7 +98,7 @@ def test_running_statistics_travel_whole(make_run, make_client):
     )
     assert not torch.equal(up.vector, client["model"])
     index = client.layout.blocks.index(block)
-    assert up.block_bytes is not None and up.block_bytes[index] == 4 * block.size
+    assert up.block_bytes[index] == 4 * block.size
 
 
 def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit):

@@ -243,7 +243,6 @@ def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd):
     logger, run = WandB(mode="offline"), run_of(tmp_path / "run")
     logger.on_fit_start(run)
     capfd.readouterr()
-    assert logger._run is not None
     logger._run.finish()  # from here on log() raises
     for round in (1, 2):
         logger.on_round_end(run, record(round))

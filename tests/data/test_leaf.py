@@ -75,9 +75,7 @@ def test_shakespeare(tmp_path):
     ] and source.vocabulary == len(names)
     assert source.group_names == ["FOOL", "KING"]
     tokens, labels, groups = source.train.read_all(), source.train.labels, source.train.groups
-    assert (
-        tokens.dtype == np.int64 and groups is not None and groups.tolist() == [0] * 16 + [1] * 16
-    )
+    assert tokens.dtype == np.int64 and groups.tolist() == [0] * 16 + [1] * 16
     for row, label, line, letter in zip(
         tokens[16:], labels[16:], LINES * 4, "brow" * 4, strict=True
     ):

@@ -35,7 +35,6 @@ def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition):
 
 def test_positions_without_a_target_have_none_in_any_group():
     tasks = planted.tasks(replace(PLAIN, planted="labels", groups=3), 6, 120, 0)
-    assert tasks is not None
     labels = np.array([[5, NO_TARGET, 119], [NO_TARGET, 0, 1]])
     moved = tasks.relabelled(labels, None, 2)
     assert moved.tolist() == [[7, NO_TARGET, 1], [NO_TARGET, 2, 3]]

@@ -128,9 +128,7 @@ def test_names_in_two_spellings_are_one(tmp_path):
     keys = {"group_column": "gr\u00f6\u00dfe", "columns": ["b", "wo"], "one_hot": ["wo"]}
     source = read(DataConfig(source="table", root=str(tmp_path / "t.csv"), **keys))
     assert source.group_names == ["Bern", COMPOSED]
-    assert source.reading.columns is not None and source.reading.columns.values == {
-        "wo": [COMPOSED]
-    }
+    assert source.reading.columns.values == {"wo": [COMPOSED]}
     apart = {
         "group_column": "gro\u0308\u00dfe",
         "client_names": [APART, "Bern"],

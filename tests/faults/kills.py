@@ -236,7 +236,6 @@ def record(folder):
     spec = importlib.util.spec_from_file_location(
         "whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py"
     )
-    assert spec is not None and spec.loader is not None
     module = sys.modules.setdefault("whole_runs", importlib.util.module_from_spec(spec))
     if not hasattr(module, "Record"):
         spec.loader.exec_module(module)

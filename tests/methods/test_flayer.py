@@ -93,7 +93,6 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeyp
         set_anew.clear()
         client = Lone(fed.run)
         step = flayer.phase_by_layer(client, 1.0, 1.0).step
-        assert step is not None
         for _ in range(6):
             step(client, client)
         assert len(set_anew) == epochs

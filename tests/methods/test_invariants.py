@@ -134,7 +134,6 @@ def test_fine_tuning_scores_a_copy(federation, method):
     for t in (1, 2):
         record = tuned.round(t)
     assert torch.equal(global_model(plain), global_model(tuned))
-    assert record is not None
     assert record.metrics["accuracy_finetuned"] > record.metrics["accuracy_global"]
 
 
@@ -158,7 +157,6 @@ def test_the_pull_has_the_slope_it_says(federation, method):
     client.bind()
     module.set_objective(phase.objective)
     terms = module.coaching()
-    assert terms is not None
     pieces = [slice(b.start, b.stop) for b in client.layout.blocks]
     expected = coefficient * sum(
         float((vector[s] - received.vector[s]).square().sum()) for s in pieces
@@ -166,7 +164,6 @@ def test_the_pull_has_the_slope_it_says(federation, method):
     assert abs(terms[0].item() - expected) < 1e-9 * expected
     for s, gradient in zip(pieces, terms[1], strict=True):
         away = vector[s] - received.vector[s]
-        assert gradient is not None
         assert_close(gradient.flatten(), 2 * coefficient * away, rtol=1e-12, atol=1e-12)
 
 

@@ -216,7 +216,6 @@ def test_fedala_may_look_at_the_last_batch_alone(federation, looks_at, passes):
     x, y = batch_of(client)
     found = 0
     for phase in method.receive(client, client.payload):
-        assert phase.step is not None
         first = phase.step(client, (x * found, y))
         last = phase.step(client, (x, y))
         client.fits.append(_fit(float(first + last) + found % 2))

@@ -126,7 +126,6 @@ def around(make, method, name, data, **changes):
     """A federation on texts."""
     fed = make(method, **changes)
     run, fabric = fed.run, fed.worker.trainers[0].fabric
-    assert data.text is not None
     model = model_of(name, data.text.per_position, data.num_classes).to(run.dtype)
     return federate(fabric, run.config, data, [model], run.method, [], run.folder)
 

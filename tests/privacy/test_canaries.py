@@ -63,9 +63,7 @@ def test_all_coins_are_known_without_noise_and_none_with_much(federation, kind, 
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
     claim = claimed([summary])
-    assert (
-        claim is not None and not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
-    )
+    assert not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
     if noise < 1:
         assert (
             summary["privacy_canary_right"] == 50 and 2.5 < claim.bound < summary["privacy_epsilon"]
@@ -89,7 +87,7 @@ def test_noise_that_is_smaller_than_claimed_is_found(federation, monkeypatch):
     monkeypatch.setattr(CentralPrivacy, "finished", weak)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     claim = claimed([summary])
-    assert claim is not None and claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
+    assert claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
     assert claim.words("fedavg").endswith("THE CLAIM IS FALSE")
 
 

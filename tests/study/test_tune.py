@@ -347,9 +347,7 @@ def test_trials_go_on_where_they_were(tmp_path):
         5
     ].why == "it is five"
     chosen = best(whole)
-    assert chosen is not None and chosen.score == max(
-        trial.score for trial in whole if trial.score is not None
-    )
+    assert chosen.score == max(trial.score for trial in whole if trial.score is not None)
     assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [
         trial.values for trial in whole
     ]
@@ -360,7 +358,6 @@ def drawn(folder, label, dimensions, number):
     trials, found = Trials(folder, label, dimensions, number, seed=3), []
     for _ in range(number):
         claim = trials.claim()
-        assert claim is not None
         found.append(claim.values)
         claim.tell(len(label) * claim.values["optimizer.lr"])
         claim.let_go()
@@ -405,7 +402,6 @@ def test_edges_of_a_range(space, value, end):
 def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
     def begun(folder, killed):
         first = Trials(folder, "mine", TWO, 3, seed=3).claim()
-        assert first is not None
         first.tell(1.0)
         first.let_go()
         if killed:
@@ -415,7 +411,7 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
                 )
                 Trials(folder, "mine", TWO, 3, seed=3).claim()
         second = Trials(folder, "mine", TWO, 3, seed=3).claim()
-        assert second is not None and second.number == 1
+        assert second.number == 1
         second.let_go()
         return second.values
 
@@ -426,7 +422,6 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path):
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for _ in range(2):
         claim = trials.claim()
-        assert claim is not None
         claim.tell(math.nan)
         claim.let_go()
     found = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["classification"])
@@ -442,7 +437,6 @@ def test_a_start_without_a_score_has_no_number(tmp_path, score, start, gain):
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for number in (score, -3.0):
         claim = trials.claim()
-        assert claim is not None
         claim.tell(number)
         claim.let_go()
     row = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["regression"]).row()
@@ -462,7 +456,7 @@ def test_processes_share_a_journal_and_no_trial(tmp_path):
         file.write(b'{"op_code": 6, "wor')  # a process was killed over a line
     second.let_go()
     again = theirs.claim()
-    assert again is not None and (again.number, again.values) == (1, second.values)
+    assert (again.number, again.values) == (1, second.values)
     for claim, score in ((again, 0.25), (third, 0.75)):
         claim.tell(score)
         claim.let_go()
