@@ -36,12 +36,12 @@ def test_auto_and_gpu_are_whatever_there_is(kind, monkeypatch):
 
 @pytest.mark.parametrize(
     "asked, said",
-    [
-        ("mps", "torch sees no MPS device on this machine"),
-        ("xpu", "torch sees no XPU device"),
-        ("tpu", "torch sees no TPU device"),
-        ("abacus", "one of auto, cpu, cuda, gpu, mps, tpu, xpu"),
-    ],
+    {
+        "mps": "torch sees no MPS device on this machine",
+        "xpu": "torch sees no XPU device",
+        "tpu": "torch sees no TPU device",
+        "abacus": "one of auto, cpu, cuda, gpu, mps, tpu, xpu",
+    }.items(),
 )
 def test_what_this_machine_has_not_is_refused_in_one_line(
     asked,

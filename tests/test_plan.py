@@ -144,14 +144,14 @@ def test_without_an_accelerator_there_is_no_rehearsal(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "words, message",
-    [
-        ("--config nosuch.yaml", "config"),
-        ("--nosuch 3", "nosuch"),
-        ("--samples 0", "samples"),
-        ("study.yaml", "study.yaml"),
-        ("--federation.rounds none", "federation.rounds"),
-        ("--optimizer.lr 1e30 --data.fraction 0.1", "not finite"),
-    ],
+    {
+        "--config nosuch.yaml": "config",
+        "--nosuch 3": "nosuch",
+        "--samples 0": "samples",
+        "study.yaml": "study.yaml",
+        "--federation.rounds none": "federation.rounds",
+        "--optimizer.lr 1e30 --data.fraction 0.1": "not finite",
+    }.items(),
 )
 def test_bad_input_is_one_line(
     words,

@@ -43,7 +43,7 @@ def test_answers_at_once():
 
 @pytest.mark.parametrize(
     "said, meant",
-    [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")],
+    {"fitt": "fit", "train": "fit", "evaluate": "test", "resume": "fit --resume"}.items(),
 )
 def test_an_unknown_command(refused, said, meant):
     begin = f"there is no command '{said}' (did you mean {meant}?); commands: fit, test, "

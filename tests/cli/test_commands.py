@@ -69,11 +69,11 @@ def test_what_loads_an_exported_model_can_be_imported(engine, capsys, refused):
 
 @pytest.mark.parametrize(
     "flags, told",
-    [
-        ("--format tar --client 0", "format: 'tar'"),
-        ("--client 0 --out no/m.safetensors", "out: "),
-        ("", "client: it must be given"),
-    ],
+    {
+        "--format tar --client 0": "format: 'tar'",
+        "--client 0 --out no/m.safetensors": "out: ",
+        "": "client: it must be given",
+    }.items(),
 )
 def test_bad_exports(engine, refused, flags, told):
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0

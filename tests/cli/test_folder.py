@@ -157,14 +157,14 @@ def test_resume_may_extend_move_and_relog(engine):
 
 @pytest.mark.parametrize(
     "flags, told",
-    [
-        ("--data.alpha 0.5", "data.alpha: 0.5 .*0.1"),
-        ("--seed 1", "seed: 1 .*0"),
-        ("--method.lam 3", "method.lam: 3.0 "),
-        ("--method fedavg", "method: 'fedavg' .*'kapc'"),
-        ("--model.hidden [65]", "model.hidden: "),
-        ("--callbacks.checkpoint null", "callbacks.checkpoint"),
-    ],
+    {
+        "--data.alpha 0.5": "data.alpha: 0.5 .*0.1",
+        "--seed 1": "seed: 1 .*0",
+        "--method.lam 3": "method.lam: 3.0 ",
+        "--method fedavg": "method: 'fedavg' .*'kapc'",
+        "--model.hidden [65]": "model.hidden: ",
+        "--callbacks.checkpoint null": "callbacks.checkpoint",
+    }.items(),
 )
 def test_resume_with_another_changed_key(engine, refused, flags, told):
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a"]

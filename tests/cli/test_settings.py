@@ -73,34 +73,30 @@ def called(monkeypatch):
 
 @pytest.mark.parametrize(
     "line, arguments",
-    [
-        (
-            "compare --accept-changed-code a b --target=0.9",
-            {"runs": ["a", "b"], "accept_changed_code": "true", "target": "0.9"},
-        ),
-        (
-            "study s.yaml --out o --data.root x --slurm false --model cnn",
-            {
-                "definition": "s.yaml",
-                "out": "o",
-                "slurm": "false",
-                "config": ["--data.root", "x", "--model", "cnn"],
-            },
-        ),
-        (
-            "submit --sbatch --exclusive --config kapc_digits --smoke --nodes 2",
-            {
-                "sbatch": "--exclusive",
-                "nodes": "2",
-                "config": ["--config", "kapc_digits", "--smoke"],
-            },
-        ),
-        (
-            "check-method m.Mine --out o --seed 3",
-            {"own_method": "m.Mine", "out": "o", "config": ["--seed", "3"]},
-        ),
-        ("submit --resume", {"config": ["--resume"]}),
-    ],
+    {
+        "compare --accept-changed-code a b --target=0.9": {
+            "runs": ["a", "b"],
+            "accept_changed_code": "true",
+            "target": "0.9",
+        },
+        "study s.yaml --out o --data.root x --slurm false --model cnn": {
+            "definition": "s.yaml",
+            "out": "o",
+            "slurm": "false",
+            "config": ["--data.root", "x", "--model", "cnn"],
+        },
+        "submit --sbatch --exclusive --config kapc_digits --smoke --nodes 2": {
+            "sbatch": "--exclusive",
+            "nodes": "2",
+            "config": ["--config", "kapc_digits", "--smoke"],
+        },
+        "check-method m.Mine --out o --seed 3": {
+            "own_method": "m.Mine",
+            "out": "o",
+            "config": ["--seed", "3"],
+        },
+        "submit --resume": {"config": ["--resume"]},
+    }.items(),
 )
 def test_one_reader_serves_every_command(called, line, arguments):
     """Words, switches before words, hyphens, keys of the command and of the run, values that look
@@ -267,17 +263,14 @@ def test_an_empty_section_says_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "text, told",
-    [
-        ("federation:\n  rounds: 3\n bad: [", "line 3, column"),
-        ("- 1", "keys and values"),
-        (
-            "federation: {ronds: 3}",
-            r"federation.ronds: 3 .*did you mean federation.rounds\?.*a.yaml",
-        ),
-        ("config: b.yaml", "no such key"),
-        ("dtaa:", "^dtaa: None .*no such key"),
-        ("federation: 3", "group of keys: federation.rounds"),
-    ],
+    {
+        "federation:\n  rounds: 3\n bad: [": "line 3, column",
+        "- 1": "keys and values",
+        "federation: {ronds: 3}": r"federation.ronds: 3 .*did you mean federation.rounds\?.*a.yaml",
+        "config: b.yaml": "no such key",
+        "dtaa:": "^dtaa: None .*no such key",
+        "federation: 3": "group of keys: federation.rounds",
+    }.items(),
 )
 def test_bad_files_are_told_with_file_and_place(tmp_path, text, told):
     file = tmp_path / "a.yaml"
@@ -303,27 +296,15 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults():
 
 @pytest.mark.parametrize(
     "text, said",
-    [
-        (
-            "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n",
-            "line 3, column 1: the key 'data' is given twice",
-        ),
-        ("data:\n  alpha: 0.1\n  alpha: 0.3\n", "line 3, column 3: the key 'alpha' is given twice"),
-        ("data: {alpha: [}\n", "line 1, column 16: "),
-        (
-            "federation:\n  rounds: 010\n",
-            "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)",
-        ),
-        ("federation.rounds: 1:30\n", "line 1, column 20: to YAML 1:30 is 90"),
-        (
-            "data: {alpha: 0.1}\ndata.alpha: 0.3\n",
-            "data.alpha: 0.3 is not allowed; it is given twice, also as 0.1",
-        ),
-        (
-            "method.lam: 3\nmethod: {name: ditto, lam: 1}\n",
-            "method.lam: 3 is not allowed; it is given twice",
-        ),
-    ],
+    {
+        "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n": "line 3, column 1: the key 'data' is given twice",
+        "data:\n  alpha: 0.1\n  alpha: 0.3\n": "line 3, column 3: the key 'alpha' is given twice",
+        "data: {alpha: [}\n": "line 1, column 16: ",
+        "federation:\n  rounds: 010\n": "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)",
+        "federation.rounds: 1:30\n": "line 1, column 20: to YAML 1:30 is 90",
+        "data: {alpha: 0.1}\ndata.alpha: 0.3\n": "data.alpha: 0.3 is not allowed; it is given twice, also as 0.1",
+        "method.lam: 3\nmethod: {name: ditto, lam: 1}\n": "method.lam: 3 is not allowed; it is given twice",
+    }.items(),
 )
 def test_a_config_with_a_key_twice_or_broken_is_one_line(text, said, tmp_path):
     (tmp_path / "a.yaml").write_text(text)

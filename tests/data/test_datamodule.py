@@ -153,18 +153,18 @@ def test_whole_numbers_are_tokens():
 
 @pytest.mark.parametrize(
     "name, message",
-    [
-        ("my_readings.Nothing", "it cannot be imported"),
-        ("no_such.Module", "it cannot be imported"),
-        ("my_readings.Other", "must be that of a LightningDataModule"),
-        ("my_readings.Plain", "cannot be read: .*NoneType"),
-        ("my_readings.Uneven", "its sample 1 does not fit the others"),
-        ("my_readings.Dicts", "its sample 0 does not fit the others"),
-        ("my_readings.Words", "its sample 0 does not fit the others"),
-        ("my_readings.Fractions", "its sample 1 does not fit the others"),
-        ("my_readings.Lost", "its sample 1 holds values that are not finite"),
-        ("my_readings.Strange", "its sample 2 for tests is of a client without training data"),
-    ],
+    {
+        "my_readings.Nothing": "it cannot be imported",
+        "no_such.Module": "it cannot be imported",
+        "my_readings.Other": "must be that of a LightningDataModule",
+        "my_readings.Plain": "cannot be read: .*NoneType",
+        "my_readings.Uneven": "its sample 1 does not fit the others",
+        "my_readings.Dicts": "its sample 0 does not fit the others",
+        "my_readings.Words": "its sample 0 does not fit the others",
+        "my_readings.Fractions": "its sample 1 does not fit the others",
+        "my_readings.Lost": "its sample 1 holds values that are not finite",
+        "my_readings.Strange": "its sample 2 for tests is of a client without training data",
+    }.items(),
 )
 def test_what_does_not_go_is_said(name, message):
     root = None if name == "my_readings.Plain" else "1"

@@ -63,7 +63,7 @@ def test_a_broken_image_is_one_line(tmp_path):
         source.train.read(np.arange(2))
 
 
-@pytest.mark.parametrize("mode, kind", [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)])
+@pytest.mark.parametrize("mode, kind", {"I;16": np.uint16, "I": np.int32, "F": np.float32}.items())
 def test_more_than_8_bits_a_channel_are_refused(tmp_path, mode, kind):
     """Pillow would make them white or black; an exported model refuses the same."""
     (tmp_path / "a").mkdir()
@@ -106,7 +106,7 @@ def test_what_is_no_picture_is_counted_and_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "end, form", [("gif", "GIF"), ("jfif", "JPEG"), ("JP2", "JPEG2000"), ("tga", "TGA")]
+    "end, form", {"gif": "GIF", "jfif": "JPEG", "JP2": "JPEG2000", "tga": "TGA"}.items()
 )
 def test_every_format_of_pillow_is_read(tmp_path, end, form):
     (tmp_path / "a").mkdir()

@@ -203,15 +203,15 @@ def test_a_fit_prints_them(faulty: Path, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     "words, says",
-    [
-        ("--data.source digits", "data.source: 'digits' is not allowed; its columns cannot be"),
-        ("--data.root none.csv", "data.root: 'none.csv'"),
-        ("--data.root t.csv --data.label_column x", "there is no such column"),
-        ("--data.root t.csv --data.group_column x", "there is no such column"),
-        ("--data.root t.csv --out p.txt", "it must end with .html"),
-        ("--data.root t.csv --out no/p.html", "there is no folder"),
-        ("--data.root t.csv --out other.html", "it exists and is no page of check-data"),
-    ],
+    {
+        "--data.source digits": "data.source: 'digits' is not allowed; its columns cannot be",
+        "--data.root none.csv": "data.root: 'none.csv'",
+        "--data.root t.csv --data.label_column x": "there is no such column",
+        "--data.root t.csv --data.group_column x": "there is no such column",
+        "--data.root t.csv --out p.txt": "it must end with .html",
+        "--data.root t.csv --out no/p.html": "there is no folder",
+        "--data.root t.csv --out other.html": "it exists and is no page of check-data",
+    }.items(),
 )
 def test_bad_input_is_one_line(
     words: str, says: str, faulty: Path, capsys: pytest.CaptureFixture[str]

@@ -59,29 +59,14 @@ def test_transforms_that_sites_cannot_run_are_named(name, tmp_path, monkeypatch,
 @pytest.mark.sampled("scaler", "held out", "executor")
 @pytest.mark.parametrize(
     "words, line",
-    [
-        (
-            "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
-            r"optimizer.privacy: .*null: sites cannot run it",
-        ),
-        (
-            "--data.scale sklearn.preprocessing.QuantileTransformer",
-            r"data.scale: .* is not allowed; it does more than scale each column",
-        ),
-        ("--data.global_test true", r"data.global_test: True is not allowed; it must be false"),
-        (
-            "--data.held_out [1]",
-            r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
-        ),
-        (
-            "--data.held_out_clients 0.34",
-            r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join",
-        ),
-        (
-            "--fabric.executor vmap",
-            r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
-        ),
-    ],
+    {
+        "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1": r"optimizer.privacy: .*null: sites cannot run it",
+        "--data.scale sklearn.preprocessing.QuantileTransformer": r"data.scale: .* is not allowed; it does more than scale each column",
+        "--data.global_test true": r"data.global_test: True is not allowed; it must be false",
+        "--data.held_out [1]": r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
+        "--data.held_out_clients 0.34": r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join",
+        "--fabric.executor vmap": r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
+    }.items(),
     ids=["private", "scaler", "global test", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(

@@ -95,23 +95,14 @@ def test_status_test_and_resume(fit, table, capsys):
 
 @pytest.mark.parametrize(
     "flags, message",
-    [
-        ("--method fedproto", "data.task: 'regression' .*fedproto exchanges .* classes"),
-        ("--method fedhkd", "data.task: 'regression' .*fedhkd"),
-        (
-            "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
-            "--callbacks.attack.share 0.4",
-            "label_flip",
-        ),
-        (
-            "--data.source digits --data.root null --data.partition iid",
-            "data.task: .*table, arrays, hf, not digits",
-        ),
-        (
-            "--data.label_column farm --data.group_column null --data.partition pathological",
-            "classes_per_client",
-        ),
-    ],
+    {
+        "--method fedproto": "data.task: 'regression' .*fedproto exchanges .* classes",
+        "--method fedhkd": "data.task: 'regression' .*fedhkd",
+        "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
+        "--callbacks.attack.share 0.4": "label_flip",
+        "--data.source digits --data.root null --data.partition iid": "data.task: .*table, arrays, hf, not digits",
+        "--data.label_column farm --data.group_column null --data.partition pathological": "classes_per_client",
+    }.items(),
 )
 def test_what_cannot_work_is_refused(flags, message, small, capsys):
     assert main(small("a", FLAGS, flags)) == 2

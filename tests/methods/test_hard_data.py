@@ -80,12 +80,12 @@ def test_batchnorm_cannot_train_on_a_single_sample(federation):
 
 @pytest.mark.parametrize(
     "name, argument",
-    [
-        ("fedas", "align_batch_size"),
-        ("fedmd", "batch_size"),
-        ("topkpfd", "samples"),
-        ("ktpfl", "batch_size"),
-    ],
+    {
+        "fedas": "align_batch_size",
+        "fedmd": "batch_size",
+        "topkpfd": "samples",
+        "ktpfl": "batch_size",
+    }.items(),
 )
 def test_batches_of_a_methods_own_are_no_single_samples_under_batchnorm(
     federation, hard, name, argument

@@ -272,15 +272,12 @@ def _pairs(words):
 
 @pytest.mark.parametrize(
     "flags, says",
-    [
-        ("--callbacks.quantize.bits 8", "callbacks.quantize: .*behind localprivacy"),
-        (
-            "--method kapc --callbacks.layerselection.mu null",
-            "layerselection.client: True .*tells of its data",
-        ),
-        ("--data.held_out_clients 0.25", "data.held_out_clients: 0.25 .*not accounted"),
-        ("--method fedhkd", "method.sigma: 7.0 .*it must be 0"),
-    ],
+    {
+        "--callbacks.quantize.bits 8": "callbacks.quantize: .*behind localprivacy",
+        "--method kapc --callbacks.layerselection.mu null": "layerselection.client: True .*tells of its data",
+        "--data.held_out_clients 0.25": "data.held_out_clients: 0.25 .*not accounted",
+        "--method fedhkd": "method.sigma: 7.0 .*it must be 0",
+    }.items(),
 )
 def test_parts_that_tell_more_are_refused(fit, capsys, flags, says):
     import re

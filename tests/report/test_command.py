@@ -55,11 +55,11 @@ def test_bad_input_is_one_line(refused, make_run, tmp_path):
 
 @pytest.mark.parametrize(
     "words, page",
-    [
-        ("a", "a/report.html"),
-        ("a b", "report.html"),
-        ("a --out one.html b", "one.html"),
-    ],
+    {
+        "a": "a/report.html",
+        "a b": "report.html",
+        "a --out one.html b": "one.html",
+    }.items(),
 )
 def test_where_the_page_goes(words, page, make_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -520,21 +520,21 @@ def altered(file, **changes):
 
 @pytest.mark.parametrize(
     "words, said",
-    [
-        ("s --baseline locla", "baseline: 'locla' .*no such method .did you mean local"),
-        ("s --target 90", r"\(0, 1\]"),
-        ("s --format xlsx", "format"),
-        ("s --out none/a.csv", "no folder"),
-        ("", "must be given"),
-        ("none", "there is no such folder"),
-        ("s s", "one study, or several run folders"),
-        ("s --judge finetuned", "judge: 'finetuned'"),
-        ("s --columns maen", "no such column .did you mean mean"),
-        ("s --format csv --columns mean", "csv has all columns"),
-        ("s --caption x", "caption: 'x' is not allowed; it is for --format latex"),
-        ("s --label x", "label: 'x' is not allowed"),
-        ("s --clients --target 0.5", "leave out --clients"),
-    ],
+    {
+        "s --baseline locla": "baseline: 'locla' .*no such method .did you mean local",
+        "s --target 90": r"\(0, 1\]",
+        "s --format xlsx": "format",
+        "s --out none/a.csv": "no folder",
+        "": "must be given",
+        "none": "there is no such folder",
+        "s s": "one study, or several run folders",
+        "s --judge finetuned": "judge: 'finetuned'",
+        "s --columns maen": "no such column .did you mean mean",
+        "s --format csv --columns mean": "csv has all columns",
+        "s --caption x": "caption: 'x' is not allowed; it is for --format latex",
+        "s --label x": "label: 'x' is not allowed",
+        "s --clients --target 0.5": "leave out --clients",
+    }.items(),
 )
 def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monkeypatch):
     make_study(plan(2), name="s")
@@ -545,20 +545,21 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
 
 @pytest.mark.parametrize(
     "said, cells",
-    [
-        ("none of its 2 runs has ended yet", [cell("local", None), cell("kapc", None)]),
-        ("there are no pairs", [cell(), cell("kapc", OURS, 1)]),
-        ("one method alone", [cell(), cell(seed=1)]),
-        ("judges are not mixed", [cell(), cell("kapc", OURS, judge="global")]),
-        (
-            "runs of 'kapc' are judged differently",
-            [cell(), cell("kapc", OURS), cell("kapc", OURS, 1, judge="before")],
-        ),
-        (
-            "they differ in federation.clients",
-            [cell(), cell("kapc", OURS, config={"federation": {"clients": 9}})],
-        ),
-    ],
+    {
+        "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
+        "there are no pairs": [cell(), cell("kapc", OURS, 1)],
+        "one method alone": [cell(), cell(seed=1)],
+        "judges are not mixed": [cell(), cell("kapc", OURS, judge="global")],
+        "runs of 'kapc' are judged differently": [
+            cell(),
+            cell("kapc", OURS),
+            cell("kapc", OURS, 1, judge="before"),
+        ],
+        "they differ in federation.clients": [
+            cell(),
+            cell("kapc", OURS, config={"federation": {"clients": 9}}),
+        ],
+    }.items(),
 )
 def test_studies_that_cannot_be_paired(make_study, refused, said, cells):
     assert said in refused(f"compare {make_study(cells)}")

@@ -178,15 +178,15 @@ def two(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value",
-    [
-        ("best", 0.7),
-        ("bests", 0.8),
-        ("last", 0.55),
-        ("final", 0.85),
-        ("validation", 0.65),
-        ("transfer", 0.5),
-        ("relative", (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2),
-    ],
+    {
+        "best": 0.7,
+        "bests": 0.8,
+        "last": 0.55,
+        "final": 0.85,
+        "validation": 0.65,
+        "transfer": 0.5,
+        "relative": (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2,
+    }.items(),
 )
 def test_figures(name, value, two, tmp_path):
     """Training alone was best on validation data in its first round: with 0.5 and 0.8."""

@@ -223,27 +223,25 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
 
 @pytest.mark.parametrize(
     "said, changes",
-    [
-        ("methods[0].lamda: 1", {"methods": [{"name": "kapc", "lamda": 1}]}),
-        (
-            "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]",
-            {"methods": ["kapc", {"name": "kapc", "lam": 0.05}]},
-        ),
-        ("methods[0]: 'no.such.Method'", {"methods": ["no.such.Method"]}),
-        ("data.alpha: -1", {"grid": {"data.alpha": [0.1, -1]}}),
-        ("config: 'nothing'", {"base": "nothing"}),
-        ("base: 3", {"base": [3]}),
-        ("base.out: 'x'", {"base": {"out": "x"}}),
-        ("optimizer.lr: 'x'", {"methods": [{"name": "kapc", "optimizer.lr": "x"}]}),
-        (
-            "methods[1]: 'a,b' is not allowed; methods[0] is called so, too",
-            {"methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]},
-        ),
-        (
-            "forced: 'fedavg personalised' is not allowed; methods[0] is called so, too",
-            {"methods": [{"name": "fedavg", "label": "fedavg,personalised"}], "forced": True},
-        ),
-    ],
+    {
+        "methods[0].lamda: 1": {"methods": [{"name": "kapc", "lamda": 1}]},
+        "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]": {
+            "methods": ["kapc", {"name": "kapc", "lam": 0.05}]
+        },
+        "methods[0]: 'no.such.Method'": {"methods": ["no.such.Method"]},
+        "data.alpha: -1": {"grid": {"data.alpha": [0.1, -1]}},
+        "config: 'nothing'": {"base": "nothing"},
+        "base: 3": {"base": [3]},
+        "base.out: 'x'": {"base": {"out": "x"}},
+        "optimizer.lr: 'x'": {"methods": [{"name": "kapc", "optimizer.lr": "x"}]},
+        "methods[1]: 'a,b' is not allowed; methods[0] is called so, too": {
+            "methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]
+        },
+        "forced: 'fedavg personalised' is not allowed; methods[0] is called so, too": {
+            "methods": [{"name": "fedavg", "label": "fedavg,personalised"}],
+            "forced": True,
+        },
+    }.items(),
 )
 def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, tmp_path):
     code, out, err = ask(**changes)
@@ -255,21 +253,21 @@ def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, 
 
 @pytest.mark.parametrize(
     "words, said",
-    [
-        ("", "study: it must be given once"),
-        ("study.yaml", "out: it must be given"),
-        ("study.yaml --out s --workers 0", "workers: 0"),
-        ("study.yaml --out s --time 3", "it needs slurm"),
-        ("study.yaml --out s --slurm", "time: None"),
-        ("study.yaml --out s --slurm --time 3 --together 2", "together: 2 .*; with slurm"),
-        ("study.yaml --out s --together many", "together: .*a whole number from 1, or auto"),
-        ("study.yaml --out s --together 0", "together: .*a whole number from 1, or auto"),
-        ("study.yaml --out other", "something else"),
-        ("bad.yaml --out s", "line 1, column"),
-        ("study.yaml --out s --methods kapc,kap", "methods: 'kap' .*has no such method"),
-        ("study.yaml --out s --seeds x", "seeds: 'x'"),
-        ("study.yaml --out s --settings data.alpha=1", "settings: 'data.alpha=1' .*study's grid"),
-    ],
+    {
+        "": "study: it must be given once",
+        "study.yaml": "out: it must be given",
+        "study.yaml --out s --workers 0": "workers: 0",
+        "study.yaml --out s --time 3": "it needs slurm",
+        "study.yaml --out s --slurm": "time: None",
+        "study.yaml --out s --slurm --time 3 --together 2": "together: 2 .*; with slurm",
+        "study.yaml --out s --together many": "together: .*a whole number from 1, or auto",
+        "study.yaml --out s --together 0": "together: .*a whole number from 1, or auto",
+        "study.yaml --out other": "something else",
+        "bad.yaml --out s": "line 1, column",
+        "study.yaml --out s --methods kapc,kap": "methods: 'kap' .*has no such method",
+        "study.yaml --out s --seeds x": "seeds: 'x'",
+        "study.yaml --out s --settings data.alpha=1": "settings: 'data.alpha=1' .*study's grid",
+    }.items(),
 )
 def test_bad_words(
     words,

@@ -144,19 +144,19 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
 
 @pytest.mark.parametrize(
     "flags, key",
-    [
-        ("--methods fedpre", "methods"),
-        ("--metric speed", "metric"),
-        ("--metric mae", "metric"),
-        ("--repeats 1", "repeats"),
-        ("--minutes 0", "minutes"),
-        ("--margin 0", "margin"),
-        ("--minutes 1 --repeats 10", "repeats"),
-        ("--federation.participation 0.5", "federation.participation"),
-        ("--data.held_out_clients 0.2", "data.held_out_clients"),
-        ("--data.held_out [1]", "data.held_out"),
-        ("--data.root nowhere.csv", "data.root"),
-    ],
+    {
+        "--methods fedpre": "methods",
+        "--metric speed": "metric",
+        "--metric mae": "metric",
+        "--repeats 1": "repeats",
+        "--minutes 0": "minutes",
+        "--margin 0": "margin",
+        "--minutes 1 --repeats 10": "repeats",
+        "--federation.participation 0.5": "federation.participation",
+        "--data.held_out_clients 0.2": "data.held_out_clients",
+        "--data.held_out [1]": "data.held_out",
+        "--data.root nowhere.csv": "data.root",
+    }.items(),
 )
 def test_bad_input_is_one_line(
     flags,
