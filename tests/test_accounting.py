@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, FedAMP, FedAvg, FedProx, Local
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,12 +18,6 @@ from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.engine.phases import sample_cost
 from fl_lightning.engine.trainer import count_costs
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 from fl_lightning.training.module import ClientModule

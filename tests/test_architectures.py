@@ -3,16 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, FedAMP, FedAvg, FedProto, Local
 from refusals import refuses
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 
 BOTH = {"plain": 2, "norm": 2}
 

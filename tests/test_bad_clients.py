@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from classes import APFL, KAPC, FedAlign, FedAvg, FedPer
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
@@ -16,11 +17,6 @@ from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 from fl_lightning.core import Client, Payload
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.fedalign import FedAlign
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.kapc import KAPC
 from fl_lightning.run import instantiate
 
 FEW = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from classes import APFL, CFL, SCAFFOLD, Ditto, FedALA, FedAvg, FedBN, FedRep, FedRoD, PFedMe
 from refusals import refuses
 from watching import global_model
 
@@ -12,16 +13,6 @@ from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Objective, Phase
 from fl_lightning.engine.joining import join
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.pfedme import PFedMe
-from fl_lightning.methods.scaffold import SCAFFOLD
 
 
 def last(fed, rounds=1):

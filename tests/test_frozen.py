@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import FedAvg, FedCP
 from refusals import refuses
 from safetensors.torch import load_file
 from torch import nn
@@ -15,8 +16,6 @@ from fl_lightning.core.phase import Phase
 from fl_lightning.engine.build import _check_same_start
 from fl_lightning.engine.build import federation as build
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedcp import FedCP
 from fl_lightning.models import frozen_in
 
 

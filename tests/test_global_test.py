@@ -4,12 +4,11 @@ global accuracy)."""
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedPer
 from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
 
 CPU = torch.device("cpu")
 PAPER = {"client_test": 0.25, "global_test": True, "test_fraction": 1.0}

@@ -5,16 +5,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, FedAvg, Local
 from refusals import refuses
 from watching import global_model
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Objective, Phase, Slot
 from fl_lightning.methods import Method, Traits
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 
 
 class Zeros(Transform):

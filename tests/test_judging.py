@@ -3,30 +3,32 @@ none are named."""
 
 import pytest
 import torch
+from classes import (
+    APFL,
+    CFL,
+    FEDORA,
+    KAPC,
+    SCAFFOLD,
+    Ditto,
+    FedALA,
+    FedAMP,
+    FedAvg,
+    FedBN,
+    FedHKD,
+    FedPer,
+    FedProto,
+    FedProx,
+    FedRep,
+    FedRoD,
+    KTPFLModels,
+    Local,
+    PFedHN,
+    PFedMe,
+)
 from refusals import refuses
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedhkd import FedHKD
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.methods.pfedme import PFedMe
-from fl_lightning.methods.scaffold import SCAFFOLD
 
 SHARED = (
     FedAvg(),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from classes import GPFL, FedAvg, FedGen, FedRoD, KTPFLModels, PFedFDA, PFedHN
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.exhibits import tables_to_keep
@@ -18,13 +19,6 @@ from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedgen import FedGen
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.gpfl import GPFL
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.pfedfda import PFedFDA
-from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.training.schedule import stream
 

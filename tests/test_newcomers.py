@@ -9,6 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from classes import (
+    CFL,
+    FEDORA,
+    IFCA,
+    KAPC,
+    FedAvg,
+    FedBABU,
+    FedCAC,
+    FedMD,
+    FedPAC,
+    FedPer,
+    FedRep,
+    FeSEM,
+    KNNPer,
+    Local,
+    PFedHN,
+)
 from refusals import refuses
 from watching import Nets, run_all
 
@@ -21,21 +38,6 @@ from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine.joining import join, newcomers
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Method
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbabu import FedBABU
-from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedpac import FedPAC
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fesem import FeSEM
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.knnper import KNNPer
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.run import instantiate
 
 HELD = {"held_out_clients": 0.34, "alpha": 0.5}

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from classes import Ditto, FedRoD
 from lightning import LightningDataModule
 from refusals import refuses
 from sklearn.datasets import load_digits
@@ -20,8 +21,6 @@ from fl_lightning import Run, fit
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays
 from fl_lightning.data.given import keep
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedrod import FedRoD
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:600].reshape(-1, 8, 8).astype(np.float32), Y[:600]

@@ -1,16 +1,10 @@
 """No model is scored twice on one part of the data, and no score is ever that of another model."""
 
 import pytest
+from classes import IFCA, KAPC, MOON, Ditto, FedAvg, FedBN, FedRoD
 
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.engine import scoring
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.moon import MOON
 
 TIMES = ("seconds", "memory")
 

@@ -11,16 +11,10 @@ from typing import get_args
 
 import pytest
 import torch
+from classes import FEDORA, KAPC, SCAFFOLD, FedAMP, FedAvg, FedPer, FedProto
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.storage.store import Lane, Place, VectorStore
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import KAPC, FedAvg, FedBN, FedPer, FedProto, FedProx
 from refusals import refuses
 from torch.testing import assert_close
 
@@ -22,12 +23,6 @@ from fl_lightning.data import prepare
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.methods import Traits
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
 
 AGGREGATORS = [TrimmedMean(0.2), Median(), Krum(2), Krum(2, keep=5)]
 SHARED = [FedAvg(), FedProx(), FedPer(), FedBN()]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAvg
 from refusals import refuses
 from torch import nn
 
@@ -17,8 +18,6 @@ from fl_lightning.callbacks.selection import (
     search,
 )
 from fl_lightning.core.layout import Layout
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.results.folder import RunFolder
 

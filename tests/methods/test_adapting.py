@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedEM, PerFedAvg
 from numpy.testing import assert_allclose
 from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope
 from refusals import refuses
@@ -19,10 +20,7 @@ from watching import Nets, client_of, global_model, payload_of, run_all, train
 from fl_lightning.core import Client, Phase
 from fl_lightning.engine.joining import join
 from fl_lightning.methods import pfedfda
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.knnper import KNNPer, vote
-from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedfda import Gaussians, PFedFDA
 
 

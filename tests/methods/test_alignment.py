@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from classes import FedAS, FedCAC, Local
 from numpy.testing import assert_allclose
 from reckoning import ROUNDING, WHOLE, batch_of, slope
 from torch.testing import assert_close
@@ -18,9 +19,6 @@ from watching import (
 
 from fl_lightning.methods import fedcac as masks
 from fl_lightning.methods.common import basics
-from fl_lightning.methods.fedas import FedAS
-from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.local import Local
 
 # ---------------------------------------------------------------- FedAS
 

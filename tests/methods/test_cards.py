@@ -3,6 +3,7 @@ bytes that add up."""
 
 import pytest
 import torch
+from classes import FedAvg, FedBN, FedProto, PFedMe
 from lightning import LightningModule
 from reckoning import batch_of
 from refusals import refuses
@@ -11,12 +12,8 @@ from watching import client_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Layout
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedem import Mixture
-from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedrod import TwoHeads
-from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedProto
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from refusals import refuses
@@ -17,9 +18,7 @@ from watching import client_of, run_all, same, server_of, trained
 from fl_lightning.core import Layout
 from fl_lightning.foundation.rng import generator
 from fl_lightning.methods.common.class_means import distance_to_means
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
-from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.training.module import ClientModule
 
 THREE = {"rounds": 3}

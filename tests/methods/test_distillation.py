@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from classes import KTPFL, FedMD, KTPFLModels, SimPFD, TopKPFD
 from numpy.testing import assert_allclose
 from refusals import refuses
 from torch import Tensor
@@ -20,11 +21,6 @@ from fl_lightning.engine.phases import job_of
 from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.methods import ktpfl, simpfd, topkpfd
 from fl_lightning.methods.common import predictions as d
-from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.methods.ktpfl import KTPFL
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.simpfd import SimPFD
-from fl_lightning.methods.topkpfd import TopKPFD
 
 SMALL = {"samples": 40, "batch_size": 16}
 PUBLIC = {"data": {"public": "held_back"}}

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from classes import FEDORA, Local
 from refusals import refuses
 from torch.testing import assert_close
 from watching import client_of, payload_of, same
@@ -16,8 +17,6 @@ from fl_lightning.callbacks.propagation import basis, neighbourhood, propagated
 from fl_lightning.cli import main
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.joining import join
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.local import Local
 
 VALIDATED = {"validation": 0.25}
 

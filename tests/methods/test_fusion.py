@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from classes import FedAvg, FedDF
 from refusals import refuses
 from torch.testing import assert_close
 from watching import Nets, global_model, models, module_of, run_all, server_of
 
 from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
 
 PUBLIC = {"data": {"public": "held_back"}}
 SMALL = {"samples": 40, "batch_size": 16, "steps": 5}

@@ -2,43 +2,44 @@
 of its rounds, running statistics included."""
 
 import pytest
+from classes import (
+    APFL,
+    CFL,
+    FPL,
+    IFCA,
+    KAPC,
+    KTPFL,
+    MOON,
+    SCAFFOLD,
+    Ditto,
+    FedALA,
+    FedAlign,
+    FedAMP,
+    FedAPA,
+    FedAS,
+    FedAvg,
+    FedAvgM,
+    FedCAC,
+    FedGen,
+    FedHKD,
+    FedMD,
+    FedPer,
+    FedProto,
+    FedProx,
+    FedTGP,
+    FedU,
+    FeSEM,
+    HeurFedAMP,
+    LGFedAvg,
+    Local,
+    PerFedAvg,
+    PFedGraph,
+    TopKPFD,
+)
 from every import NAMES, method_of
 from reckoning import PlainMean
 from refusals import refuses
 from watching import same, trained
-
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedalign import FedAlign
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedapa import FedAPA
-from fl_lightning.methods.fedas import FedAS
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedavgm import FedAvgM
-from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedgen import FedGen
-from fl_lightning.methods.fedhkd import FedHKD
-from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.fedtgp import FedTGP
-from fl_lightning.methods.fedu import FedU
-from fl_lightning.methods.fesem import FeSEM
-from fl_lightning.methods.fpl import FPL
-from fl_lightning.methods.heurfedamp import HeurFedAMP
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.ktpfl import KTPFL
-from fl_lightning.methods.lgfedavg import LGFedAvg
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.moon import MOON
-from fl_lightning.methods.perfedavg import PerFedAvg
-from fl_lightning.methods.pfedgraph import PFedGraph
-from fl_lightning.methods.scaffold import SCAFFOLD
-from fl_lightning.methods.topkpfd import TopKPFD
 
 FEW = {"samples": 40, "batch_size": 16}
 TINY = {"generator_steps": 2, "hidden": 8, "noise": 4}

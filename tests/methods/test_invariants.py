@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAMP, FedAvg, FedBN, FedProx, Local
 from every import NAMES, method_of
 from numpy.testing import assert_allclose
 from refusals import refuses
@@ -22,12 +23,6 @@ from watching import (
 )
 
 from fl_lightning.methods import Traits
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
 
 IMAGES = [name for name in NAMES if name != "partialpooling"]
 """Methods that take images."""

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
+from classes import FedAvg, FedProto, FedSALoRA, FFALoRA
 from refusals import refuses
 from torch.testing import assert_close
 from watching import Watch, global_model, run_all
 
 from fl_lightning.methods.common.adapters import AdapterError
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedsalora import FedSALoRA
-from fl_lightning.methods.ffalora import FFALoRA
 
 pytest.importorskip("peft")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import DBE, GPFL, FedAvg, FedBABU, FedRep
 from reckoning import WHOLE, batch_of, seeded
 from refusals import refuses
 from torch import nn
@@ -27,13 +28,8 @@ from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Phase
 from fl_lightning.methods import Method, Traits, fedpac
 from fl_lightning.methods.common.classifiers import is_personal
-from fl_lightning.methods.dbe import DBE
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedcp import FedCP, Separated, mmd
 from fl_lightning.methods.fedpac import FedPAC, collaborators, feature_moments
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.gpfl import GPFL
 
 KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
 """What reaches a frozen part if it is left in the optimiser."""

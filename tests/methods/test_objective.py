@@ -5,6 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from classes import FEDORA, KAPC, FedAMP
 from torch.testing import assert_close
 from watching import client_of, models, module_of
 
@@ -13,9 +14,6 @@ from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.kapc import KAPC
 
 DOUBLE = {"precision": "64-true"}
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from classes import FedAvg, PFedHN
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
@@ -11,8 +12,6 @@ from fl_lightning.callbacks.robust import Median
 from fl_lightning.engine.joining import join
 from fl_lightning.methods.cfl import CFL, halves
 from fl_lightning.methods.common.hypernetwork import Hypernetwork
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.pfedhn import PFedHN
 
 EAGER = {"eps1": 1e9, "eps2": 0.0, "first_round": 1}
 """A cluster of more than two is split in every round."""

@@ -3,15 +3,12 @@ FedDyn."""
 
 import pytest
 import torch
+from classes import FedAvg, FedAvgM, FedDyn, FedNova
 from reckoning import ROUNDING, WHOLE, batch_of, slope, uploads
 from refusals import refuses
 from torch.testing import assert_close
 from watching import Watch, client_of, global_model
 
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedavgm import FedAvgM
-from fl_lightning.methods.feddyn import FedDyn
-from fl_lightning.methods.fednova import FedNova
 from fl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
 EXACT = {"precision": "64-true", "rounds": 3}

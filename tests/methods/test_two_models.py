@@ -3,18 +3,12 @@
 
 import pytest
 import torch
+from classes import APFL, FLAYER, Ditto, Local, PerFedAvg, PFedMe
 from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, uploads
 from refusals import refuses
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 from watching import Nets, client_of, global_model, run_all
-
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.flayer import FLAYER
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.perfedavg import PerFedAvg
-from fl_lightning.methods.pfedme import PFedMe
 
 MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from classes import FedALA, FedAvg, FedRep, FedRoD
 from reckoning import ROUNDING, WHOLE, batch_of, slope
 from torch import nn
 from torch.func import functional_call
@@ -16,10 +17,6 @@ from torch.testing import assert_close
 from watching import Nets, client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Fit
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fedrod import FedRoD
 
 KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
 """What reaches a frozen part if it is left in the optimiser."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from classes import FedAvg, FedEM, FedRoD
 from refusals import refuses
 from safetensors.torch import save_file
 from torch import nn
@@ -14,9 +15,6 @@ from fl_lightning.configuration.config import Component
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.build import federation as federate
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedem import FedEM
-from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.models import build, head_of
 from fl_lightning.models.vit import ViT
 

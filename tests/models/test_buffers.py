@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from classes import MOON, FedAvg, FedPer
 from refusals import refuses
 from torch import nn
 from torch.nn.utils import spectral_norm as hooked
@@ -13,9 +14,6 @@ from fl_lightning.core import Layout
 from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.moon import MOON
 from fl_lightning.models import head_of
 
 

@@ -6,12 +6,11 @@ import io
 
 import pytest
 import torch
+from classes import FedAvg, PerFedAvg
 from lightning import LightningModule
 from refusals import refuses
 from torch import nn
 
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.training.module import Skipped
 from fl_lightning.training.optimizers import FastSGD
 

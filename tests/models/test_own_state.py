@@ -3,14 +3,12 @@ training step."""
 
 import pytest
 import torch
+from classes import FedAvg, FedDF, FedPer
 from lightning import LightningModule
 from refusals import refuses
 from torch import nn
 
 from fl_lightning.core import Layout
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.models import head_of
 
 

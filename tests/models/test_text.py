@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from classes import FEDORA, MOON, FedAvg, FedProto
 from refusals import refuses
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
@@ -11,10 +12,6 @@ from fl_lightning.configuration.components import Component, Text
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.foundation.metric import ACCURACY, NO_TARGET
 from fl_lightning.lab.planning.made_up import DataSizes, made_up
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.moon import MOON
 from fl_lightning.models import build, head_of
 from fl_lightning.models.base import SelfAttention
 from fl_lightning.models.vit import ViT

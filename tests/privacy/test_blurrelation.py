@@ -4,6 +4,7 @@ by name."""
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAMP
 from every import FEW, NAMES, method_of
 from refusals import refuses
 from torch.testing import assert_close
@@ -13,8 +14,6 @@ from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.cli import main
 from fl_lightning.core import Server
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.kapc import KAPC
 from fl_lightning.results.folder import RunFolder
 
 CHANGED = {

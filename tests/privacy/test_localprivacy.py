@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import SCAFFOLD, FedAvg
 from every import FEW, NAMES, method_of
 from refusals import refuses
 
@@ -17,8 +18,6 @@ from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.cli import main
 from fl_lightning.core.beside import Beside
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.privacy.mechanism import kinds_of
 from fl_lightning.results.folder import RunFolder
 

@@ -10,6 +10,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from classes import Ditto, FedAvg
 from dp_accounting.pld import PLDAccountant
 from every import FEW, NAMES, method_of
 from reckoning import seeded
@@ -23,8 +24,6 @@ from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, refusal, steps_of
 from fl_lightning.cli import main
 from fl_lightning.core import Phase
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon, sampling_rate
 from fl_lightning.privacy.steps import clipped_sum, noised, sampled
 from fl_lightning.results.folder import RunFolder

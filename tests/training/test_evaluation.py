@@ -5,13 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedPer
 from lightning import LightningModule
 from refusals import refuses
 from torch import nn
 from torch.nn import functional
-
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
 
 
 class Net(nn.Module):

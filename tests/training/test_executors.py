@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAlign, FedAvg, FedDF, FedProx, Local
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
@@ -26,12 +27,6 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Traits
-from fl_lightning.methods.fedalign import FedAlign
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
 from fl_lightning.run import instantiate
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap

@@ -6,17 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, Ditto, FedAvg, FedPer, FedProto, FedProx, Local
 from torch import nn
 
 from fl_lightning.foundation.errors import BadClient
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
