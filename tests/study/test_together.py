@@ -10,7 +10,6 @@ import pytest
 import yaml
 from kills_together import differences
 
-from fl_lightning.cli import main
 from fl_lightning.engine.trainer import WORTH_TOGETHER
 from fl_lightning.foundation import device
 from fl_lightning.lab.study import together
@@ -24,16 +23,11 @@ MORE = {**TINY, "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto"],
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capfd):
-    """Runs a study, MORE with changes, in the folder `out`; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(words, out="s", **changes):
-        (tmp_path / "study.yaml").write_text(yaml.safe_dump(MORE | changes))
-        capfd.readouterr()
-        return main(["study", "study.yaml", "--out", out, *words.split()]), *capfd.readouterr()
-
-    return run
+def ask(on_study):
+    """Runs MORE with changes, in the folder `out`."""
+    return lambda words, out="s", **changes: on_study(
+        f"study study.yaml --out {out} {words}", MORE | changes
+    )
 
 
 def executors(study):
