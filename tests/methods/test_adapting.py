@@ -9,7 +9,7 @@ import pytest
 import torch
 from classes import FedAvg, FedEM, PerFedAvg
 from numpy.testing import assert_allclose
-from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, tensors_of
 from refusals import refuses
 from torch import nn
 from torch.func import functional_call
@@ -160,11 +160,11 @@ def test_knnper_picks_the_weight_that_validates_best(federation):
 
 def parts(fed, vector):
     """The numbers of each component of a model."""
-    layout, count = fed.run.groups[0].layout, fed.run.method.components
-    found = [
-        [b for b in layout.blocks if b.name.startswith(f"components.{k}.")] for k in range(count)
+    layout = fed.run.groups[0].layout
+    components = [
+        tensors_of(layout, vector, f"components.{k}.") for k in range(fed.run.method.components)
     ]
-    return [torch.cat([vector[b.start : b.stop] for b in blocks]) for blocks in found]
+    return [torch.cat([t.flatten() for t in tensors.values()]) for tensors in components]
 
 
 @Nets
@@ -191,10 +191,7 @@ def test_fedems_steps_by_hand(federation):
     x, y = first(client.data.train)
     leaf = client["model"].clone().requires_grad_()
     net = client.module.model
-    blocks = [
-        [b for b in client.layout.blocks if b.name.startswith(f"components.{k}.")] for k in (0, 1)
-    ]
-    tensors = [{b.name[13:]: leaf[b.start : b.stop].view(b.shape) for b in some} for some in blocks]
+    tensors = [tensors_of(client.layout, leaf, f"components.{k}.") for k in (0, 1)]
     scores = [functional_call(net.components[k], tensors[k], x) for k in (0, 1)]
     losses = torch.stack([cross_entropy(z, y, reduction="none") for z in scores], 1)
     q = torch.tensor([0.8, 0.2], dtype=torch.float64) * torch.exp(-losses.detach())

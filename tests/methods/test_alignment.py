@@ -4,7 +4,7 @@ import pytest
 import torch
 from classes import FedAS, FedCAC, Local
 from numpy.testing import assert_allclose
-from reckoning import ROUNDING, WHOLE, batch_of, slope
+from reckoning import ROUNDING, WHOLE, batch_of, features, shaken, slope
 from torch.testing import assert_close
 from watching import (
     Watch,
@@ -23,23 +23,13 @@ from fl_lightning.methods.common import basics
 # ---------------------------------------------------------------- FedAS
 
 
-def features(client, vector, x):
-    """What the classifier sees."""
-    W, b = (
-        vector[block.start : block.stop].view(block.shape) for block in client.layout.blocks[:2]
-    )
-    return (x.flatten(1) @ W.T + b).relu()
-
-
 def test_fedass_alignment_by_hand(federation):
     """The received body goes down sum_k MSE(z_k, mu_k), with mu the old body's class means; the
     classifier stays."""
     method = FedAS(align_lr=0.3, align_batch_size=10_000)
     fed = federation(method, **WHOLE)
     client = client_of(fed, 1)
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
-    received = client["model"] + 0.1 * noise * client.columns(lambda b: True)
+    received = shaken(client, 0.1)
     payload, own, head = (
         payload_of(client, received),
         client["model"].clone(),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from classes import FedAvg, FedDF
+from reckoning import tensors_of
 from refusals import refuses
 from torch.testing import assert_close
 from watching import Nets, global_model, models, module_of, run_all, server_of
@@ -61,8 +62,7 @@ def test_the_step_is_down_the_kl_from_the_mean_of_all(federation, ensemble):
     teacher = z.mean(0).softmax(1) if ensemble == "scores" else z.softmax(2).mean(0)
     start = global_model(plain).clone()
     leaf = start.clone().requires_grad_()
-    blocks = plain.run.groups[0].layout.blocks
-    tensors = {b.name: leaf[b.start : b.stop].view(b.shape) for b in blocks}
+    tensors = tensors_of(plain.run.groups[0].layout, leaf)
     student = torch.func.functional_call(module_of(plain).model.eval(), tensors, x).softmax(1)
     loss = (teacher * (teacher / student).log()).sum(1).mean()
     [gradient] = torch.autograd.grad(loss, leaf)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from classes import DBE, GPFL, FedAvg, FedBABU, FedRep
-from reckoning import WHOLE, batch_of, seeded
+from reckoning import KEPT, WHOLE, batch_of, features, part, scores_at, seeded, shaken, tensors_of
 from refusals import refuses
 from torch import nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 from torch.testing import assert_close
 from watching import (
@@ -31,34 +30,13 @@ from fl_lightning.methods.common.classifiers import is_personal
 from fl_lightning.methods.fedcp import FedCP, Separated, mmd
 from fl_lightning.methods.fedpac import FedPAC, collaborators, feature_moments
 
-KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
-"""What reaches a frozen part if it is left in the optimiser."""
 HALF = {"participation": 0.5}
-
-
-def part(client, vector, *, head):
-    """The numbers of the classifier, or of all else."""
-    return vector[client.columns(lambda b: b.head == head)]
 
 
 def block(client, vector, ends):
     """The block of a vector whose name ends so."""
     [found] = [b for b in client.layout.blocks if b.name.endswith(ends)]
     return vector[found.start : found.stop].view(found.shape)
-
-
-def shaken(client, size=0.1):
-    """The client's model, with noise on all its parameters, as a leaf of its own."""
-    draws = seeded()
-    noise = torch.randn(client.layout.size, generator=draws, dtype=client["model"].dtype)
-    return client["model"] + size * noise * client.columns(lambda b: b.kind == "parameter")
-
-
-def features(client, vector, x):
-    """What the body of the plain network makes of `x` where its parameters are `vector`, apart from
-    the engine."""
-    W, b = (block(client, vector, f"body.1.{name}") for name in ("weight", "bias"))
-    return linear(x.flatten(1), W, b).relu()
 
 
 class TwoLayers(nn.Module):
@@ -230,18 +208,16 @@ def test_mmd_is_its_sum_over_pairs():
 def test_fedcps_context_stands_still_while_it_trains(federation):
     """By hand: the second of two steps is taken under the first classifier's v."""
     fed = federation(FedCP(lam=0.0), rounds=1, local_epochs=2, **WHOLE)
-    client, draws = client_of(fed, 1), seeded()
-    shaken = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
+    client = client_of(fed, 1)
     # equal classifiers would leave the gate nothing to learn
-    client["model"].add_(shaken, alpha=0.1)
+    client["model"].copy_(shaken(client, 0.1))
     batch, w = batch_of(client), client["model"].clone()
     v = block(client, w, "personal.weight").sum(0)
     trains = client.columns(lambda b: "received" not in b.name)
     for _ in range(2):
         leaf = w.clone().requires_grad_()
-        tensors = {b.name: leaf[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
         with client.module.head.using(v):
-            loss = cross_entropy(functional_call(client.module.model, tensors, batch[0]), batch[1])
+            loss = cross_entropy(scores_at(client, leaf, batch[0]), batch[1])
         w = w - 0.05 * (trains * torch.autograd.grad(loss, leaf)[0])
     client.payload = payload_of(client)
     [phase] = FedCP(lam=0.0).phases(client, client.payload)
@@ -257,13 +233,10 @@ def test_gpfls_step_by_hand(federation, norm):
     method = GPFL(lam=0.7, mu=0.3, norm=norm)
     fed = federation(method, rounds=1, **WHOLE)
     client = client_of(fed, 1)
-    client["model"].copy_(shaken(client))
+    client["model"].copy_(shaken(client, 0.1))
     (x, y), leaf = batch_of(client), client["model"].clone().requires_grad_()
-    get = {
-        name: block(client, leaf, name)
-        for b in client.layout.blocks
-        for name in [b.name.removeprefix("model.")]
-    }
+    tensors = tensors_of(client.layout, leaf)
+    get = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
     def layers(which, k):
         h = linear(k, get[f"out.{which}.0.weight"], get[f"out.{which}.0.bias"]).relu()

@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 from classes import FEDORA, KAPC, FedAMP
+from reckoning import tensors_of
 from torch.testing import assert_close
 from watching import client_of, models, module_of
 
@@ -34,7 +35,7 @@ def f_per(fed, W, R, lam, beta):
     task, module = [], module_of(fed)
     for i in range(fed.run.clients):
         x, y = next(client_of(fed, i).data.train.batches(10_000))
-        tensors = {b.name: W[i, b.start : b.stop].view(b.shape) for b in module.layout.blocks}
+        tensors = tensors_of(module.layout, W[i])
         task.append(
             torch.nn.functional.cross_entropy(
                 torch.func.functional_call(module.model, tensors, x), y

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, seeded
+from reckoning import WHOLE, batch_of, seeded, shaken
 from refusals import refuses
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 from torchvision.models.resnet import BasicBlock
-from watching import client_of, global_model, module_of, payload_of, run_all, same, train
+from watching import Nets, client_of, global_model, module_of, payload_of, run_all, same, train
 
 from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
 from fl_lightning.methods.fedavg import FedAvg
@@ -21,20 +21,12 @@ from fl_lightning.methods.moon import MOON, contrast
 
 BLOCK = {"plain": "body.1", "norm": "hidden"}
 SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5}
-FedAvgs = pytest.mark.parametrize("net", ["plain", "norm"])
-
-
-def shaken(client, size, seed=0):
-    """The client's model with noise on its parameters."""
-    draws = seeded(seed)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=client["model"].dtype)
-    return client["model"] + size * noise * client.columns(lambda b: b.kind == "parameter")
 
 
 # ---------------------------------------------------------------- another model within a loss
 
 
-@FedAvgs
+@Nets
 def test_a_pass_under_another_vector_leaves_no_trace(federation, net):
     """Features and scores are those of the model itself in evaluation mode; what is bound, and its
     statistics, stay."""
@@ -173,7 +165,7 @@ def test_a_block_is_slimmed_by_its_first_channels():
     assert [kept(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
 
 
-@FedAvgs
+@Nets
 @pytest.mark.parametrize("width", [0.25, 1.0])
 def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     """Its value is mu times CE (0 at full width: INV2); nothing before the block feels it
@@ -227,7 +219,7 @@ def test_a_block_is_tried_before_the_first_step(federation):
 # ---------------------------------------------------------------- FedGen
 
 
-@FedAvgs
+@Nets
 def test_fedgens_first_round_is_fedavgs(federation, net):
     """INV2 and INV3: bit for bit, though the generator has been taught; the second round is not."""
     one, other = (federation(m, net=net) for m in (FedGen(**SMALL), FedAvg()))

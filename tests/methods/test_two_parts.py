@@ -9,23 +9,14 @@ import numpy as np
 import pytest
 import torch
 from classes import FedALA, FedAvg, FedRep, FedRoD
-from reckoning import ROUNDING, WHOLE, batch_of, slope
+from reckoning import KEPT, ROUNDING, WHOLE, batch_of, part, seeded, shaken, slope, tensors_of
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.testing import assert_close
 from watching import Nets, client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Fit
-
-KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
-"""What reaches a frozen part if it is left in the optimiser."""
-
-
-def part(client, vector, *, head):
-    """The numbers of the classifier, or of all else."""
-    return vector[client.columns(lambda b: b.head == head)]
-
 
 # ---------------------------------------------------------------- FedRep
 
@@ -64,35 +55,24 @@ def test_fedrep_trains_the_classifier_first(federation):
 
 def _scores(client, vector, x):
     """Features z and generic scores g(z), computed apart from the engine."""
-    net = client.module.model.model
-    tensors = {
-        b.name.removeprefix("model."): vector[b.start : b.stop].view(b.shape)
-        for b in client.layout.blocks
-    }
-    body = {k.removeprefix("body."): v for k, v in tensors.items() if k.startswith("body.")}
-    z = functional_call(net.body, body, x)
-    return z, z @ tensors["out.weight"].T + tensors["out.bias"]
+    body, out = (tensors_of(client.layout, vector, f"model.{name}.") for name in ("body", "out"))
+    z = functional_call(client.module.model.model.body, body, x)
+    return z, linear(z, **out)
 
 
 def test_fedrods_gradients_by_hand(federation):
     """Body and g go down the balanced loss, h down that of g + h; neither feels the other's."""
     fed = federation(FedRoD(), rounds=1, **WHOLE)
     client = client_of(fed, 1)
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
-    client["model"].add_(0.1 * noise * client.columns(lambda b: b.name.startswith("personal.")))
+    client["model"].copy_(shaken(client, 0.1, where=lambda b: b.name.startswith("personal.")))
     x, y = batch_of(client)
     counts = torch.bincount(y, minlength=10)
     assert not counts.all() or counts.min() != counts.max()
     leaf = client["model"].clone().requires_grad_()
     z, g = _scores(client, leaf, x)
     balanced = (g + counts.double().log()).log_softmax(1)[torch.arange(len(y)), y].mean().neg()
-    h = {
-        b.name: leaf[b.start : b.stop].view(b.shape)
-        for b in client.layout.blocks
-        if b.name.startswith("personal.")
-    }
-    own = g.detach() + z.detach() @ h["personal.weight"].T + h["personal.bias"]
+    h = tensors_of(client.layout, leaf, "personal.")
+    own = g.detach() + linear(z.detach(), **h)
     [gradient] = torch.autograd.grad(balanced + cross_entropy(own, y), leaf)
     expected = client["model"] - 0.05 * gradient
     [phase] = FedRoD().phases(client, payload_of(client))
@@ -151,7 +131,7 @@ def test_fedalas_weights_by_hand(federation):
     fed = federation(method, **WHOLE)
     client = client_of(fed, 1, t=3)
     client.state.rounds = 2  # no longer the first time: one pass
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
     received = client["model"] + 0.3 * noise * client.columns(lambda b: b.kind == "parameter")
     client["blend"].uniform_(0, 1, generator=draws)
