@@ -143,7 +143,10 @@ Settings = dict[str, Any]
 
 @pytest.fixture
 def federation(tmp_path):
-    """Makes a federation on the digits, in this process, from a method and changed settings."""
+    """Makes a federation on the digits, in this process, from a method and changed settings.
+
+    `net`: a name of NETS, or a network class; or how many clients have which.
+    """
 
     def make(
         method=None,
@@ -169,7 +172,7 @@ def federation(tmp_path):
             ranks = [2] * len(nets)
         for name, rank in zip_longest(nets, ranks):
             torch.manual_seed(0)
-            model = _adapted(NETS[name](), rank)
+            model = _adapted(NETS.get(name, name)(), rank)
             models.append(model.double() if precision == "64-true" else model)
         return build(fabric, config, loaded, models, method or Method(), callbacks, tmp_path)
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from classes import FedAvg, FedBN, FedProto, PFedMe
 from lightning import LightningModule
+from nets import Small
 from reckoning import batch_of
 from refusals import refuses
 from torch import nn
@@ -39,21 +40,12 @@ def test_fedbn_sends_all_of_resnet18_but_normalisation():
 # ---------------------------------------------------------------- a user's own training step
 
 
-class Counting(LightningModule):
+class Counting(Small, LightningModule):
     """Notes by which numbers of batches its loss was asked for."""
-
-    asked: list[int]
 
     def __init__(self):
         super().__init__()
         self.asked = []
-        self.body, self.out = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
-            nn.Linear(8, 10),
-        )
-
-    def forward(self, x):
-        return self.out(self.body(x))
 
     def training_step(self, batch, batch_idx):
         self.asked.append(batch_idx)
@@ -65,11 +57,11 @@ class Counting(LightningModule):
     [FedAvg(), FedProto(lam=1.0), PFedMe(inner_steps=1)],
     ids=["plain", "own loss", "own step"],
 )
-def test_it_is_told_which_batch_it_is(federation, monkeypatch, method):
+def test_it_is_told_which_batch_it_is(federation, method):
     """Under a loss and a step of the method's own, too; outside of training it is 0."""
-    monkeypatch.setitem(nets(federation), "plain", Counting)
     fed = federation(
         method,
+        Counting,
         clients=2,
         rounds=2,
         batch_size=64,
@@ -86,12 +78,6 @@ def test_it_is_told_which_batch_it_is(federation, monkeypatch, method):
     client = client_of(fed, 0)
     client.gradient(client["model"], batch_of(client, 8))
     assert model.asked[-1] == 0
-
-
-def nets(make):
-    """The networks that the fixture `federation` makes."""
-    found = make.__globals__["NETS"]
-    return found
 
 
 @pytest.mark.parametrize(

@@ -45,17 +45,6 @@ class Hooked(Net):
     wrap = staticmethod(hooked)
 
 
-@pytest.fixture
-def made(federation, monkeypatch):
-    """As `federation`, of a network class."""
-
-    def make(net, *args, **changes):
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
-        return federation(*args, **changes)
-
-    return make
-
-
 def norm(model):
     """The greatest singular value of the weight that the first layer computes with."""
     model.eval()
@@ -64,9 +53,9 @@ def norm(model):
 
 
 @pytest.mark.parametrize("net", [Net, Hooked, Chained])
-def test_an_averaged_weight_is_divided_by_its_own_norm(made, net):
-    fed = made(
-        net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
+def test_an_averaged_weight_is_divided_by_its_own_norm(federation, net):
+    fed = federation(
+        FedAvg(), net, optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
     )
     fed.prepare()
     for t in (1, 2):
@@ -93,11 +82,11 @@ def test_buffers_follow_from_the_weight_alone(net):
     assert all(map(torch.equal, buffers, others))
 
 
-def test_scores_in_between_change_no_spectral_norm_that_trains(made):
+def test_scores_in_between_change_no_spectral_norm_that_trains(federation):
     models = []
     for every in (1, 2):
-        fed = made(
-            Net, FedPer(), evaluation={"every": every, "models": ["before", "after"]}, rounds=3
+        fed = federation(
+            FedPer(), Net, evaluation={"every": every, "models": ["before", "after"]}, rounds=3
         )
         fed.prepare()
         for t in (1, 2, 3):
@@ -106,9 +95,9 @@ def test_scores_in_between_change_no_spectral_norm_that_trains(made):
     assert torch.equal(*models)
 
 
-def test_another_model_has_buffers_of_its_own_while_one_trains(made):
+def test_another_model_has_buffers_of_its_own_while_one_trains(federation):
     """MOON's loss compares the model that trains with two others."""
-    fed = made(Net, MOON())
+    fed = federation(MOON(), Net)
     fed.prepare()
     fed.round(1)
     client = fed.evaluator.at_rest(0)
@@ -126,9 +115,9 @@ def test_another_model_has_buffers_of_its_own_while_one_trains(made):
 
 
 @pytest.mark.parametrize("wrap", [weight_norm, orthogonal], ids=["weight_norm", "orthogonal"])
-def test_other_parametrisations_are_averaged_as_parameters(made, wrap):
+def test_other_parametrisations_are_averaged_as_parameters(federation, wrap):
     net = type("Wrapped", (Net,), {"wrap": staticmethod(wrap)})
-    fed = made(net, FedAvg())
+    fed = federation(FedAvg(), net)
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
 
@@ -165,9 +154,9 @@ class Synchronised(Net):
         (Synchronised, "'more' is not allowed; SyncBatchNorm would mix batches of clients"),
     ],
 )
-def test_buffers_that_nobody_can_average_are_refused(made, net, message):
+def test_buffers_that_nobody_can_average_are_refused(federation, net, message):
     with refuses(f"^model: {message}"):
-        made(net, FedAvg())
+        federation(FedAvg(), net)
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (64, 64), (600, 700)])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from classes import FedAvg, PerFedAvg
 from lightning import LightningModule
+from nets import Small
 from refusals import refuses
 from torch import nn
 
@@ -15,20 +16,10 @@ from fl_lightning.training.module import Skipped
 from fl_lightning.training.optimizers import FastSGD
 
 
-class Lit(LightningModule):
+class Lit(Small, LightningModule):
     """A network with a loss of its own, which `then` may change."""
 
     head = "out"
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.out = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
-            nn.Linear(8, 10),
-        )
-
-    def forward(self, x):
-        return self.out(self.body(x))
 
     def training_step(self, batch, batch_idx):
         return self.then(nn.functional.cross_entropy(self(batch[0]), batch[1]), batch_idx)
@@ -61,13 +52,12 @@ class Around(nn.Module):
 
 
 @pytest.fixture
-def made(federation, monkeypatch):
+def made(federation):
     """As `federation`, of a network class; or of `Lit` with what becomes of its loss."""
 
     def make(net, method=None, **changes):
         cls = net if isinstance(net, type) else type("Then", (Lit,), {"then": net})
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", cls)
-        return federation(method or FedAvg(), **changes)
+        return federation(method or FedAvg(), cls, **changes)
 
     return make
 

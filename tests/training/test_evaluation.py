@@ -123,17 +123,6 @@ class Mixing(LightningModule):
         )
 
 
-@pytest.fixture
-def made(federation, monkeypatch):
-    """As `federation`, of a network class."""
-
-    def make(net, *args, **changes):
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
-        return federation(*args, **changes)
-
-    return make
-
-
 @pytest.mark.parametrize(
     "net, layer",
     [
@@ -144,31 +133,31 @@ def made(federation, monkeypatch):
         (DropsByBatch, "between"),
     ],
 )
-def test_a_score_that_depends_on_the_batch_is_refused(made, net, layer):
+def test_a_score_that_depends_on_the_batch_is_refused(federation, net, layer):
     with refuses(rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"):
-        made(net, FedAvg()).prepare()
+        federation(FedAvg(), net).prepare()
 
 
 @pytest.mark.parametrize("net", [Net, Whole])
-def test_samples_by_themselves_pass_without_a_word(made, net, capsys):
-    made(net, FedAvg()).prepare()
+def test_samples_by_themselves_pass_without_a_word(federation, net, capsys):
+    federation(FedAvg(), net).prepare()
     assert capsys.readouterr().err == ""
 
 
-def test_draws_in_evaluation_are_told(made, capsys):
-    fed = made(Drops, FedAvg(), fabric={"executor": "vmap"})
+def test_draws_in_evaluation_are_told(federation, capsys):
+    fed = federation(FedAvg(), Drops, fabric={"executor": "vmap"})
     fed.prepare()
     lines = capsys.readouterr().err
     assert "model drops: it draws random numbers when it is scored" in lines
     assert fed.worker.trainers[0].executor.name == "loop"
 
 
-def test_a_buffer_that_moves_is_told(made, capsys):
-    fed = made(Counts, FedAvg())
+def test_a_buffer_that_moves_is_told(federation, capsys):
+    fed = federation(FedAvg(), Counts)
     fed.prepare()
     assert "its buffers passes change in training and are not averaged" in capsys.readouterr().err
     assert not fed.evaluator.remembered.enabled
-    made(Counts, FedPer()).prepare()
+    federation(FedPer(), Counts).prepare()
     assert "a client keeps its own" in capsys.readouterr().err
 
 
@@ -186,20 +175,20 @@ def scores_of(fed, rounds):
 
 
 @pytest.mark.parametrize("net", [Drops, Mixing])
-def test_equal_seeds_equal_scores(made, net):
+def test_equal_seeds_equal_scores(federation, net):
     kinds = {"models": ["before", "after", "global"]}
     runs = []
     for process in (1, 2):
         torch.manual_seed(process)
         np.random.seed(process)
         random.seed(process)
-        runs.append(scores_of(made(net, FedAvg(), evaluation=kinds), 2))
+        runs.append(scores_of(federation(FedAvg(), net, evaluation=kinds), 2))
     assert runs[0] == runs[1]
-    other = scores_of(made(net, FedAvg(), evaluation=kinds, seed=1), 2)
+    other = scores_of(federation(FedAvg(), net, evaluation=kinds, seed=1), 2)
     assert runs[0] != other
 
 
-def test_hooks_draw_what_follows_from_client_and_round(made):
+def test_hooks_draw_what_follows_from_client_and_round(federation):
     """Whatever was trained or scored in between, and in whatever order."""
     seen = []
 
@@ -210,7 +199,7 @@ def test_hooks_draw_what_follows_from_client_and_round(made):
 
     for kinds, order in (([], [0, 1, 2]), (["before", "after"], [2, 0])):
         seen.append({})
-        fed = made(Net, Drawing(), evaluation={"models": kinds})
+        fed = federation(Drawing(), Net, evaluation={"models": kinds})
         fed.prepare()
         fed.round(1, order)
     assert len(set(seen[0].values())) == 3

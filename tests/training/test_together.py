@@ -1,6 +1,7 @@
 """Runs that train together: the same bits as alone, and failures that stay each run's own."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,12 @@ FACTORS = {
 
 
 @pytest.mark.parametrize("kind", FACTORS)
-def test_models_with_other_constants_train_beside_them(federation, monkeypatch, kind):
+def test_models_with_other_constants_train_beside_them(federation, kind):
     """By a difference that no test of gradients could see."""
 
     def made(seed, factor, together=None):
-        monkeypatch.setitem(
-            federation.__globals__["NETS"], "plain", lambda: Scaled(FACTORS[kind](factor))
-        )
-        return vmapped(federation(FedPer(), seed=seed), together)
+        net = partial(Scaled, FACTORS[kind](factor))
+        return vmapped(federation(FedPer(), net, seed=seed), together)
 
     runs, together = [(0, 1.0), (1, 1.0003), (2, 1.0003)], Together()
     want = [repr(whole(made(*run))) for run in runs]
