@@ -3,7 +3,6 @@ half-received."""
 
 import copy
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
-from fl_lightning.core import Client, Payload
 from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.run import instantiate
 
@@ -42,9 +40,7 @@ class Fault(Transform):
 
     changes_upload = True
 
-    def __init__(
-        self, what: Callable[[Client, Payload], None], at: set[int], client: int = 1, times: int = 9
-    ):
+    def __init__(self, what, at, client=1, times=9):
         self.what, self.at, self.client, self.times = what, at, client, times
         self.count = {}
 
@@ -388,7 +384,7 @@ class Halves(Fault):
 
     changes_download = True
 
-    def __init__(self, times: int):
+    def __init__(self, times):
         super().__init__(breaks, {1}, times=times)
 
     def on_download(self, client, payload):

@@ -1,7 +1,6 @@
 """What golden runs of one architecture with every client at hand would not see."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -117,7 +116,7 @@ class Passes(FedAvg):
     count: int = 1
 
     def phases(self, client, payload):
-        def loss(module: Any, batch: Any):
+        def loss(module, batch):
             return torch.stack([module.task_loss(batch) for _ in range(self.count)]).mean()
 
         return [Phase(objective=Objective(loss=loss))]

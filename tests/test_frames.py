@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,13 +47,13 @@ def patients():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory):
+def run(tmp_path_factory):
     keys = QUICK | {"out": str(tmp_path_factory.mktemp("frames"))}
     columns = {"label": "outcome", "group": "hospital", "unit": "patient"}
     return fl_lightning.fit(keys, data=patients(), **columns)
 
 
-def test_a_frame_gives_probabilities_by_class(run: fl_lightning.Run):
+def test_a_frame_gives_probabilities_by_class(run):
     assert list(run.client_names.values()) == list(SITES)
     some = patients().iloc[[5, 0, 40, 3, 11]]
     chances = run.predict_proba(some)
@@ -67,7 +65,7 @@ def test_a_frame_gives_probabilities_by_class(run: fl_lightning.Run):
     assert list(run.predict(some)) == list(chances.idxmax(axis=1))
 
 
-def test_predictions_are_kept_and_drawn_by_client(run: fl_lightning.Run):
+def test_predictions_are_kept_and_drawn_by_client(run):
     kept = run.predictions
     assert kept.groupby("name").size().to_dict() == dict(
         zip(SITES, run.split.test_samples, strict=True)
@@ -94,7 +92,7 @@ def test_predictions_are_kept_and_drawn_by_client(run: fl_lightning.Run):
         (lambda frame: frame.iloc[:0], "x: .*rows whose column"),
     ],
 )
-def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightning.Run):
+def test_frames_that_cannot_be_predicted(change, line, run):
     with refuses(line):
         run.predict_proba(change(patients()))
 
@@ -108,22 +106,20 @@ def test_frames_that_cannot_be_predicted(change: Any, line: str, run: fl_lightni
         (pd.DataFrame({("a", "b"): [1]}), {}, "data: .*2 levels"),
     ],
 )
-def test_columns_that_are_none(data: Any, columns: Any, line: str, tmp_path: Path):
+def test_columns_that_are_none(data, columns, line, tmp_path):
     with refuses(line), kept_of({"data": data, **columns}, tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
 
-def test_an_index_with_a_name_is_a_column(tmp_path: Path):
+def test_an_index_with_a_name_is_a_column(tmp_path):
     frame = patients().set_index("hospital")
     with kept_of({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
         assert layer["federation"] == {"clients": 3}
         assert layer["data"]["group_column"] == "hospital"
 
 
-def test_an_exported_file_gives_probabilities(
-    run: fl_lightning.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_exported_file_gives_probabilities(run, tmp_path, monkeypatch):
     exported = fl_lightning.export(
         run.folder,
         "Basel",
@@ -164,12 +160,12 @@ def test_the_temperature_is_that_of_the_labels():
 
 
 @pytest.mark.parametrize("cost", [None, 0.2, 5.0])
-def test_the_threshold_is_the_best_of_all(cost: float | None):
+def test_the_threshold_is_the_best_of_all(cost):
     rng = np.random.default_rng(0)
     is_case = rng.random(300) < 0.3
     chances = rng.beta(2 + 2 * is_case, 4)
 
-    def loss(least: float):
+    def loss(least):
         missed, alarms = (chances < least) & is_case, (chances >= least) & ~is_case
         if cost is None:
             return float(missed.sum() / is_case.sum() + alarms.sum() / (~is_case).sum())
@@ -200,7 +196,7 @@ def test_the_threshold_is_the_best_of_all(cost: float | None):
         ({"cost": 2.0}, [0, 1], ["a", "b"], "cost: 2.0 .*no other rule"),
     ],
 )
-def test_what_cannot_be_chosen(wanted: Any, labels: Any, names: list[str], line: str):
+def test_what_cannot_be_chosen(wanted, labels, names, line):
     with refuses(line):
         Calibration(**wanted).fitted(
             torch.zeros(len(labels), len(names)), torch.tensor(labels), names, "client 0"
@@ -222,7 +218,7 @@ def test_a_regression_has_no_probabilities():
         ("worth --data.root none.csv --out w", "data.root: 'none.csv'"),
     ],
 )
-def test_torch_is_not_imported_to_refuse_a_table(command: str, line: str, tmp_path: Path):
+def test_torch_is_not_imported_to_refuse_a_table(command, line, tmp_path):
     patients().to_csv(tmp_path / "t.csv", index=False)
     code = (
         "import sys; from fl_lightning.cli import main;"

@@ -1,8 +1,5 @@
 """Outcomes that few samples have: what a run is judged by, and classes that count alike."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -33,7 +30,7 @@ SMALL = {
 }
 
 
-def samples(share: float = 0.15):
+def samples(share=0.15):
     """Of each client as many of class 1, which its first feature tells by and large."""
     rng = np.random.default_rng(0)
     y = (np.arange(CLIENTS * EACH) % EACH < share * EACH).astype(int)
@@ -42,12 +39,12 @@ def samples(share: float = 0.15):
     return x, y, np.arange(len(y)) // EACH
 
 
-def fitted(tmp_path: Path, name: str, share: float = 0.15, **keys: Any):
+def fitted(tmp_path, name, share=0.15, **keys):
     config = {**SMALL, "out": str(tmp_path), "name": name, **keys}
     return fl_lightning.fit(config, data=samples(share))
 
 
-def config(tmp_path: Path, share: float = 0.15, **keys: Any):
+def config(tmp_path, share=0.15, **keys):
     _, settings = given.keep(samples(share), tmp_path / "data")
     return resolve(layers_of({**SMALL, **keys}, settings)[0])
 
@@ -55,9 +52,7 @@ def config(tmp_path: Path, share: float = 0.15, **keys: Any):
 # ---------------------------------------------------------------- the metric that chooses
 
 
-def test_a_rare_outcome_is_judged_by_auroc_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_rare_outcome_is_judged_by_auroc_everywhere(tmp_path, capsys):
     run = fitted(tmp_path, "rare")
     line = "metric: auroc, since 13.7% of the training samples are '1'; evaluation.metric names"
     assert line in capsys.readouterr().err
@@ -89,21 +84,21 @@ def test_a_rare_outcome_is_judged_by_auroc_everywhere(
         (0.3, {"evaluation.metric": "balanced_accuracy"}, "balanced_accuracy"),
     ],
 )
-def test_another_metric(share: float, keys: dict[str, Any], name: str, tmp_path: Path):
+def test_another_metric(share, keys, name, tmp_path):
     run = fitted(tmp_path, "one", share, **keys)
     assert run.metric.name == name
     assert any("auroc" in column for column in run.rounds) is False
     assert run.summary["best_round"] == run.best(f"mean_{name}")[1]
 
 
-def test_tune_goes_by_the_metric_of_its_trials(tmp_path: Path):
+def test_tune_goes_by_the_metric_of_its_trials(tmp_path):
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
     search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
     assert search.metric.name == "auroc"
 
 
-def test_worth_goes_by_it(tmp_path: Path):
+def test_worth_goes_by_it(tmp_path):
     facts = look(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
     assert facts.rare.startswith("metric: auroc")
     assert not look(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
@@ -126,7 +121,7 @@ def test_a_sampler_draws_classes_alike():
 
 
 @pytest.mark.parametrize("how", ["sampler", "weights"])
-def test_executors_train_alike(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_executors_train_alike(how, tmp_path, capsys):
     keys = {"data.balance": how}
     loop = fitted(tmp_path, "loop", **keys)
     vmap = fitted(tmp_path, "vmap", **keys, **{"fabric.executor": "vmap"})
@@ -138,7 +133,7 @@ def test_executors_train_alike(how: str, tmp_path: Path, capsys: pytest.CaptureF
     assert (says in capsys.readouterr().err) == (how == "weights")
 
 
-def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path):
+def test_weights_are_those_of_the_clients_own_classes(tmp_path):
     keys = {"federation.rounds": 1, "federation.batch_size": 1000, "optimizer.lr": 1e-12}
     run = fitted(tmp_path, "one", **{"data.balance": "weights"}, **keys)
     data, losses = prepare(config(tmp_path).data, CLIENTS, 0), []
@@ -167,18 +162,18 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path):
         ),
     ],
 )
-def test_what_cannot_be_is_one_line(keys: dict[str, Any], says: str, tmp_path: Path):
+def test_what_cannot_be_is_one_line(keys, says, tmp_path):
     with refuses(says):
         fitted(tmp_path, "bad", **keys)
 
 
-def test_next_tokens_are_not_balanced(tmp_path: Path):
+def test_next_tokens_are_not_balanced(tmp_path):
     keys = {"data.source": "text", "data.balance": "sampler", "smoke": True, "model": "lstm"}
     with refuses("each sample has several targets"):
         fl_lightning.fit({"out": str(tmp_path), "federation.clients": 2, **keys})
 
 
-def test_shares_are_of_two_known_classes(tmp_path: Path):
+def test_shares_are_of_two_known_classes(tmp_path):
     data = prepare(config(tmp_path).data, CLIENTS, 0)
     assert imbalance.metric(data, None) == "auroc" and imbalance.metric(data, "f1") == "f1"
     data.holds_all = False  # type: ignore[misc]

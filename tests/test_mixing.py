@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from tests.mixes import mixed
 class Rank(Group):
     """One of several threads that stand for processes; they exchange through a shared table."""
 
-    def __init__(self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier):
+    def __init__(self, rank, size, table, gate):
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
         self.table, self.gate, self.calls = table, gate, 0
 

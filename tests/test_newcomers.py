@@ -382,7 +382,7 @@ class Zeros(Transform):
 
     changes_download = changes_upload = True
 
-    def __init__(self, way: str):
+    def __init__(self, way):
         self.way, self.calls = way, list[tuple[str, int]]()
 
     def _zero(self, way, client, payload):

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 class Fault(Transform):
     """Fails when these clients upload in these rounds, (round, client), the first time."""
 
-    def __init__(self, when: list[tuple[int, int]]):
+    def __init__(self, when):
         self.when = when
 
     def on_upload(self, client, payload):

@@ -265,7 +265,7 @@ def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch):
 class Online:
     """Stands in for a run on the server; `refuses` holds the modes in which none can be opened."""
 
-    def __init__(self, summary: dict, refuses: tuple[str, ...] = ()):
+    def __init__(self, summary, refuses=()):
         self.summary, self.resumed, self.offline, self.refuses = (
             summary,
             bool(summary),

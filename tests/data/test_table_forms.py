@@ -1,8 +1,6 @@
 """Tables as other programs write them: separators, decimal marks, encodings, dates."""
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,12 +27,12 @@ COLUMNS = {
 }
 
 
-def write(folder: Path, content: bytes):
+def write(folder, content):
     (folder / "t.csv").write_bytes(content)
     return str(folder / "t.csv")
 
 
-def features(source: Any):
+def features(source):
     every = np.concatenate([source.train.read_all(), source.test.read_all()])
     return sorted(every.tolist())
 
@@ -54,7 +52,7 @@ def features(source: Any):
     ],
     ids=["bom", "utf-16", "latin-1", "windows", "tabs", "english"],
 )
-def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path: Path):
+def test_one_table_in_many_forms(content, keys, tmp_path):
     form = {"separator": ";", "decimal": ",", **keys}
     source = table.load(DataConfig(root=write(tmp_path, content), **form, **COLUMNS))
     assert (source.group_names, source.class_names) == (["Bern", "Zürich"], ["ja", "nein"])
@@ -96,16 +94,14 @@ def test_one_table_in_many_forms(content: bytes, keys: dict[str, Any], tmp_path:
         ),
     ],
 )
-def test_one_line_names_the_key_and_its_value(
-    content: bytes, keys: dict[str, Any], line: str, tmp_path: Path
-):
+def test_one_line_names_the_key_and_its_value(content, keys, line, tmp_path):
     form = {"separator": ";", "decimal": ",", **COLUMNS, **keys}
     with refuses(line) as caught:
         table.load(DataConfig(root=write(tmp_path, content), **form))
     assert "\n" not in str(caught.value)
 
 
-def test_dates_with_times_and_empty_cells(tmp_path: Path):
+def test_dates_with_times_and_empty_cells(tmp_path):
     rows = (
         "day,a,label\n2000-01-02,1,0\n2000-01-03T12:00:00+02:00,2,1\n,3,0\n1999-12-31 06:00,4,1\n"
     )
@@ -134,7 +130,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
-def test_tables_that_are_no_text(suffix: str, tmp_path: Path):
+def test_tables_that_are_no_text(suffix, tmp_path):
     pytest.importorskip({".parquet": "pyarrow", ".xlsx": "openpyxl"}[suffix])
     path = tmp_path / f"t{suffix}"
     if suffix == ".parquet":
@@ -150,7 +146,7 @@ def test_tables_that_are_no_text(suffix: str, tmp_path: Path):
         table.load(DataConfig(root=str(path), decimal=",", **KEYS))
 
 
-def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_engine_is_named(tmp_path, monkeypatch):
     (tmp_path / "t.xlsx").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with refuses(r"data\.root: .*it needs openpyxl, .*install"):
@@ -168,7 +164,7 @@ def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"dates": None}, "data.dates '[Eintritt]'"),
     ],
 )
-def test_the_first_rows_are_looked_at(data: dict[str, Any], line: str, tmp_path: Path):
+def test_the_first_rows_are_looked_at(data, line, tmp_path):
     path = write(tmp_path, GERMAN.encode() + b"only;two\n")  # beyond the first rows
     every = {"root": path, "separator": ";", "decimal": ",", **COLUMNS}
     check_first_rows([{"data": every}])

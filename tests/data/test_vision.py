@@ -1,7 +1,6 @@
 import gzip
 import inspect
 import urllib.error
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +67,7 @@ def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch):
 class Fake:
     """Stands for a torchvision data set: attributes as given, samples decoded one by one."""
 
-    def __init__(self, **attributes: Any):
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
     def __getitem__(self, index):

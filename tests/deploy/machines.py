@@ -82,7 +82,7 @@ def kill_all(home):
 class Machines:
     """Processes of one deployment in `folder`, all of which end with it."""
 
-    def __init__(self, flower: Path, folder: Path):
+    def __init__(self, flower, folder):
         self.flower, self.folder, self.port = flower, folder, free_port()
         self.running = {}
         self.warm = True

@@ -12,7 +12,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,7 +43,7 @@ def client_app(out, app, node, message):
 class Processes:
     """A transport with a process for each message. `app`: the folder of the package."""
 
-    def __init__(self, app: Path, nodes: Sequence[dict[str, Any]]):
+    def __init__(self, app, nodes):
         self.app, self.nodes, self.pool = app, nodes, ThreadPoolExecutor(8)
         self.arrived = SimpleQueue[tuple[str, Come]]()
         self.number, self.running = 0, list[Any]()
@@ -86,7 +85,7 @@ class Processes:
 def in_process(app, nodes):
     """A transport that answers in this process."""
 
-    def site(node: dict[str, Any]):
+    def site(node):
         return lambda message: answer(app, NAME, node, message)
 
     return LocalTransport([site(node) for node in nodes])
@@ -112,7 +111,7 @@ def run_of(app, transport, folder, resume=False):
     public = held if held.is_file() else None
     exchange = Exchange(transport, "run", fingerprint(app, config), Limits(300, 300, 60))
 
-    def put_together(*built: Any):
+    def put_together(*built):
         return federation_of(exchange, facts, public, *built)
 
     launch(config, fit_on_rank, folder, resume, put_together)
@@ -149,7 +148,7 @@ class Killer:
     folders did not hold a round that they have answered.
     """
 
-    def __init__(self, nodes: Sequence[dict[str, Any]], count: int, seed: int, seconds: float):
+    def __init__(self, nodes, count, seed, seconds):
         self.nodes, self.left, self.seconds = nodes, count, seconds
         self.draws = random.Random(seed)
         self.kills = []
@@ -160,7 +159,7 @@ class Killer:
         """While this lasts."""
         ask = Exchange.ask
 
-        def disturbed(exchange: Exchange, t: int, kind: str, *rest: Any):
+        def disturbed(exchange, t, kind, *rest):
             if kind != "visit":
                 return ask(exchange, t, kind, *rest)
             over = threading.Event()

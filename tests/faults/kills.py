@@ -116,7 +116,7 @@ class Log:
 class Chain:
     """One run, killed and resumed until it is done."""
 
-    def __init__(self, folder: Path, name: str, flags: str, count: int, draws: random.Random):
+    def __init__(self, folder, name, flags, count, draws):
         self.folder, self.name, self.count, self.draws = folder, name, count, draws
         self.run = folder / "runs" / name
         self.argv = [

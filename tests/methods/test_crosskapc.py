@@ -77,7 +77,7 @@ def test_groups_without_noise_are_exact():
     assert distance > 1e4 and components(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
 
 
-def planted(effects: tuple[float, float, float], noise: float = 0.0):
+def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
     drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -1,16 +1,12 @@
 """FedMD, Sim-pFD, TopK-pFD and KT-pFL: invariants of the cards 1.12 and 1.17 to 1.20, and what may
 go wrong."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from classes import KTPFL, FedMD, KTPFLModels, SimPFD, TopKPFD
 from numpy.testing import assert_allclose
 from refusals import refuses
-from torch import Tensor
 from torch.testing import assert_close
 from watching import client_of, models, payload_of, run_all, same, server_of, train
 
@@ -33,7 +29,7 @@ METHODS = [
 ]
 
 
-def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0):
+def predictions(m=4, samples=6, classes=3, seed=0):
     draws = torch.Generator().manual_seed(seed)
     return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
 
@@ -342,7 +338,7 @@ def test_no_public_data_or_too_few(federation):
 class Tells(Transform):
     """Client 1 tells something else."""
 
-    def __init__(self, what: Callable[[dict[str, Tensor]], Any]):
+    def __init__(self, what):
         self.what = what
 
     def on_upload(self, client, payload):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ LEFT, SPACE = "\ue012", " "
 class Browser:
     """One browser window."""
 
-    def __init__(self, address: str, folder: Path):
+    def __init__(self, address, folder):
         wanted = {
             "browserName": "chrome",
             "goog:chromeOptions": {"args": [*FLAGS.split(), f"--user-data-dir={folder}"]},

@@ -10,7 +10,7 @@ from fl_lightning.results.runs import load
 class Page(HTMLParser):
     """What a page is made of: tags with their attributes, text outside of scripts, the scripts."""
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         super().__init__()
         self.tags = []
         self.scripts = []

@@ -215,7 +215,7 @@ def test_a_client_that_diverges_spoils_nobody_else(federation):
 class Odd(nn.Module):
     """A small network with something odd in it."""
 
-    def __init__(self, odd: str):
+    def __init__(self, odd):
         super().__init__()
         self.odd = odd
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
@@ -380,7 +380,7 @@ def test_each_architecture_has_its_own(federation, capsys):
 class Bursts(Transform):
     """Client `who` cannot receive, train or upload: in its first attempt, or always."""
 
-    def __init__(self, who: int, hook: str, always: bool):
+    def __init__(self, who, hook, always):
         self.who, self.hook, self.always, self.done = who, hook, always, False
 
     def on_download(self, client, payload):

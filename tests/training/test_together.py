@@ -2,7 +2,6 @@
 
 import threading
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +86,7 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
 class Scaled(nn.Module):
     """A plain attribute, no buffer, is a factor of what the body gives."""
 
-    def __init__(self, factor: Any):
+    def __init__(self, factor):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
         self.factor, self.layers = factor, [self.body]
