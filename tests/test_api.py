@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from lines import run_line
 from refusals import refuses
 
 import fl_lightning
 from fl_lightning import Run, RunFailed, fit
 from fl_lightning.callbacks import Observer
-from fl_lightning.cli import COMMANDS, main
+from fl_lightning.cli import COMMANDS
 from fl_lightning.methods import Method
 
 QUIET = {
@@ -101,10 +102,7 @@ def test_a_mapping_a_file_and_flags_are_one_run(workplace):
     told = {**QUIET, "config": ["kapc_exact_digits"], "name": one.folder.name, "resume": True}
     longer = fit({**told, "federation.rounds": np.int64(4), "out": Path("runs")})
     assert longer.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert (
-        main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"])
-        == 0
-    )
+    assert run_line(f"export --run {longer.folder} --client 0 --out a.safetensors") == 0
 
 
 def test_a_class_stands_for_its_import_path(here):

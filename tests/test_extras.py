@@ -6,6 +6,7 @@ import sys
 from importlib import metadata
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
@@ -65,7 +66,7 @@ def test_one_line_names_the_command(
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, absent, None)
-    assert main(line.split()) == 2
+    assert run_line(line) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith(f"fl-train: error: {begins}")
@@ -79,9 +80,7 @@ def test_without_any_extra_the_digits_are_trained(monkeypatch, folder):
     names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
-    assert (
-        main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
-    )
+    assert run_line(f"{FIT} --federation.local_epochs 1 --callbacks.progress null") == 0
     assert (folder / "runs" / "kapc_exact_digits-001" / "summary.json").is_file()
 
 

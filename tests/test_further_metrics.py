@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from refusals import refuses
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import (
     Component,
     Config,
@@ -130,15 +130,15 @@ def test_from_the_command_line_to_the_tables(fit, capsys):
     ] == pytest.approx(np.mean(known))
     assert "final_further" not in summary
     capsys.readouterr()
-    assert main(["test", "--run", str(run)]) == 0
+    assert run_line(f"test --run {run}") == 0
     assert f"{summary['final_mean_f1']}" in capsys.readouterr().out
-    assert main(["report", str(run)]) == 0
+    assert run_line(f"report {run}") == 0
     page = (run / "report.html").read_text()
     assert (
         "macro F1" in page
         and f"{100 * summary['final_mean_auroc']:.2f} % (of {len(known)} clients)" in page
     )
-    assert main(["fit", "--evaluation.metrics", "[recall]", "--name", "b"]) == 2
+    assert run_line("fit --evaluation.metrics '[recall]' --name b") == 2
     assert "evaluation.metrics" in capsys.readouterr().err
 
 

@@ -3,9 +3,9 @@
 import socket
 
 import pytest
+from lines import run_line
 from refusals import refuses
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.launcher import Launch, check_torchrun_answers, launch_of, left_over
 
 TORCHRUN = {
@@ -113,7 +113,7 @@ LEFT |= SALLOC | {
 def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch, capsys, tmp_path):
     for name, value in (SRUN | {"SLURM_PROCID": "0"}).items():
         monkeypatch.setenv(name, value)
-    assert main(["fit", *SMALL.split(), "--out", str(tmp_path / "runs")]) == 2
+    assert run_line(f"fit {SMALL} --out {tmp_path / 'runs'}") == 2
     assert capsys.readouterr().err == (
         "fl-train: error: fabric.devices: 1 is not allowed; srun has started 2 processes: devices "
         "times num_nodes must "

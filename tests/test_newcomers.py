@@ -26,11 +26,11 @@ from classes import (
     Local,
     PFedHN,
 )
+from lines import run_line
 from refusals import refuses
 from watching import Nets, run_all
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component, DataConfig
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
@@ -296,9 +296,7 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
         y_test=test.labels[who.test].numpy(),
     )
     capsys.readouterr()
-    assert (
-        main(["join", "--run", str(folder), "--data", "new.npz", "--out", "new.safetensors"]) == 0
-    )
+    assert run_line(f"join --run {folder} --data new.npz --out new.safetensors") == 0
     said = capsys.readouterr().out
     assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 

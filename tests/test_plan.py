@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import (
@@ -32,7 +33,7 @@ def plan(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(line):
-        assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr().err
+        assert run_line(f"plan {line}") == 0, capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []  # a plan leaves nothing behind
         return capsys.readouterr().out
 
@@ -138,7 +139,7 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
 def test_without_an_accelerator_there_is_no_rehearsal(monkeypatch, capsys):
     monkeypatch.setattr(device, "resolved", lambda kind: "cuda")
     monkeypatch.setattr(device, "here", lambda: None)
-    assert main(["plan", *shlex.split(LINE)]) == 2
+    assert run_line(f"plan {LINE}") == 2
     assert capsys.readouterr().err.count("this machine has none to rehearse a round on") == 1
 
 

@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import pytest
+from lines import run_line
 
 import fl_lightning
 from fl_lightning.cli import main
@@ -50,7 +51,7 @@ def test_every_start_is_kept_with_code_command_and_versions(tmp_path, monkeypatc
     def starts():
         return json.loads((folder / "provenance.json").read_text())
 
-    assert main(["fit", *words.split()]) == 0
+    assert run_line(f"fit {words}") == 0
     (start,) = starts()
     assert start["command"] == "fl-train fit --name 'a b'"
     assert start["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}

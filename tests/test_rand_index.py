@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from refusals import refuses
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
@@ -160,10 +160,9 @@ def test_a_run_drifts_and_its_truth_with_it(fit, capsys):
     drifted = [row["accuracy_before"] for row in rows if row["client"] >= 2]  # 2 and 3 go over
     stayed = [row["accuracy_before"] for row in rows if row["client"] < 2]
     assert max(drifted) < 0.3 < 0.5 < min(stayed)
-    from fl_lightning.cli import main
 
     capsys.readouterr()
-    assert main(["test", "--run", str(folder)]) == 0
+    assert run_line(f"test --run {folder}") == 0
     final = RunFolder(folder).read_summary()["final_mean_accuracy"]
     assert str(final) in capsys.readouterr().out  # judged on the last round's tasks
 
@@ -214,4 +213,4 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]
     assert held == [whole * (most >= whole)] * 2
     assert ("rand_index" in RunFolder(folder).read("metrics")[1]) == (most >= whole)
-    assert main(["report", str(folder)]) == 0
+    assert run_line(f"report {folder}") == 0

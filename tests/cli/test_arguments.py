@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from lines import run_line
 
 import fl_lightning.methods
 from fl_lightning.cli import COMMANDS, command_keys, main
@@ -57,12 +58,12 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch,
     monkeypatch.setattr(index, "read", lambda: json.loads(describe.FILE.read_text()))
     assert ROW in page(index.read()["methods"])
     monkeypatch.setitem(catalogue._TABLES, "methods", lambda: catalogue._classes("methods"))
-    assert main(["fit", "--config", "toy.yaml", "--print_config"]) == 0
+    assert run_line("fit --config toy.yaml --print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["method"] == {
         "name": "toy",
         "init_args": {"push": 2.0},
     }
-    assert main(["fit", "--method", "toy", "--method.push", "-1"]) == 2
+    assert run_line("fit --method toy --method.push -1") == 2
     assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
 
@@ -132,7 +133,7 @@ def test_help_lists_exactly_the_keys_that_are_read_with_values_bounds_and_defaul
         assert set(listed) == {key for group in command_keys(command) for key in group} and len(
             listed
         ) == len(set(listed)), command
-    assert main(["fit", "--help"]) == 0
+    assert run_line("fit --help") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "--federation.rounds N Communication rounds. 50: KAPC on MNIST. (at least 1; default: 50)"

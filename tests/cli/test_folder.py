@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation import launcher
@@ -24,13 +25,10 @@ def rows(folder, done):
 
 def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine):
     for _ in range(2):
-        assert main(["fit", "--config", "kapc_exact_digits.yaml"]) == 0
-    assert (
-        main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"])
-        == 0
-    )
+        assert run_line("fit --config kapc_exact_digits.yaml") == 0
+    assert run_line("fit --config kapc_exact_digits.yaml --method fedavg --seed 3") == 0
     Path("fields.csv").write_text("red,label\n0.5,a\n")
-    assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
+    assert run_line("fit --method fedavg --out other --data.root fields.csv") == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
         "runs/kapc_exact_digits-001",
         "runs/kapc_exact_digits-002",
@@ -55,7 +53,7 @@ def test_ctrl_c_says_how_to_go_on(engine, capsys, flags, said):
         raise KeyboardInterrupt
 
     engine.action = stop
-    assert main(["fit", *shlex.split(flags)]) == 130
+    assert run_line(f"fit {flags}") == 130
     assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
     assert main(shlex.split(said)[1:]) == 130  # and so it does, from here, and says so again
     assert engine.calls[-1][1:] == (engine.calls[0][1], True)
@@ -68,7 +66,7 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
         raise KeyboardInterrupt
 
     engine.action = stop
-    assert main(["fit", "--name", "a"]) == 130
+    assert run_line("fit --name a") == 130
     assert capsys.readouterr().err == (
         "fl-train: stopped; it goes on from its start, since it has no checkpoint yet, with: "
         "fl-train fit --name a --resume\n"
@@ -94,12 +92,12 @@ def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(engine
     Path("runs/a").mkdir(parents=True)
     for name in left:
         Path("runs/a", name).touch()
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a --resume") == 0
     assert saved("runs/a")["federation"]["clients"] == 10
 
 
 def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypatch, capsys):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     before = saved("runs/a")
 
     def full(*paths):
@@ -111,7 +109,7 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypa
         raise MachineFailed("cannot write runs/a/split.csv: No space left on device")
 
     engine.action = stop
-    assert main(["fit", "--name", "a", "--resume"]) == 1
+    assert run_line("fit --name a --resume") == 1
     assert (
         capsys.readouterr().err
         == "fl-train: error: cannot write runs/a/split.csv: No space left on device\n"
@@ -121,12 +119,12 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypa
 
 def test_a_first_start_is_said_and_wants_a_config(engine, refused, capsys):
     """A name that was mistyped would else begin a run of the defaults, without a word."""
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "long-night", "--resume"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name long-night --resume") == 0
     assert (
         capsys.readouterr().err
         == "resume: there is no run 'long-night' in runs yet: it starts now\n"
     )
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "other"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name other") == 0
     said = refused("fit", "--name", "long-nigth", "--resume", "--federation.rounds", "40")
     assert said.startswith("name: 'long-nigth'") and "did you mean long-night?" in said
     assert "runs there: long-night, other" in refused(
@@ -138,20 +136,17 @@ def test_a_first_start_is_said_and_wants_a_config(engine, refused, capsys):
         and not Path("runs/long-nigth").exists()
         and not Path("nowhere").exists()
     )
-    assert main(["fit", "--name", "long-night", "--resume"]) == 0
+    assert run_line("fit --name long-night --resume") == 0
     assert capsys.readouterr().err == ""
 
 
 def test_resume_may_extend_move_and_relog(engine):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     flags = (
         "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null "
         "--data.resident never"
     )
-    assert (
-        main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume", *flags.split()])
-        == 0
-    )
+    assert run_line(f"fit --config kapc_exact_digits --name a --resume {flags}") == 0
     assert saved("runs/a")["federation"]["rounds"] == engine.calls[-1][0].federation.rounds == 40
 
 
@@ -176,8 +171,8 @@ def test_resume_with_another_changed_key(engine, refused, flags, told):
 
 
 def test_resume_without_a_config_goes_on_as_it_was(engine, refused):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
-    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a --data.alpha 0.7") == 0
+    assert run_line("fit --name a --resume --federation.rounds 30") == 0
     config = engine.calls[-1][0]
     assert (config.data.alpha, config.federation.rounds) == (0.7, 30)
     assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
@@ -188,13 +183,13 @@ def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine, tmp_path
     Path(f"{name}.py").write_text(
         "from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n"
     )
-    assert main(["fit", "--name", "a", "--loggers", f"{name}.Own"]) == 0
-    assert main(["fit", "--name", "a", "--resume", "--loggers.own.every", "2"]) == 0
+    assert run_line(f"fit --name a --loggers {name}.Own") == 0
+    assert run_line("fit --name a --resume --loggers.own.every 2") == 0
     assert engine.calls[-1][0].loggers["own"].init_args["every"] == 2
 
 
 def test_resume_cannot_undo_rounds(engine, refused):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     rows("runs/a", 8)
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert "has done 8" in refused(*line, "--federation.rounds", "7")
@@ -210,11 +205,11 @@ def started_by_torchrun(monkeypatch, rank):
 def test_other_ranks_leave_the_folder_to_rank_0(engine, monkeypatch):
     started_by_torchrun(monkeypatch, rank=1)
     Path("runs/a").mkdir(parents=True)
-    assert main(["fit", "--name", "a"]) == 0
+    assert run_line("fit --name a") == 0
     assert main(["fit"]) == 0
     assert [p.name for p in Path("runs").rglob("*")] == ["a"]
     monkeypatch.setenv("RANK", "0")
-    assert main(["fit", "--name", "b"]) == 0
+    assert run_line("fit --name b") == 0
     assert Path("runs/b/config.yaml").exists()
 
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.submit import _seconds, grid
 
@@ -23,7 +23,7 @@ def ask(tmp_path, monkeypatch, capsys):
 
     def run(line):
         capsys.readouterr()
-        return main(shlex.split(line)), *capsys.readouterr()
+        return run_line(line), *capsys.readouterr()
 
     return run
 

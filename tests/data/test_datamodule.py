@@ -2,10 +2,10 @@ import sys
 
 import numpy as np
 import pytest
+from lines import run_line
 from numpy.testing import assert_array_equal
 from refusals import refuses
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import datamodule, prepare
 from fl_lightning.data.load import read
@@ -178,4 +178,4 @@ def test_a_run_by_its_import_path(fit):
         "--data.fraction 1"
     )
     assert (fit("a", flags, "--method fedavg --federation.rounds 1") / "summary.json").exists()
-    assert main(["fit", "--data.source", "nomodule"]) == 2
+    assert run_line("fit --data.source nomodule") == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lines import run_line
 from pandas import DataFrame, read_csv
 
 import fl_lightning
@@ -212,7 +213,7 @@ def test_a_fit_prints_them(faulty, capsys):
 )
 def test_bad_input_is_one_line(words, says, faulty, capsys):
     Path("other.html").write_text("mine")
-    assert main(["check-data", "--config", "c.yaml", *words.split()]) == BadInput.exit_code == 2
+    assert run_line(f"check-data --config c.yaml {words}") == BadInput.exit_code == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.results.folder import RunFolder
@@ -39,22 +40,9 @@ def test_three_supernodes_come_to_the_simulators_bits(machines, tmp_path, capsys
     own, out_file = str(tmp_path / "at-2" / "app"), str(tmp_path / "two.safetensors")
     assert main(["export", "--run", own, "--client", "2", "--out", out_file]) == 0
     capsys.readouterr()
-    assert (
-        main(
-            [
-                "export",
-                "--run",
-                str(run),
-                "--client",
-                "2",
-                "--out",
-                str(tmp_path / "none.safetensors"),
-            ]
-        )
-        == 2
-    )
+    assert run_line(f"export --run {run} --client 2 --out {tmp_path / 'none.safetensors'}") == 2
     assert "at their sites" in capsys.readouterr().err
-    assert main(["report", str(run)]) == 0
+    assert run_line(f"report {run}") == 0
 
 
 @pytest.mark.slow

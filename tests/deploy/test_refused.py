@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 
@@ -38,7 +38,7 @@ NEEDED = {
 def refused(words, line, capsys):
     """`fl-train deploy` ends with this line and leaves nothing behind."""
     before = set(Path().iterdir())
-    assert main(["deploy", *SMALL.split(), *words.split(), "--out", "app", "--sites", "sites"]) == 2
+    assert run_line(f"deploy {SMALL} {words} --out app --sites sites") == 2
     shown = capsys.readouterr().err
     assert re.search(line, shown), shown
     assert len(shown.strip().splitlines()) == 1
@@ -97,7 +97,7 @@ def test_an_app_that_the_disk_refuses_leaves_its_names_free(tmp_path, monkeypatc
 
     monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
     line = f"deploy {SMALL} --method fedavg --rehearse false --out app --sites sites"
-    assert main(line.split()) == 1
+    assert run_line(line) == 1
     assert (
         capsys.readouterr().err
         == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.sites.app import PACKAGE
@@ -67,7 +68,7 @@ def app():
     """An app of the table for two sites."""
     flags = f"{SMALL.replace('clients 3', 'clients 2')} {TABLE} --method ditto"
     flags += " --data.impute median --data.scale standard --rehearse false"
-    assert main(["deploy", *flags.split(), "--out", "app", "--sites", "sites"]) == 0
+    assert run_line(f"deploy {flags} --out app --sites sites") == 0
     return Path("app").resolve() / PACKAGE
 
 

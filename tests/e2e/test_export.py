@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from safetensors import safe_open
 
 from fl_lightning import Run
@@ -321,7 +322,7 @@ def test_a_model_that_torch_refuses_is_one_line(tmp_path, monkeypatch, capsys):
     trained(tmp_path, "--model strange.Strange --federation.clients 5 --data.fraction 0.4")
     capsys.readouterr()
     words = "export --run run --client 0 --out m.pt2 --format torch_export"
-    assert main(words.split()) == 2
+    assert run_line(words) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "format: 'torch_export' is not allowed; torch cannot export this model" in line
     assert not (tmp_path / "m.pt2").exists() and not (tmp_path / "m.py").exists()
@@ -364,7 +365,7 @@ def test_a_class_of_a_script_is_refused_with_the_way_out(tmp_path, capsys, monke
     (tmp_path / "script.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "script.py"], check=True, capture_output=True)
     words = "export --run runs/own --client 0 --out m.safetensors"
-    assert main(words.split()) == 2
+    assert run_line(words) == 2
     line = "Net was defined in a script (__main__), which export cannot import: move"
     assert line in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 
@@ -142,7 +143,7 @@ def test_a_sweep_of_seeds_is_an_array(fit, submit, workplace, record, capsys):
     assert found == expected
     assert found[0] != found[1]
     capsys.readouterr()
-    assert main(["status", "runs"]) == 0
+    assert run_line("status runs") == 0
     assert capsys.readouterr().out.count("finished") == 6
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from classes import FEDORA, Local
+from lines import run_line
 from refusals import refuses
 from torch.testing import assert_close
 from watching import client_of, payload_of, same
@@ -205,7 +206,7 @@ def finished(tmp_path_factory):
         f"fit --config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null "
         f"--callbacks.heatmaps null --federation.rounds 2 --federation.clients 4 --out {runs} --name a"
     )
-    assert main(flags.split()) == 0
+    assert run_line(flags) == 0
     return runs / "a"
 
 
@@ -253,7 +254,7 @@ def test_join_refuses_what_does_not_fit(arrays, said, finished, tmp_path, capsys
     monkeypatch.chdir(tmp_path)
     np.savez("new.npz", **arrays)
     capsys.readouterr()
-    assert main(f"join --run {finished} --data new.npz --out new.safetensors".split()) == 2
+    assert run_line(f"join --run {finished} --data new.npz --out new.safetensors") == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and said in error[0]
     assert not (tmp_path / "new.safetensors").exists()
@@ -299,18 +300,11 @@ def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(
             == 0
         )
     np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
-    assert (
-        main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
-    )
-    assert (
-        main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
-    )
+    assert run_line("join --run runs/fedavg --data new.npz --out new.safetensors") == 0
+    assert run_line("export --run runs/fedavg --client 0 --out old.safetensors") == 0
     assert (tmp_path / "new.safetensors").read_bytes() == (
         tmp_path / "old.safetensors"
     ).read_bytes()
     capsys.readouterr()
-    assert (
-        main(["join", "--run", "runs/local", "--data", "new.npz", "--out", "other.safetensors"])
-        == 2
-    )
+    assert run_line("join --run runs/local --data new.npz --out other.safetensors") == 2
     assert "local gives a new client no model" in capsys.readouterr().err

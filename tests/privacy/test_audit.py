@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lines import run_line
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -226,9 +227,9 @@ def test_a_study_is_audited(tmp_path, monkeypatch, fit):
     (tmp_path / "s.yaml").write_text(
         yaml.safe_dump({"base": base, "methods": ["kapc"], "seeds": "0-3"})
     )
-    assert main(["study", "s.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert run_line("study s.yaml --out s --workers 1") == 0
     before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
-    assert main(["audit", "s", "--out", "a"]) == 0
+    assert run_line("audit s --out a") == 0
     assert {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()} == before
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
     assert {"LiRA", "loss threshold"} <= {r["attack"] for r in rows}
@@ -246,7 +247,7 @@ def test_a_study_is_audited(tmp_path, monkeypatch, fit):
         "4 clients in groups of 2, 2 can be divided in 3 ways only"
         in (tmp_path / "a" / "audit.html").read_text()
     )
-    assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
+    assert run_line("audit s/runs/kapc/seed-0 --out a") == 0
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
 
 
@@ -295,13 +296,13 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
         assert_array_equal(values[honest], runs[1].samples.confidence[view])
     assert_array_equal(runs[0].counts[[0, 2], ::-1], runs[1].counts[[0, 2]])
     capsys.readouterr()
-    assert main(["audit", str(flipped), "--out", "a"]) == 0
+    assert run_line(f"audit {flipped} --out a") == 0
     says = "audit: samples of clients 0, 2 are left out: they trained on flipped labels\n"
     assert says in capsys.readouterr().err
     assert (
         f"flipped: 2 of 4 clients {attacks.FLIPPED}." in (tmp_path / "a" / "audit.html").read_text()
     )
-    assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
+    assert run_line(f"audit {all_} --out b") == 0  # there is nothing left to attack
 
 
 @pytest.mark.parametrize(
@@ -330,8 +331,8 @@ def test_files_of_ones_own_are_not_written_over(tmp_path, fit, capsys):
         file = tmp_path / name.replace(".", "-") / name
         file.parent.mkdir()
         file.write_text("mine")
-        assert main(["audit", str(folder), "--out", str(file.parent)]) == 2
+        assert run_line(f"audit {folder} --out {file.parent}") == 2
         assert f"/{name}' is not allowed; it exists and is no audit" in capsys.readouterr().err
         assert [p.read_text() for p in file.parent.iterdir()] == ["mine"]
     for _ in range(2):
-        assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again
+        assert run_line(f"audit {folder} --out b") == 0  # its own, and again

@@ -6,13 +6,13 @@ import pytest
 import torch
 from classes import KAPC, FedAMP
 from every import FEW, NAMES, method_of
+from lines import run_line
 from refusals import refuses
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.blurrelation import BlurRelation, blurred
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.callbacks.relations import Attention
-from fl_lightning.cli import main
 from fl_lightning.core import Server
 from fl_lightning.results.folder import RunFolder
 
@@ -173,7 +173,7 @@ def test_the_same_on_ranks_and_after_a_resume(fit, tmp_path, method):
     whole = fit("whole", flags)
     fit("ranks", flags, "--fabric.devices 2")
     fit("part", flags, "--federation.rounds 2")
-    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
+    assert run_line("fit --name part --resume --federation.rounds 3") == 0
     plain = fit("plain", flags.replace("blurrelation.noise 0.3", "blurrelation.top 9"))
     for t in (1, 2, 3):
         rows = {

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from lines import run_line
 from scipy.stats import beta, binom
 
 from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
-from fl_lightning.cli import main
 from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
@@ -124,7 +124,7 @@ PRIVATE = (
 def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
     folder = fit("x", f"--method fedavg --callbacks.checkpoint.seconds 0 {PRIVATE}")
     summary = json.loads((folder / "summary.json").read_text())
-    assert main(["audit", "runs/x", "--out", "a"]) == 0
+    assert run_line("audit runs/x --out a") == 0
     assert "x claims epsilon" in capsys.readouterr().out
     claim = json.loads((tmp_path / "a" / "audit.json").read_text())["claims"]["x"]
     assert (
@@ -143,7 +143,7 @@ def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
             }
         )
     )
-    assert main(["audit", "runs/x", "--out", "a"]) == 1
+    assert run_line("audit runs/x --out a") == 1
     assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
     assert 'class="false"' in (tmp_path / "a" / "audit.html").read_text()
 

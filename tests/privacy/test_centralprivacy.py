@@ -11,13 +11,13 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 from every import method_of
+from lines import run_line
 from refusals import refuses
 from watching import global_model
 
 from fl_lightning.callbacks.central import CentralPrivacy, keeps_state
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
-from fl_lightning.cli import main
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon
@@ -250,7 +250,7 @@ def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
     words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4"
     plan = f"plan {words} --federation.rounds 3 --method fedavg {private} --json"
     capsys.readouterr()
-    assert main(plan.split()) == 0
+    assert run_line(plan) == 0
     planned = json.loads(capsys.readouterr().out)["privacy"]
     assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
     assert planned["privacy_noise_model"] == summary["privacy_noise_model"]

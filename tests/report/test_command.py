@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 
@@ -66,7 +67,7 @@ def test_where_the_page_goes(words, page, make_run, tmp_path, monkeypatch, capsy
     make_run("a")
     make_run("b")
     for _ in range(2):  # an earlier report is written over
-        assert main(["report", *words.split()]) == 0
+        assert run_line(f"report {words}") == 0
         assert capsys.readouterr().out == f"report: {page}\n"
     assert Path(page).read_text().rstrip().endswith("</html>")
     assert not list(tmp_path.rglob("*.part"))

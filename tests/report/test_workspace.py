@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lines import run_line
 
 from fl_lightning.callbacks.loggers import WandB
 from fl_lightning.cli import main
@@ -19,7 +20,7 @@ GOLDEN = Path(__file__).with_name("dashboard.json")
 
 def test_the_view_is_the_golden_one_every_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["dashboard", "--json", "view.json"]) == 0
+    assert run_line("dashboard --json view.json") == 0
     assert capsys.readouterr().out == "dashboard: view.json\n"
     assert (tmp_path / "view.json").read_text() == GOLDEN.read_text()
 
@@ -150,7 +151,7 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server, capsys):
     assert server.saved[1]["spec"] == first["spec"]
     capsys.readouterr()
     server.known = False
-    assert main(["dashboard", "--project", "other"]) == 2
+    assert run_line("dashboard --project other") == 2
     assert (
         "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
     )
@@ -160,5 +161,5 @@ def test_a_file_of_ones_own_is_not_written_over(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for content, code in (("notes", 2), (GOLDEN.read_text(), 0)):
         Path("view.json").write_text(content)
-        assert main(["dashboard", "--json", "view.json", "--project", "mine"]) == code
+        assert run_line("dashboard --json view.json --project mine") == code
         assert ("mine" in Path("view.json").read_text()) == (code == 0)

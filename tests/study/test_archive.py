@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from lines import run_line
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.lab.study import archive
 from fl_lightning.lab.study.folder import StudyFolder
@@ -65,7 +65,7 @@ def test_equal_studies_give_equal_archives(study, tmp_path):
     for path in (tmp_path / "other").rglob("*"):
         os.utime(path, (1e9, 1e9))
     for name in ("study", "other"):
-        assert main(["archive", str(tmp_path / name), "--out", str(tmp_path / f"{name}.zip")]) == 0
+        assert run_line(f"archive {tmp_path / name} --out {tmp_path / f'{name}.zip'}") == 0
     assert (tmp_path / "study.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "study.zip").namelist()
     assert names[0] == "archive.json" and not any(
@@ -176,8 +176,8 @@ def test_a_rerun_that_fails_leaves_no_folder(study, tmp_path, monkeypatch, fl_tr
 def test_a_cell_comes_to_the_same_bits_again(tmp_path, monkeypatch, fl_train):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump({**TINY, "methods": ["kapc"], "seeds": [3]}))
-    assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
-    assert main(["archive", "s"]) == 0
+    assert run_line("study study.yaml --out s --workers 1") == 0
+    assert run_line("archive s") == 0
     run = Path("s/runs/kapc/seed-3")
     code, out, err = fl_train("archive s.zip --rerun runs/kapc/seed-3 --out again")
     assert code == 0, err
@@ -204,7 +204,7 @@ def test_a_cell_comes_to_the_same_bits_again(tmp_path, monkeypatch, fl_train):
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("seed: 3", "seed: 4"))
     Path("s.zip").unlink()
-    assert main(["archive", "s"]) == 0
+    assert run_line("archive s") == 0
     code, out, err = fl_train("archive s.zip --rerun runs/kapc/seed-3")
     assert (code, out) == (1, "")
     assert "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv, " in err

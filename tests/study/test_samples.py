@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from lines import run_line
 from refusals import refused_line
-
-from fl_lightning.cli import main
 
 
 @pytest.fixture
@@ -76,12 +75,12 @@ def test_a_comparison_says_which_seeds_are_of_other_data(make_study, capsys):
             file.write_text(
                 json.dumps([{"source": "new" if seed > 1 else "old"}]), encoding="utf-8"
             )
-    assert main(["compare", str(study)]) == 0
+    assert run_line(f"compare {study}") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "runs were trained on 2 versions of the data, which differ: seeds 0, 1 (" in text
     assert "seeds 2, 3 (" in text
-    assert main(["archive", str(study)]) == 0
-    assert main(["compare", f"{study}.zip"]) == 0
+    assert run_line(f"archive {study}") == 0
+    assert run_line(f"compare {study}.zip") == 0
     assert "runs were trained on 2 versions of the data" in " ".join(
         capsys.readouterr().out.split()
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import forked
+from lines import run_line
 from refusals import refused_line
 
 from fl_lightning.cli import main
@@ -72,7 +73,7 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask, tmp_path):
     assert "3 of 3 runs finished (2 were there)" in out
     assert before.items() <= stamps(study).items()
     assert len(stamps(study)) == 3
-    assert main(["status", "s"]) == 0
+    assert run_line("status s") == 0
 
 
 def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
@@ -139,7 +140,7 @@ def test_a_failing_run_is_named_and_the_others_run_on(ask, tmp_path, capfd):
     assert "error: 1 of 2 runs failed (ktpfl, seed 0), the first: " in err.splitlines()[-1]
     assert "Traceback" not in err
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
-    assert main(["status", "s"]) == 0
+    assert run_line("status s") == 0
     said = capfd.readouterr().out
     assert "1 of 2 runs finished, 1 failed" in said
     assert "runs/ktpfl/seed-0: " in said
@@ -345,7 +346,7 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path, monkeypatch)
     """kill -9 of a study with two workers, 20 times; what stood is not run again."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **{**LONG, "base": [*LONG["base"], {"federation.rounds": 25}]})
-    assert main(["study", "study.yaml", "--out", "whole", "--workers", "1"]) == 0
+    assert run_line("study study.yaml --out whole --workers 1") == 0
     whole = results(tmp_path / "whole")
     argv = ["study", "study.yaml", "--out", "s", "--workers", "2"]
     code, stood = -9, stamps(tmp_path / "s")
@@ -398,7 +399,7 @@ def test_a_killed_worker_costs_one_run(tmp_path, monkeypatch):
     assert attempt.wait() == 1
     assert "failed: its process died (killed by SIGKILL)" in attempt.err
     assert len(stamps(tmp_path / "s")) == 11
-    assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert run_line("study study.yaml --out s --workers 1") == 0
     assert len(stamps(tmp_path / "s")) == 12
 
 

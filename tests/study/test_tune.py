@@ -16,6 +16,7 @@ import optuna
 import pytest
 import yaml
 from forked import forked
+from lines import run_line
 from refusals import refused_line, refuses
 
 from fl_lightning.cli import main
@@ -136,7 +137,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
     # The table of the study has the values, and says why they may tell little; an archive, too.
     assert tuned["warnings"].startswith("2 trials: below 10")
-    assert main(["archive", "t/study", "--out", "t.zip"]) == 0
+    assert run_line("archive t/study --out t.zip") == 0
     for place in ("t/study", "t.zip"):
         assert main(["compare", place, "--format", "csv", "--out", "table.csv"]) == 0
         chosen = {row["method"]: row["chosen"] for row in rows(tmp_path / "table.csv")}

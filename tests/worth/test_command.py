@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.lab.study.folder import StudyFolder
@@ -135,7 +136,7 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
     kept = run.stat().st_mtime_ns
     shutil.rmtree(copy / "runs" / "local" / "seed-2")
     (copy / "scores" / "fedper,x3" / "seed-4.npz").unlink()
-    assert main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "5"]) == 0
+    assert run_line(f"worth {SMALL} --out answer --repeats 5") == 0
     shown = capsys.readouterr()
     assert "2 of 2 trainings" in shown.err
     assert (copy / "worth.json").read_bytes() == before and run.stat().st_mtime_ns == kept
