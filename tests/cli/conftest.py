@@ -1,12 +1,10 @@
 """A make-believe engine, so that the command line is tested alone."""
 
-import os
 import sys
 from types import ModuleType
 
 import pytest
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import Component
 
 
@@ -59,32 +57,13 @@ def engine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def refused(engine, capsys):
-    """Runs a command line that must be refused; gives the one line it prints."""
+def refused(engine, refused):
+    """As everywhere; and nothing of the engine is called."""
 
-    def run(*argv):
+    def run(line):
         calls = len(engine.calls)
-        assert main(argv) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("fl-train: error: ")
-        assert err.count("\n") == 1
+        answer = refused(line)
         assert len(engine.calls) == calls
-        return err.removeprefix("fl-train: error: ")
+        return answer
 
     return run
-
-
-@pytest.fixture
-def commands(tmp_path, monkeypatch):
-    """Makes commands that answer as SLURM's do: each a line of bash."""
-
-    def make(**lines):
-        folder = tmp_path.parent / f"{tmp_path.name}-bin"
-        folder.mkdir(exist_ok=True)
-        for name, line in lines.items():
-            (folder / name).write_text(f"#!/bin/bash\n{line}\n")
-            (folder / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    return make

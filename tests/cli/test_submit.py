@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lines import run_line
 
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.submit import _seconds, grid
@@ -17,15 +16,10 @@ ACCEPTS = 'cp "$1" got; echo Submitted batch job 42'
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capsys):
-    """Runs a line in an empty folder; gives exit code, stdout and stderr."""
+def ask(tmp_path, monkeypatch, fl_train):
+    """Runs a line in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(line):
-        capsys.readouterr()
-        return run_line(line), *capsys.readouterr()
-
-    return run
+    return fl_train
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch.testing import assert_close
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.lab.audit import attacks
 from fl_lightning.lab.audit.observe import VIEWS, Observed, Samples, log_odds, observed
@@ -308,31 +307,29 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--out", "a"], "audit: it must be given once: fl-train audit STUDY | RUN"),
-        (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),
-        (["empty", "--out", "a"], "it is neither a study nor a finished run"),
-        (["empty"], "out: it must be given"),
-        (["empty", "--out", "file"], "out: 'file' is not allowed; it is no folder"),
+        ("--out a", "audit: it must be given once: fl-train audit STUDY | RUN"),
+        ("nowhere --out a", "audit: 'nowhere' is not allowed; there is no such folder"),
+        ("empty --out a", "it is neither a study nor a finished run"),
+        ("empty", "out: it must be given"),
+        ("empty --out file", "out: 'file' is not allowed; it is no folder"),
     ],
 )
-def test_what_cannot_be_audited(tmp_path, monkeypatch, capsys, words, says):
+def test_what_cannot_be_audited(tmp_path, monkeypatch, refused, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    assert main(["audit", *words]) == 2
-    err = capsys.readouterr().err.strip()
-    assert says in err and len(err.splitlines()) == 1
+    assert says in refused(f"audit {words}")
     assert not (tmp_path / "a").exists()
 
 
-def test_files_of_ones_own_are_not_written_over(tmp_path, fit, capsys):
+def test_files_of_ones_own_are_not_written_over(tmp_path, fit, refused):
     folder = fit("x", "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0")
     for name in ("audit.csv", "audit.json", "audit.html"):
         file = tmp_path / name.replace(".", "-") / name
         file.parent.mkdir()
         file.write_text("mine")
-        assert run_line(f"audit {folder} --out {file.parent}") == 2
-        assert f"/{name}' is not allowed; it exists and is no audit" in capsys.readouterr().err
+        line = refused(f"audit {folder} --out {file.parent}")
+        assert f"/{name}' is not allowed; it exists and is no audit" in line
         assert [p.read_text() for p in file.parent.iterdir()] == ["mine"]
     for _ in range(2):
         assert run_line(f"audit {folder} --out b") == 0  # its own, and again
