@@ -35,7 +35,6 @@ from fl_lightning.results.result import RunResult
 
 from .small import SMALL
 
-NAMES = list(table("studies"))
 ALPHA = "10 clients; participation 1.0; 10% of data; Dirichlet alpha=0.1"
 METRIC = "best_mean_accuracy_percent"
 PAPER = {
@@ -68,45 +67,39 @@ TINY = {
 # ---------------------------------------------------------------- what ships
 
 
-def test_shipped_studies_are_whole():
+@pytest.fixture(scope="module")
+def cells_by_study():
+    """The cells of every shipped study that has a paper."""
+    studies = {name: Study.of(studyfile.read(name)) for name in table("studies")}
+    assert min(len(study.seeds) for study in studies.values()) >= 3
+    return {name: cells_of(study) for name, study in studies.items() if study.paper}
+
+
+def test_shipped_studies_are_whole(cells_by_study):
     """Each can be read, names what it is, and stands for cells of a paper; the methods that it has
     not are told."""
-    for name in NAMES:
-        file = shipped("studies", name)
-        first = file.read_text().partition("\n")[0]
+    for name in table("studies"):
+        first = shipped("studies", name).read_text().partition("\n")[0]
         assert first.startswith("# ") and ("CPU" in first or "GPU" in first)
-        study = Study.of(studyfile.read(name))
-        assert len(study.seeds) >= 3
-        if study.paper is not None:
-            cells = cells_of(study)
-            assert len(cells) >= 8, name
-            for cell in cells:
-                assert cell.ours or (cell.absent and cell.absent != papers.HERE), name
+    for name, cells in cells_by_study.items():
+        assert len(cells) >= 8, name
+        for cell in cells:
+            assert cell.ours or (cell.absent and cell.absent != papers.HERE), name
 
 
-def test_a_number_is_as_fine_as_its_column():
+def test_a_number_is_as_fine_as_its_column(cells_by_study):
     """FEDORA prints `0` among numbers of four decimals: half a unit of its last digit is no
     half."""
-    cells = cells_of(Study.of(studyfile.read("fedora/table1")))
-    [ratio] = [
-        c for c in cells if c.method == "FedAvg" and c.metric == "positive_transferability_ratio"
-    ]
+    names = ("FedAvg", "positive_transferability_ratio")
+    [ratio] = [c for c in cells_by_study["fedora/table1"] if (c.method, c.metric) == names]
     assert (ratio.value, ratio.decimals) == (0, 4)
-    assert (
-        judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)["verdict"]
-        == DIFFERS
-    )
+    answer = judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)
+    assert answer["verdict"] == DIFFERS
 
 
-def test_reasons_are_of_cells_that_exist():
-    cells = [
-        cell
-        for name in NAMES
-        if (study := Study.of(studyfile.read(name))).paper
-        for cell in cells_of(study)
-    ]
-    for row in papers.reasons():
-        assert any(reason(cell)[0] == row["reason"] for cell in cells), row
+def test_reasons_are_of_cells_that_exist(cells_by_study):
+    given = {reason(cell)[0] for cells in cells_by_study.values() for cell in cells}
+    assert {row["reason"] for row in papers.reasons()} <= given
 
 
 # ---------------------------------------------------------------- the verdict

@@ -147,7 +147,8 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     before, choices = stamps(tmp_path / "t"), tables(tmp_path / "t")
     code, out, err = ask(f"{line} --untuned", **study)
     assert code == 0 and "4 of 4 runs finished (4 were there)" in out, err
-    assert "has trained this run" in refused_line(ask(line, **study))
+    code, out, err = ask(line, **study)
+    assert (code, out) == (2, "") and "has trained this run" in err
     other = refused_line(ask("--out t --trials 4 --workers 1", **study))
     assert "trials: " in other and "--out of its own" in other
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
