@@ -8,25 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from classes import APFL, KAPC, FedAlign, FedAvg, FedPer
+from every import NAMES, method_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.run import instantiate
 
-FEW = {
-    **{name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")},
-    **{name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")},
-    "fedrep": {"head_epochs": 1},
-}
-METHODS = [
-    instantiate("method", Component(e.class_path, FEW.get(name, {})))
-    for name, e in catalogue.table("methods").items()
-    if name != "partialpooling"  # it takes no images
-]
+METHODS = [method_of(name) for name in NAMES if name != "partialpooling"]
+"""That takes no images."""
 PUBLIC = {"data": {"public": "held_back"}}
 """Data for any method: some distil on public ones."""
 

@@ -26,26 +26,21 @@ from classes import (
     Local,
     PFedHN,
 )
+from every import NAMES, method_of
 from lines import run_line
 from refusals import refuses
-from watching import Nets, run_all
+from watching import Nets, run_all, same
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component, DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine.joining import join, newcomers
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Method
-from fl_lightning.run import instantiate
 
 HELD = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
-SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
-SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
-# one that is chosen may be 0, on some machines
-SMALL |= {"lgfedavg": {"layers": 1}, "knnper": {"lam": 0.5}}
 
 
 def done(make, method, data=None, **changes):
@@ -70,10 +65,6 @@ def kept(fed):
         *(v for group in run.groups for v in group.vectors.values()),
     ]
     return [v.clone() for v in found]
-
-
-def equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 # ---------------------------------------------------------------- who is held out
@@ -127,7 +118,7 @@ def test_their_data_never_influence_training(federation, tmp_path, method):
             )
         dirty._test.raw[who.test] = 0
     poisoned = done(federation, method, dirty)
-    assert equal(kept(clean), kept(poisoned))
+    assert same(kept(clean), kept(poisoned))
     scores = [fed.evaluator.everyone() for fed in (clean, poisoned)]
     assert scores[0] == scores[1] and len(scores[0]["final_accuracies"]) == 3
     assert newcomers(clean.worker)["newcomers"] != newcomers(poisoned.worker)["newcomers"]
@@ -189,22 +180,19 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has():
 
 
 @pytest.mark.sampled("[kapc]", "[ktpfl]")
-@pytest.mark.parametrize(
-    "name", [name for name in catalogue.table("methods") if name != "partialpooling"]
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "partialpooling"])
 def test_every_method_gives_unseen_clients_a_model(federation, name):
     """Rows for all; the run keeps what it had; once more gives the same. `partialpooling` takes no
     images."""
-    method = instantiate(
-        "method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {}))
-    )
+    # one that is chosen may be 0, on some machines
+    method = method_of(name, **({"lam": "0.5"} if name == "knnper" else {}))
     fed = done(
         federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5
     )
     before = kept(fed)
     found = newcomers(fed.worker)
     rows = found["newcomers"]
-    assert equal(kept(fed), before) and fed.run.clients == 3
+    assert same(kept(fed), before) and fed.run.clients == 3
     assert [(row["client"], row["samples_per_class"]) for row in rows] == [
         (who.number, count) for who in fed.run.data.held_out for count in (0, 1, 5, 20)
     ]
@@ -412,7 +400,7 @@ def test_what_newcomers_receive_goes_through_the_transforms(federation):
     assert row["loss"] == pytest.approx(math.log(10)) and zeros.calls == [
         ("download", fed.run.clients)
     ]
-    assert equal(kept(fed), before)
+    assert same(kept(fed), before)
 
 
 def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation, monkeypatch):

@@ -9,14 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from classes import KAPC, FedAlign, FedAvg, FedDF, FedProx, Local
+from classes import KAPC, FedAvg, FedProx, Local
+from every import BESIDE, NAMES, method_of
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component, DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
@@ -27,7 +27,6 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Traits
-from fl_lightning.run import instantiate
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import ExecutorSpec, LocalJob, Loop
@@ -320,18 +319,7 @@ def named(fed, name):
 
 
 def every_method():
-    """With their defaults, but for the number of public samples: the digits have no 5000."""
-    found = [
-        instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()
-    ]
-    drawn = [
-        replace(method, samples=50) if hasattr(method, "samples") else method for method in found
-    ]
-    # the last block has no channels to take a part of
-    small = {FedDF: {"steps": 5}, FedAlign: {"block": "body.1"}}
-    return [
-        replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn
-    ]
+    return [method_of(name, **BESIDE.get(name, {})) for name in NAMES]
 
 
 PLAIN_STEPS = ("APFL", "FLAYER", "FedNova", "PFedMe", "PerFedAvg", "SCAFFOLD")
