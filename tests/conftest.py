@@ -6,7 +6,6 @@ import shlex
 import sys
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
 
 # Equal bits need equal numbers of threads, and two cores have better to do than to wait for each
 # other.
@@ -137,8 +136,6 @@ class ResidualNet(nn.Module):
 ADAPTED = (FedSALoRA, FFALoRA)
 """Methods that work on adapters: their networks get some of rank 2."""
 NETS = {"plain": PlainNet, "norm": NormNet, "residual": ResidualNet}
-Net = Literal["plain", "norm", "residual"]
-Settings = dict[str, Any]
 
 
 @pytest.fixture

@@ -245,9 +245,6 @@ def test_tutorials_run(name, folder, capsys, monkeypatch):
         assert "(5, 10) (10, 3, 10)" in out
 
 
-# ---------------------------------------------------------------- names
-
-
 # ------------------------------------------------------- the method that a page builds from nothing
 
 

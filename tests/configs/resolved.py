@@ -11,7 +11,6 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -23,7 +22,6 @@ from fl_lightning.lab.study.launch import resolved
 
 FILE = Path(__file__).with_name("resolved.json")
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
-Flat = dict[str, Any]
 GONE = "(not there)"
 
 

@@ -5,9 +5,7 @@ import importlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,16 +23,11 @@ HUGE = 10 * 2**30
 BAD = 1
 """The client whose site is odd."""
 SKIP = ("--federation.on_bad_client", "skip")
-Answers = list[bytes]
-Arrive = Callable[[Answers, str], list[Any]]
 
 
 class Odd(LocalTransport):
     """The answers of one site to messages of a `kind` arrive as `arrive` has it: of all its answers
     so far, and the message's name."""
-
-    arrive: Arrive
-    kind: str
 
     def push(self, address, message, ttl):
         name = super().push(address, message, ttl)
@@ -120,8 +113,6 @@ def test_a_message_that_is_not_answered_in_time_is_sent_again(tmp_path, monkeypa
 
 
 # ---------------------------------------------------------------- hostile answers
-
-Change = Callable[[dict[str, Any]], Any]
 
 
 def _payload(**parts):

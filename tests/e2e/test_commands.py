@@ -126,9 +126,6 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(fit, table, flags,
     assert ruled or accuracy == pytest.approx(finals[3], abs=1e-6)
 
 
-# ---------------------------------------------------------------- list
-
-
 # ---------------------------------------------------------------- methods and models by one flag
 
 

@@ -1,8 +1,5 @@
 """Run folders made by hand: small, complete, and with figures that can be checked in the head."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -16,7 +13,6 @@ def cells(table):
 
 
 LAYERS = ["conv", "norm", "head"]
-MakeRun = Callable[..., Path]
 
 
 def table(rows):

@@ -118,9 +118,6 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run):
         assert figures.together(load(few), ("train_loss",)) == []
 
 
-# ---------------------------------------------------------------- what is drawn
-
-
 # ---------------------------------------------------------------- names and files
 
 

@@ -3,15 +3,12 @@ them."""
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fl_lightning.results.result import MIB
-
-MakeRun = Callable[..., Path]
 
 
 def write_run(

@@ -4,7 +4,6 @@ RunResult as a program, this prints the table of docs/decisions/0023 (some 10 mi
 """
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -19,7 +18,6 @@ from fl_lightning.results.result import RunResult
 
 STUDIES = 1000
 CLIENTS = 10
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 DRAWS = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "skewed": lambda rng, shape: (rng.gamma(2, size=shape) - 2) / np.sqrt(2),
