@@ -69,7 +69,11 @@ def cells_of(study: Path, kind: str) -> DataFrame:
     )
 
 
-def row_of(cell: Any, alone: Series, kind: str) -> dict[str, Any]:
+def row_of(
+    cell: Any,
+    alone: Series,
+    kind: str,
+) -> dict[str, Any]:
     """Return a cell: accuracies and shares in 0..1, bytes of clients and server."""
     scores = cell.scores.to_numpy()
     accuracy, baseline = scores.mean(), alone.to_numpy().mean()
@@ -103,16 +107,7 @@ def merged(stored: DataFrame, new: DataFrame) -> DataFrame:
     Raises:
         SystemExit: rows of a setting and method have several configurations or versions.
     """
-    rows = (
-        concat(
-            [
-                stored,
-                new,
-            ]
-        )
-        .drop_duplicates(KEY, keep="last")
-        .sort_values(KEY)
-    )
+    rows = concat([stored, new]).drop_duplicates(KEY, keep="last").sort_values(KEY)
     for column in ("config", "version"):
         values = rows.groupby(KEY[:3])[column].unique()
         for cell, different in values[values.map(len) > 1].items():
@@ -173,14 +168,9 @@ def against(table: DataFrame, baseline: str) -> DataFrame:
 
 def intervals(differences: DataFrame) -> DataFrame:
     """Return means over seeds and Student's t intervals (95 %)."""
-    mean, error = differences.mean(axis=1), differences.sem(axis=1)
-    half = (
-        stats.t.ppf(
-            0.975,
-            differences.shape[1] - 1,
-        )
-        * error
-    )
+    mean = differences.mean(axis=1)
+    quantile = stats.t.ppf(0.975, differences.shape[1] - 1)
+    half = quantile * differences.sem(axis=1)
     return DataFrame(
         {
             "mean": mean,
@@ -210,12 +200,7 @@ def heat(table: DataFrame, baseline: str) -> str:
     """Return differences to `baseline`, a line for each method."""
     texts = intervals(against(table, baseline)).apply(starred, axis=1)
     texts = wide(texts, table)
-    return markdown_of(
-        texts.set_axis(
-            map(name, texts.columns),
-            axis=1,
-        )
-    )
+    return markdown_of(texts.set_axis(map(name, texts.columns), axis=1))
 
 
 def markdown_of(rows: DataFrame) -> str:
@@ -245,7 +230,7 @@ def winners(table: DataFrame) -> str:
 
 
 def summary(cells: DataFrame) -> str:
-    """Return for each method what it comes to over all settings."""
+    """Return a row for each method over all settings."""
     table = by_seed(cells)
     gains = intervals(against(table, ALONE))
     means = wide(table.mean(axis=1), table)
@@ -287,13 +272,8 @@ def draw(
     from PIL import Image
 
     gains = intervals(against(table, baseline))
-    means, texts = (
-        wide(gains["mean"], table),
-        wide(
-            gains.apply(starred, axis=1),
-            table,
-        ),
-    )
+    means = wide(gains["mean"], table)
+    texts = wide(gains.apply(starred, axis=1), table)
     methods, settings = means.shape
     figure = Figure(
         figsize=(2.4 + 0.5 * settings, 1.9 + 0.27 * methods),

@@ -35,22 +35,10 @@ class BareFedAvg:
     ) -> None:
         self.config = config
         self.model = model.to(device)
-        mixed = config.fabric.precision == "bf16-mixed"
-        self.cast: Any = (
-            torch.autocast(
-                device.type,
-                torch.bfloat16,
-            )
-            if mixed
-            else nullcontext()
-        )
-        clients = [
-            data.client(
-                client,
-                device,
-            )
-            for client in range(data.clients)
-        ]
+        self.cast: Any = nullcontext()
+        if config.fabric.precision == "bf16-mixed":
+            self.cast = torch.autocast(device.type, torch.bfloat16)
+        clients = [data.client(client, device) for client in range(data.clients)]
         self.train = [tensors(client.train) for client in clients]
         self.test = [tensors(client.test) for client in clients]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -58,20 +46,10 @@ class BareFedAvg:
         parts = [*self.parameters, *buffers]
         self.row = torch.cat([part.detach().flatten() for part in parts])
         views = self.row.split([part.numel() for part in parts])
-        for part, view in zip(
-            parts,
-            views,
-            strict=True,
-        ):
+        for part, view in zip(parts, views, strict=True):
             part.data = view.view_as(part)
         self.shared = self.row.clone()
-        self.whole_last = any(
-            isinstance(
-                m,
-                nn.BatchNorm2d,
-            )
-            for m in model.modules()
-        )
+        self.whole_last = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
     def round(self, t: int) -> tuple[list[float], float]:
         """Return the clients' accuracies before they train, and their mean training loss."""
@@ -83,10 +61,7 @@ class BareFedAvg:
             self.row.copy_(self.shared)
             scores.append(self.score(client))
             losses.append(self.epochs(t, client))
-            mean.add_(
-                self.row,
-                alpha=len(self.train[client][1]) / samples,
-            )
+            mean.add_(self.row, alpha=len(self.train[client][1]) / samples)
         self.shared = mean
         return torch.stack(scores).tolist(), float(torch.stack(losses).mean())
 

@@ -110,7 +110,11 @@ class Day:
             file.flush()
             os.fsync(file.fileno())
 
-    def attempt(self, side: str, function: Callable[[], Any]) -> Any:
+    def attempt(
+        self,
+        side: str,
+        function: Callable[[], Any],
+    ) -> Any:
         """Return what the function returns; an error becomes a line, and None."""
         try:
             return function()
@@ -127,7 +131,8 @@ class Day:
 def about(day: Day) -> None:
     """Write down the machine and its settings, and what a small operation costs the host."""
     device = launched(day.device).device
-    clock, x = (device_clock(device), torch.zeros(1, device=device))
+    clock = device_clock(device)
+    x = torch.zeros(1, device=device)
     for _ in range(2):
         start = clock()
         for _ in range(1000):
@@ -208,7 +213,11 @@ def workload_of(day: Day) -> Workload:
     return replace(
         base,
         name=name,
-        data=replace(base.data, partition="iid", fraction=clients * samples / source),
+        data=replace(
+            base.data,
+            partition="iid",
+            fraction=clients * samples / source,
+        ),
         clients=clients,
         train_samples=clients * samples,
         test_samples=clients * max(1, samples // 6),
@@ -278,17 +287,8 @@ def rounds(day: Day) -> None:
             seconds=median(seconds[name]),
             **compared("", name, HAND, seconds),
         )
-        counts = (
-            day.attempt(
-                name,
-                partial(traced, sides[name], device),
-            )
-            or {}
-        )
-        day.note(
-            side=name,
-            **{key: value / share for key, value in counts.items()},
-        )
+        counts = day.attempt(name, partial(traced, sides[name], device)) or {}
+        day.note(side=name, **{key: value / share for key, value in counts.items()})
     day.note(weights_differ=same_weights(workload, tolerance=math.inf))
 
 
@@ -334,15 +334,7 @@ def server(day: Day) -> None:
     """Time gram, relation and mix for so many ResNet-18, against the bare products."""
     clients, turns, model = int(day.item.split("-")[1]), 20, None
     if day.tiny:
-        clients, turns, model = (
-            3,
-            1,
-            MLP(
-                (1, 8, 8),
-                10,
-                [16],
-            ),
-        )
+        clients, turns, model = 3, 1, MLP((1, 8, 8), 10, [16])
     for solver in ("step", "exact"):
         result = measured(clients, solver, turns, day.device, LIMIT / 2, model)
         row = compared("", "step", "products", result["seconds"])

@@ -72,10 +72,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     Of five values or fewer: lowest and highest.
     """
     ordered = sorted(values)
-    dropped = max(
-        int(binom.ppf(0.025, len(values), 0.5)) - 1,
-        0,
-    )
+    dropped = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
     return ordered[dropped], ordered[-1 - dropped]
 
 
@@ -115,18 +112,7 @@ def markdown(rows: Iterable[Mapping[str, object]]) -> str:
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns)]
-    lines += [
-        [
-            str(
-                row.get(
-                    column,
-                    "",
-                )
-            )
-            for column in columns
-        ]
-        for row in rows
-    ]
+    lines += [[str(row.get(column, "")) for column in columns] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -165,7 +151,12 @@ class Stamps(Observer):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
+    def on_round_start(
+        self,
+        run: RunContext,
+        round: int,
+        cohort: list[int],
+    ) -> None:
         if round == 1:
             self.stamp(run)
 
@@ -175,16 +166,8 @@ class Stamps(Observer):
     def stamp(self, run: RunContext) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         with open(f"{self.path}.{run.rank}", "a") as file:
-            file.write(
-                json.dumps(
-                    [
-                        time.time(),
-                        time.process_time(),
-                        peak,
-                    ]
-                )
-                + "\n"
-            )
+            numbers = [time.time(), time.process_time(), peak]
+            file.write(f"{json.dumps(numbers)}\n")
 
 
 def stamps(path: Path) -> np.ndarray:
@@ -214,9 +197,10 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     cpu = platform.processor() or platform.machine()
     if info.exists():
-        first = info.read_text().split("\n\n")[0].splitlines()
-        fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in first)}
-        family, model = fields.get("cpu family"), fields.get("model")
+        lines = info.read_text().partition("\n\n")[0].splitlines()
+        fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+        family = fields.get("cpu family")
+        model = fields.get("model")
         cpu = f"{fields.get('model name', cpu)} (family {family}, model {model})"
     python = platform.python_version()
     return f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python {python}"

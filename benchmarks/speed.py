@@ -73,10 +73,19 @@ def rounds(workload: Workload, pairs: int) -> list[Row]:
         with contextlib.redirect_stderr(io.StringIO()):
             kept.prepare()
         plain = workload.federation(FedAvg(), data)
-        sides = {"a round": plain, KEPT: kept, HAND: workload.bare(data)}
+        sides = {
+            "a round": plain,
+            KEPT: kept,
+            HAND: workload.bare(data),
+        }
         seconds = workload.seconds(sides, pairs)
     note = f"{source}; weights differ by {difference:.0e} after a round"
-    row = partial(compared, workload.name, seconds=seconds, rounds=workload.rounds_at_once)
+    row = partial(
+        compared,
+        workload.name,
+        seconds=seconds,
+        rounds=workload.rounds_at_once,
+    )
     return [
         row("a round", HAND, goal=f"<= {workload.goal}", note=note),
         row(KEPT, HAND),
@@ -126,7 +135,12 @@ def default_rounds(workload: Workload, pairs: int) -> list[Row]:
     data_config = replace(workload.data, client_test=0.25)
     workload = replace(workload, data=data_config, rounds_at_once=1)
     data, source = workload.load()
-    exact = KAPC(solver="exact", start="server", prior="samples", rho_units="spread")
+    exact = KAPC(
+        solver="exact",
+        start="server",
+        prior="samples",
+        rho_units="spread",
+    )
     methods = {"FedAvg": FedAvg(), "KAPC (paper)": KAPC(), "KAPC (exact)": exact}
     sides: dict[str, Federation | BareFedAvg] = {
         f"a default round of {name}": workload.federation(method, data, judge="auto")
@@ -149,25 +163,19 @@ def executors(workload: Workload, pairs: int) -> list[Row]:
     }
     seconds = workload.seconds(sides | {HAND: workload.bare(data)}, pairs)
     name, scale = f"executors-{workload.name}", workload.rounds_at_once
-    return [
-        compared(
-            name,
-            side,
-            HAND,
-            seconds,
-            scale,
-            "",
-            source,
-        )
-        for side in sides
-    ]
+    return [compared(name, side, HAND, seconds, scale, "", source) for side in sides]
 
 
 def server_step(clients: int, pairs: int) -> list[Row]:
     """Gram, relation and mix for models of ResNet-18's size, in a process of its own."""
     rows = []
     for solver in ("step", "exact"):
-        result = alone(measured, clients, solver, min(pairs, SERVER_PAIRS[clients]))
+        result = alone(
+            measured,
+            clients,
+            solver,
+            min(pairs, SERVER_PAIRS[clients]),
+        )
         side = f"server step ({solver}), {clients} ResNet-18"
         seconds = {
             side: result["seconds"]["step"],

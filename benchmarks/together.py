@@ -9,7 +9,6 @@ one thread. The run folders are those that a study writes; the other side is wha
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from measure import compared, interleaved, markdown
+from measure import Row, compared, interleaved
+from speed import main
 from workloads import workloads
 
 from fl_lightning.configuration.config import Component, Config, DataConfig
@@ -41,7 +40,7 @@ STACKED = (
 """Methods whose phases are the task loss with proximal and linear terms."""
 
 
-def config_of(method: str, executor: str, rounds: int) -> Config:
+def config_of(method: str, executor: str, seed: int) -> Config:
     """Return a run of ten clients on the digits."""
     workload = replace(
         workloads()["100-mlps-10-a-round"],
@@ -51,7 +50,8 @@ def config_of(method: str, executor: str, rounds: int) -> Config:
         participation=1.0,
     )
     config = workload.config("auto", executor)
-    config.federation.rounds = rounds
+    config.seed = seed
+    config.federation.rounds = 20
     config.method = Component(f"fl_lightning.methods.{method}")
     config.callbacks = {"checkpoint": Component("fl_lightning.callbacks.checkpoint.Checkpoint")}
     return config
@@ -61,7 +61,7 @@ def one_by_one(configs: Sequence[Config]) -> None:
     """Train as a study with `--together 1`."""
     with tempfile.TemporaryDirectory() as folder:
         for number, config in enumerate(configs):
-            run(config, Path(folder) / str(number))
+            run((config, Path(folder) / str(number)))
 
 
 def together(configs: Sequence[Config]) -> None:
@@ -72,44 +72,34 @@ def together(configs: Sequence[Config]) -> None:
             pass
 
 
-def run(config: Config, folder: Path, put_together: Any = None) -> None:
+def run(
+    config: Config,
+    folder: Path,
+    put_together: Any = None,
+) -> None:
     make_folder(folder)
     fit(config, folder, put_together=put_together)
 
 
-def runs(
-    methods: Sequence[str],
-    executor: str,
-    seeds: int,
-    rounds: int,
-) -> list[Config]:
-    configs = [config_of(method, executor, rounds) for method in methods]
-    return [replace(config, seed=seed) for seed in range(seeds) for config in configs]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="runs together against one after the other")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=5)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    half = max(1, args.seeds // 2)
+def runs(pairs: int) -> list[Row]:
+    """Ten seeds of FedAvg, and five of every method that stacks."""
     rows = []
-    for methods, seeds, goal in (([FEDAVG], args.seeds, "<= 0.2"), (STACKED, half, "<= 0.25")):
+    for methods, seeds, goal in (((FEDAVG,), 10, "<= 0.2"), (STACKED, 5, "<= 0.25")):
+        name = f"{len(methods)} methods x {seeds} seeds"
         loop, stacked = (
-            runs(methods, executor, seeds, args.rounds) for executor in ("loop", "vmap")
+            [config_of(m, executor, seed) for seed in range(seeds) for m in methods]
+            for executor in ("loop", "vmap")
         )
+        side = f"{name}, together, stacked"
+        other = f"{name}, one after the other, loop"
         sides = {
-            "one after the other, loop": partial(one_by_one, loop),
-            "together, stacked": partial(together, stacked),
+            other: partial(one_by_one, loop),
+            side: partial(together, stacked),
         }
-        seconds = interleaved(sides, args.pairs)
-        what = f"{len(methods)} methods x {seeds} seeds"
-        rows.append(compared(what, *reversed(sides), seconds, goal=goal))
-    print(markdown(rows))
+        seconds = interleaved(sides, pairs)
+        rows.append(compared("together", side, other, seconds, goal=goal))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    main({"together": runs})

@@ -50,7 +50,11 @@ DATA = Path(os.environ.get("FL_DATA", Path(__file__).resolve().parents[2] / "sha
 class Rounds:
     """Runs the next rounds of a federation or a hand-written loop each time it is called."""
 
-    def __init__(self, side: Federation | BareFedAvg, at_once: int = 1) -> None:
+    def __init__(
+        self,
+        side: Federation | BareFedAvg,
+        at_once: int = 1,
+    ) -> None:
         self.side = side
         self.at_once = at_once
         self.done = 0
@@ -86,7 +90,11 @@ class Workload:
     accelerator: str = "cpu"
     precision: Any = "32-true"
 
-    def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
+    def config(
+        self,
+        judge: Any = "before",
+        executor: Any = "loop",
+    ) -> Config:
         """Return a configuration with one thread that scores `judge` alone (`auto`: all models)."""
         federation = FederationConfig(
             rounds=10**6,
@@ -121,14 +129,30 @@ class Workload:
         clients = range(self.clients)
         train = [(self.train_samples + client) // self.clients for client in clients]
         test = [(self.test_samples + client) // self.clients for client in clients]
-        return made_up(DataSizes(train, test, sample_shape=self.shape, classes=10))
+        return made_up(
+            DataSizes(
+                train,
+                test,
+                sample_shape=self.shape,
+                classes=10,
+            )
+        )
 
     def initial(self, data: FederatedData) -> nn.Module:
         torch.manual_seed(key(SEED, "initial model"))
         return build(self.model, data.input_shape, data.num_classes)
 
-    def bare(self, data: FederatedData, device: torch.device = CPU) -> BareFedAvg:
-        return BareFedAvg(self.config(), data, self.initial(data), device)
+    def bare(
+        self,
+        data: FederatedData,
+        device: torch.device = CPU,
+    ) -> BareFedAvg:
+        return BareFedAvg(
+            self.config(),
+            data,
+            self.initial(data),
+            device,
+        )
 
     def federation(
         self,
@@ -167,15 +191,41 @@ def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
 
 def workloads() -> dict[str, Workload]:
     """Return all workloads by name."""
-    mnist = DataConfig(source="mnist", root=str(DATA), fraction=0.02, alpha=0.1)
+    mnist = DataConfig(
+        source="mnist",
+        root=str(DATA),
+        fraction=0.02,
+        alpha=0.1,
+    )
     images = str(DATA / "cifar10_10pct.npz")
-    cifar = DataConfig(source="arrays", root=images, fraction=0.128, partition="iid")
+    cifar = DataConfig(
+        source="arrays",
+        root=images,
+        fraction=0.128,
+        partition="iid",
+    )
     digits = DataConfig(source="digits", partition="iid")
     cnn = Component("fl_lightning.models.cnn.CNN")
     resnet = Component("fl_lightning.models.resnet18.ResNet18")
     tiny = Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)})
-    cnn10 = Workload("mnist-cnn-b10", cnn, mnist, (1, 28, 28), 1200, 200, batch_size=10)
-    resnet18 = Workload("resnet18", resnet, cifar, (3, 32, 32), 640, 128, batch_size=32)
+    cnn10 = Workload(
+        "mnist-cnn-b10",
+        cnn,
+        mnist,
+        (1, 28, 28),
+        1200,
+        200,
+        batch_size=10,
+    )
+    resnet18 = Workload(
+        "resnet18",
+        resnet,
+        cifar,
+        (3, 32, 32),
+        640,
+        128,
+        batch_size=32,
+    )
     some_mlps = Workload(
         "100-mlps-10-a-round",
         tiny,
@@ -199,5 +249,10 @@ def workloads() -> dict[str, Workload]:
 def alone(function: Callable[..., Any], *args: object) -> Any:
     """Return what `function` returns in a new process with one thread."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        1,
+        spawn,
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    ) as pool:
         return pool.submit(function, *args).result()

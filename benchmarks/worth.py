@@ -27,14 +27,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import markdown
 from pandas import DataFrame
 from scipy import stats
+from sklearn.linear_model import RidgeCV
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fl_lightning.data import units as cutting
@@ -45,19 +48,28 @@ from fl_lightning.lab.worth.statistics import Name, Samples, Scores, estimate
 
 SIZES = (20, 60, 60, 200, 200, 600, 2000)
 KINDS = ("plain", "null", "coin", "units", "copies", "rare", "auroc", "mae", "heavy")
-METRICS: Mapping[str, Name] = {"rare": "balanced_accuracy", "auroc": "auroc", "mae": "mae"} | {
-    "heavy": "mae"
+METRICS: Mapping[str, Name] = {
+    "rare": "balanced_accuracy",
+    "auroc": "auroc",
+    "mae": "mae",
+    "heavy": "mae",
 }
-FOLDS, EPOCHS, BATCH, RATE, OF_ONE = 5, 10, 16, 0.05, 5
+FOLDS = 5
+EPOCHS = 10
+BATCH = 16
+RATE = 0.05
+ROWS_OF_PERSON = 5
 ALPHAS = np.logspace(-1, 4, 11)
 TESTS = 2000
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Features (n, p) with an intercept, targets (n,), and the number of each row's person."""
+Weights = dict[str, np.ndarray]
+"""Of linear models, by kind."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of a training set: X'X in its own directions, and X'y."""
+    """Of a training set: eigenvalues and eigenvectors of X'X, and X'y."""
 
     values: np.ndarray
     directions: np.ndarray
@@ -65,34 +77,38 @@ class Moments:
     rows: int
 
     @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray) -> Moments:
+    def of(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+    ) -> Moments:
         values, directions = np.linalg.eigh(x.T @ x)
-        return cls(np.maximum(values, 0), directions, x.T @ y, len(y))
+        return cls(
+            np.maximum(values, 0),
+            directions,
+            x.T @ y,
+            len(y),
+        )
 
-    def descended(self, steps: float, start: np.ndarray) -> np.ndarray:
-        """Weights after so many steps of gradient descent on the mean squared error."""
-        kept = (1 - RATE * np.minimum(self.values / self.rows, 1 / RATE)) ** steps
-        at = self.directions.T
-        best = at @ self.target / np.maximum(self.values, 1e-9)
-        return self.directions @ (kept * (at @ start) + (1 - kept) * best)
+    def descended(
+        self,
+        steps: float,
+        start: np.ndarray,
+    ) -> np.ndarray:
+        """Return weights after so many steps of gradient descent on the mean squared error."""
+        remaining = (1 - RATE * np.minimum(self.values / self.rows, 1 / RATE)) ** steps
+        optimum = self.directions.T @ self.target / np.maximum(self.values, 1e-9)
+        path = remaining * (self.directions.T @ start) + (1 - remaining) * optimum
+        return self.directions @ path
 
-    def ridge(self, alpha: float, towards: np.ndarray | None = None) -> np.ndarray:
-        """Weights with a penalty on the distance to `towards` (None: 0)."""
-        centre = np.zeros(len(self.target)) if towards is None else towards
-        at = self.directions.T @ (self.target + alpha * centre)
-        return self.directions @ (at / (self.values + alpha))
-
-
-def chosen_ridge(x: np.ndarray, y: np.ndarray, moments: Moments) -> np.ndarray:
-    """Ridge with the penalty of the least error when each row is left out."""
-    at = x @ moments.directions
-    best, least = ALPHAS[0], np.inf
-    for alpha in ALPHAS:
-        leverage = (at**2 / (moments.values + alpha)).sum(1)
-        error = (y - x @ moments.ridge(alpha)) / np.maximum(1 - leverage, 1e-6)
-        if (loss := float(np.square(error).mean())) < least:
-            best, least = alpha, loss
-    return moments.ridge(best)
+    def ridge(
+        self,
+        alpha: float,
+        centre: np.ndarray,
+    ) -> np.ndarray:
+        """Return weights with a penalty on the distance to `centre`."""
+        projected = self.directions.T @ (self.target + alpha * centre)
+        return self.directions @ (projected / (self.values + alpha))
 
 
 class World:
@@ -103,150 +119,195 @@ class World:
         self.kind = KINDS[number % len(KINDS)]
         self.metric: Name = METRICS.get(self.kind, "accuracy")
         features, most = ((4, 1.2), (12, 0.7), (40, 0.3))[number // len(KINDS) % 3]
-        own, common = self.rng.uniform(0, most), self.rng.normal(size=features)
-        apart = self.rng.random(len(SIZES)) < 1 / 7
-        self.teachers = [
-            ((1 - a) * common + (a or own) * self.rng.normal(size=features)) / features**0.5
-            for a in apart
-        ]
+        own_part = self.rng.uniform(0, most)
+        common = self.rng.normal(size=features)
+        self.teachers = []
+        for shares_nothing in self.rng.random(len(SIZES)) < 1 / 7:
+            scale = 1.0 if shares_nothing else own_part
+            own = scale * self.rng.normal(size=features)
+            self.teachers.append((common * (not shares_nothing) + own) / features**0.5)
         self.offsets = self.rng.normal(0, 0.5, len(SIZES))
 
-    def draw(self, silo: int, size: int, person: bool = False) -> Rows:
-        """Rows of a silo; `person`: each of a person of its own, as new ones are."""
-        rng, teacher = self.rng, self.teachers[silo]
-        many = OF_ONE if self.kind == "units" and not person else 1
-        person_of = np.arange(size) // many
+    def draw(
+        self,
+        silo: int,
+        size: int,
+        new_persons: bool = False,
+    ) -> Rows:
+        """Draw rows of a silo; `new_persons`: each row is of a person of its own."""
+        rng = self.rng
+        teacher = self.teachers[silo]
+        by_person = self.kind == "units"
+        person_of = np.arange(size) // (ROWS_OF_PERSON if by_person and not new_persons else 1)
         x = rng.normal(size=(size, len(teacher)))
-        if self.kind == "units":
+        if by_person:
             centre = rng.normal(size=(size, len(teacher)))
             x = centre[person_of] + 0.3 * x
         signal = 2 * x @ teacher + self.offsets[silo]
-        signal += rng.normal(size=size)[person_of] * (self.kind == "units")
+        signal += rng.normal(size=size)[person_of] * by_person
         if self.metric == "mae":
             noise = rng.standard_t(2, size) if self.kind == "heavy" else rng.normal(size=size)
             y = signal + noise
         elif self.kind == "coin":
             y = rng.choice([-1.0, 1.0], size)
         else:
-            rare = 3.2 if self.kind in ("rare", "auroc") else 0.0
-            y = np.where(signal + rng.logistic(size=size) > rare, 1.0, -1.0)
-        if self.kind == "copies" and not person:
-            copied = rng.random(size) < 1 / 3
-            person_of = np.where(copied, rng.integers(0, size, size), person_of)
-            x, y = x[person_of], y[person_of]
+            threshold = 3.2 if self.kind in ("rare", "auroc") else 0.0
+            y = np.where(
+                signal + rng.logistic(size=size) > threshold,
+                1.0,
+                -1.0,
+            )
+        if self.kind == "copies" and not new_persons:
+            is_copy = rng.random(size) < 1 / 3
+            person_of = np.where(
+                is_copy,
+                rng.integers(0, size, size),
+                person_of,
+            )
+            x = x[person_of]
+            y = y[person_of]
         return np.column_stack([x, np.ones(size)]), y, person_of
 
-    def trained(self, sets: Sequence[Rows]) -> list[dict[str, np.ndarray]]:
-        """Weights of every row for each silo."""
+    def trained(self, sets: Sequence[Rows]) -> list[Weights]:
+        """Train all kinds of models on the rows of each silo."""
         moments = [Moments.of(x, y) for x, y, _ in sets]
-        everyone = Moments.of(*(np.concatenate([rows[k] for rows in sets]) for k in (0, 1)))
-        steps = [EPOCHS * -(-m.rows // BATCH) for m in moments]
-        nothing = np.zeros(len(everyone.target))
-        mean_steps = float(np.mean(steps))
-        pooled = {n: everyone.descended(n * mean_steps, nothing) for n in LENGTHS}
+        all_x, all_y, _ = map(np.concatenate, zip(*sets, strict=True))
+        everyone = Moments.of(all_x, all_y)
+        steps = [EPOCHS * -(-silo.rows // BATCH) for silo in moments]
+        zero = np.zeros(len(everyone.target))
+        pooled = [everyone.descended(n * float(np.mean(steps)), zero) for n in LENGTHS]
+        longest = pooled[-1]
         models = []
-        for (x, y, _), own, count in zip(sets, moments, steps, strict=True):
-            alone = {
-                label: own.descended(n * count, nothing)
-                for label, n in zip(LOCAL, LENGTHS, strict=True)
-            } | {LINEAR: chosen_ridge(x, y, own)}
+        for (x, y, _), silo, count in zip(sets, moments, steps, strict=True):
+            lengths_alone = zip(LOCAL, LENGTHS, strict=True)
+            weights = {label: silo.descended(n * count, zero) for label, n in lengths_alone}
+            weights[LINEAR] = RidgeCV(ALPHAS, fit_intercept=False).fit(x, y).coef_
             if self.kind == "null":
-                ours = {f"ridge {a:g}": own.ridge(a) for a in (1.0, 3.0, 10.0)}
+                weights |= {f"ridge {a:g}": silo.ridge(a, zero) for a in (1.0, 3.0, 10.0)}
             else:
-                ours = {f"pooled x{n}": w for n, w in pooled.items()}
-                ours |= {"after": own.descended(count, pooled[LENGTHS[-1]])}
-                ours |= {f"pooling {a}": own.ridge(a, pooled[LENGTHS[-1]]) for a in (10, 100)}
-            models.append(alone | ours)
+                for n, shared in zip(LENGTHS, pooled, strict=True):
+                    weights[f"pooled x{n}"] = shared
+                weights["after"] = silo.descended(count, longest)
+                weights |= {f"pooling {a}": silo.ridge(a, longest) for a in (10, 100)}
+            models.append(weights)
         return models
 
-    def score(self, said: np.ndarray, y: np.ndarray) -> float:
-        """More is better; as `worth` has it."""
-        if self.metric == "mae":
-            return -float(np.abs(said - y).mean())
+    def score(
+        self,
+        predictions: np.ndarray,
+        y: np.ndarray,
+    ) -> float:
+        """Return the score of predictions, greater is better."""
         if self.metric == "auroc":
-            return float(roc_auc_score(y > 0, said))
+            return float(roc_auc_score(y > 0, predictions))
         if self.metric == "balanced_accuracy":
-            return float(balanced_accuracy_score(y > 0, said > 0))
-        return float(((said > 0) == (y > 0)).mean())
+            return float(balanced_accuracy_score(y > 0, predictions > 0))
+        mean = float(self.scores(predictions, y).mean())
+        return -mean if self.metric == "mae" else mean
 
-    def scores(self, said: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Of each row whether it is right, or its error."""
-        return np.abs(said - y) if self.metric == "mae" else ((said > 0) == (y > 0)).astype(float)
+    def scores(
+        self,
+        predictions: np.ndarray,
+        y: np.ndarray,
+    ) -> np.ndarray:
+        """Return for each row whether it is right, or its error."""
+        if self.metric == "mae":
+            return np.abs(predictions - y)
+        return ((predictions > 0) == (y > 0)).astype(float)
 
 
 def measured(world: World, cycles: int) -> list[Silo]:
-    """The silos as `fl-train worth` sees them: drawn, cut, trained and tested, cycle by cycle."""
-    data = [world.draw(c, size) for c, size in enumerate(SIZES)]
-    labels = [
-        np.zeros(len(y), int) if world.metric == "mae" else (y > 0).astype(int) for _, y, _ in data
-    ]
-    folds = [
-        np.stack([cutting.folds(rows[2], own, FOLDS, world.rng) for _ in range(cycles)])
-        for rows, own in zip(data, labels, strict=True)
-    ]
-    said: list[dict[str, np.ndarray]] = [{} for _ in SIZES]
+    """Return the silos as `fl-train worth` sees them: drawn, cut, trained and tested in cycles."""
+    data = [world.draw(silo, size) for silo, size in enumerate(SIZES)]
+    labels = []
+    folds = []
+    for _, y, person in data:
+        classes = np.zeros(len(y), int) if world.metric == "mae" else (y > 0).astype(int)
+        cuts = [cutting.folds(person, classes, FOLDS, world.rng) for _ in range(cycles)]
+        labels.append(classes)
+        folds.append(np.stack(cuts))
+    predictions: list[Weights] = [{} for _ in SIZES]
     for cycle in range(cycles):
         for fold in range(FOLDS):
-            sets = [
-                (x[of[cycle] != fold], y[of[cycle] != fold], person[of[cycle] != fold])
-                for (x, y, person), of in zip(data, folds, strict=True)
-            ]
-            for c, models in enumerate(world.trained(sets)):
-                tested = folds[c][cycle] == fold
+            is_tested = [cuts[cycle] == fold for cuts in folds]
+            sets = []
+            for (x, y, person), tested in zip(data, is_tested, strict=True):
+                sets.append((x[~tested], y[~tested], person[~tested]))
+            for silo, models in enumerate(world.trained(sets)):
+                tested = is_tested[silo]
+                x = data[silo][0][tested]
                 for label, weights in models.items():
-                    table = said[c].setdefault(label, np.zeros((cycles, len(tested))))
-                    table[cycle, tested] = data[c][0][tested] @ weights
+                    empty = np.zeros((cycles, len(tested)))
+                    predictions[silo].setdefault(label, empty)[cycle, tested] = x @ weights
     silos = []
-    for c, (_, y, person) in enumerate(data):
-        rows = {
-            label: Scores(world.scores(each, y), np.stack([np.zeros_like(each), each], -1))
-            for label, each in said[c].items()
-        }
-        samples = Samples(labels[c], folds[c], person)
-        several = len(np.unique(person)) if world.kind == "units" else 0
-        silos.append(Silo(c, f"{c}", samples, rows, size=len(y), units=several))
+    for number, (_, y, person) in enumerate(data):
+        rows = {}
+        for label, outputs in predictions[number].items():
+            logits = np.stack([np.zeros_like(outputs), outputs], -1)
+            rows[label] = Scores(world.scores(outputs, y), logits)
+        samples = Samples(labels[number], folds[number], person)
+        units = len(np.unique(person)) if world.kind == "units" else 0
+        silos.append(
+            Silo(
+                number,
+                f"{number}",
+                samples,
+                rows,
+                size=len(y),
+                units=units,
+            )
+        )
     return silos
 
 
-def truth(world: World, draws: int) -> list[dict[str, float]]:
-    """Mean score of each row by silo, over fresh training sets, on fresh persons."""
-    sums: list[dict[str, float]] = [{} for _ in SIZES]
+def truth(world: World, draws: int) -> list[Counter[str]]:
+    """Return mean scores by silo over fresh training sets, on fresh persons."""
+    means: list[Counter[str]] = [Counter() for _ in SIZES]
     for _ in range(draws):
-        sets = [world.draw(c, max(4, size * 4 // 5)) for c, size in enumerate(SIZES)]
-        for c, models in enumerate(world.trained(sets)):
-            x, y, _ = world.draw(c, TESTS, person=True)
+        sets = [world.draw(silo, max(4, size * 4 // 5)) for silo, size in enumerate(SIZES)]
+        for silo, models in enumerate(world.trained(sets)):
+            x, y, _ = world.draw(silo, TESTS, new_persons=True)
             for label, weights in models.items():
-                value = world.score(x @ weights, y)
-                sums[c][label] = sums[c].get(label, 0.0) + value / draws
-    return sums
+                means[silo][label] += world.score(x @ weights, y) / draws  # type: ignore[assignment]
+    return means
 
 
-def consortium(number: int, cycles: int, draws: int) -> dict[str, Any]:
-    """One line of the file."""
+def consortium(
+    number: int,
+    cycles: int,
+    draws: int,
+) -> dict[str, Any]:
+    """Return one line of the file."""
     world = World(number)
     silos = measured(world, cycles)
-    true = truth(world, draws)
+    true_scores = truth(world, draws)
     answer = measure(silos, world.metric, None, cycles)
+    picks = answer.picks
     rows = []
-    for one in answer.answers:
-        scores = true[one.silo.number]
+    for verdict in answer.answers:
+        silo = verdict.silo
+        scores = true_scores[silo.number]
         alone = max([*LOCAL, LINEAR], key=lambda label: scores[label])
-        picked = sum(scores[m] * count for m, count in answer.picks.items())
-        gain = picked / sum(answer.picks.values()) - scores[alone]
-        best = max(answer.picks, key=lambda label: scores[label])
-        parts = contributions(one.silo, world.metric)
-        oracle = estimate(world.metric, parts[alone], parts[best], one.silo.samples)
-        if one.estimate is None or oracle is None:
+        best = max(picks, key=lambda label: scores[label])
+        federated = sum(scores[label] * count for label, count in picks.items())
+        parts = contributions(silo, world.metric)
+        oracle = estimate(
+            world.metric,
+            parts[alone],
+            parts[best],
+            silo.samples,
+        )
+        if verdict.estimate is None or oracle is None:
             continue
         rows.append(
             {
-                "size": one.silo.size,
-                "true": gain,
-                "margin": one.margin,
-                "verdict": one.verdict,
-                "judged": not one.reason or one.verdict != "cannot tell yet",
-                "low": one.low,
-                "high": one.high,
+                "size": silo.size,
+                "true": federated / sum(picks.values()) - scores[alone],
+                "margin": verdict.margin,
+                "verdict": verdict.verdict,
+                "judged": not verdict.reason or verdict.verdict != "cannot tell yet",
+                "low": verdict.low,
+                "high": verdict.high,
                 "oracle": oracle.gain > stats.norm.ppf(0.975) * oracle.variance**0.5,
             }
         )
@@ -254,30 +315,30 @@ def consortium(number: int, cycles: int, draws: int) -> dict[str, Any]:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """By kind and by size of silos."""
+    """Return a table by kind and by size of silos."""
     rows = DataFrame([row | {"kind": line["kind"]} for line in lines for row in line["silos"]])
     rows["covered"] = rows["true"].between(rows["low"], rows["high"])
     rows["half"] = (rows["high"] - rows["low"]) / 2 / rows["margin"]
-    text = [
-        "| silos | number | coverage, % | half-width, margins | false `gains` | false `harmed` | "
-        "gains of 2 to 5 margins named | by an oracle |",
-        "| --- " * 8 + "|",
-    ]
+    rows["margins"] = rows["true"] / rows["margin"]
     large = rows[rows["size"] >= 40]
-    groups = [*large.groupby("kind", sort=False), *rows.groupby("size")]
-    for name, own in groups:
-        nothing, some = own[own["true"] <= 0], own[own["true"] / own["margin"] >= 2]
-        some = some[some["true"] / some["margin"] <= 5]
-        cells = [
-            f"{100 * own['covered'].mean():.1f}",
-            f"{own['half'].median():.1f}",
-            _share(nothing["verdict"] == "gains"),
-            _share(own.loc[own["true"] >= 0, "verdict"] == "harmed"),
-            _share(some["verdict"] == "gains"),
-            _share(some["oracle"]),
-        ]
-        text.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
-    return "\n".join(text)
+    table_rows = []
+    for name, group in [*large.groupby("kind", sort=False), *rows.groupby("size")]:
+        some_gain = group[group["margins"].between(2, 5)]
+        without_gain = group.loc[group["true"] <= 0, "verdict"]
+        without_loss = group.loc[group["true"] >= 0, "verdict"]
+        table_rows.append(
+            {
+                "silos": name,
+                "number": len(group),
+                "coverage, %": f"{100 * group['covered'].mean():.1f}",
+                "half-width, margins": f"{group['half'].median():.1f}",
+                "false `gains`": _share(without_gain == "gains"),
+                "false `harmed`": _share(without_loss == "harmed"),
+                "gains of 2 to 5 margins named": _share(some_gain["verdict"] == "gains"),
+                "by an oracle": _share(some_gain["oracle"]),
+            }
+        )
+    return markdown(table_rows)
 
 
 def _share(events: Any) -> str:
@@ -289,22 +350,22 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("command", choices=["run", "table"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--cycles", type=int, default=2)
     parser.add_argument("--draws", type=int, default=30, help="fresh training sets of the truth")
-    given = parser.parse_args(argv)
-    text = given.file.read_text() if given.file.exists() else ""
+    args = parser.parse_args(argv)
+    text = args.file.read_text() if args.file.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
-    if given.what == "table":
+    if args.command == "table":
         print(table(lines))
         return
-    done = {line["number"] for line in lines}
-    for number in range(given.count):
-        if number not in done:
-            line = consortium(number, given.cycles, given.draws)
-            with given.file.open("a") as file:
+    numbers = {line["number"] for line in lines}
+    for number in range(args.count):
+        if number not in numbers:
+            line = consortium(number, args.cycles, args.draws)
+            with args.file.open("a") as file:
                 file.write(json.dumps(line, default=bool) + "\n")
 
 

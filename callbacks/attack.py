@@ -39,74 +39,74 @@ class Attack(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        valid = (self.clients is None) != (self.share is None)
+        key = f"{self.config_key}.clients"
+        given_once = (self.clients is None) != (self.share is None)
         check(
-            "callbacks.attack.clients",
+            key,
             self.clients,
-            valid,
+            given_once,
             "either clients or share says who attacks",
         )
-        valid = are_numbers(self.clients)
         check(
-            "callbacks.attack.clients", self.clients, valid, "it must be a list of client numbers"
+            key,
+            self.clients,
+            are_numbers(self.clients),
+            "it must be a list of client numbers",
         )
 
     def on_fit_start(self, run: RunContext) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""
-        sent = any(g.up_mask.any() for g in run.groups)
-        requirement = f"{run.method_name} uploads no model: label_flip"
-        check("callbacks.attack.kind", self.kind, sent or self.kind == "label_flip", requirement)
+        key = self.config_key
+        flips = self.kind == "label_flip"
+        sends = any(g.up_mask.any() for g in run.groups)
+        requirement = f"{run.method_name} uploads no model, so only label_flip can attack"
+        check(f"{key}.kind", self.kind, sends or flips, requirement)
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
-                raise BadInput(
-                    "callbacks.attack",
-                    self.kind,
-                    f"it must come before {name}, which is no attacker's",
-                )
-        if self.clients is not None:
-            valid = all(0 <= c < run.clients for c in self.clients)
-            check(
-                "callbacks.attack.clients",
-                self.clients,
-                valid,
-                f"they must lie in [0, {run.clients - 1}]",
-            )
-            self.attackers = frozenset(self.clients)
-        else:
-            share = self.share or 0.0
-            count = round(share * run.clients)
-            requirement = (
-                f"of {run.clients} clients that comes to 0: above {0.5 / run.clients:g}, or 0"
-            )
-            check("callbacks.attack.share", share, count > 0 or share == 0, requirement)
-            drawn = numpy_rng(run.config.seed, "attackers").choice(
-                run.clients, count, replace=False
-            )
-            self.attackers = frozenset(int(c) for c in drawn)
-        if self.kind == "label_flip":
-            valid = run.data.task == "classification"
-            check(
-                "callbacks.attack.kind",
-                self.kind,
-                valid,
-                "it flips classes, and a regression has none",
-            )
+                requirement = f"it must come before {name}, which honest clients run, too"
+                raise BadInput(key, self.kind, requirement)
+        self.attackers = self._drawn(run) if self.clients is None else frozenset(self.clients)
+        exist = all(0 <= c < run.clients for c in self.attackers)
+        check(
+            f"{key}.clients",
+            self.clients,
+            exist,
+            f"they must lie in [0, {run.clients - 1}]",
+        )
+        if flips:
+            has_classes = run.data.task == "classification"
+            requirement = "it flips classes, and a regression has none"
+            check(f"{key}.kind", self.kind, has_classes, requirement)
             last = run.data.num_classes - 1
             for client in self.attackers:
                 run.data.relabel(client, lambda y: torch.where(y == NO_TARGET, y, last - y))
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def _drawn(self, run: RunContext) -> frozenset[int]:
+        """The attackers, drawn from the seed: `share` of all clients."""
+        share = self.share or 0.0
+        count = round(share * run.clients)
+        least = f"above {0.5 / run.clients:g}, or 0"
+        requirement = f"of {run.clients} clients that comes to 0 attackers: it must be {least}"
+        check(f"{self.config_key}.share", share, count > 0 or share == 0, requirement)
+        draws = numpy_rng(run.config.seed, "attackers")
+        return frozenset(draws.choice(run.clients, count, replace=False).tolist())
+
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Upload something else."""
         if client.id not in self.attackers or self.kind == "label_flip":
             return
         reference = client.reference
         change = payload.vector - reference
         if self.kind == "noise":
-            sent = [change[s.columns] for s in payload.layout.segments(payload.sent)]
-            if not sent:
+            travelling = [change[s.columns] for s in payload.layout.segments(payload.sent)]
+            if not travelling:
                 return
             draws = client.generator("attack")
             noise = torch.randn(change.shape, generator=draws, dtype=torch.float64).to(change)
-            change = -noise * torch.cat(sent).square().mean().sqrt()
+            change = -noise * torch.cat(travelling).square().mean().sqrt()
         payload.vector = reference - self.scale * change

@@ -38,13 +38,15 @@ STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
     """Return callbacks by stage, within a stage as given; `loggers` come at stage `log` at the
     earliest."""
+    log_stage = STAGES.index("log")
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
-    placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
-    return [callback for _, callback in sorted(placed, key=lambda one: one[0])]
+    placed += [(max(STAGES.index(logger.stage), log_stage), logger) for logger in loggers]
+    placed.sort(key=lambda place: place[0])
+    return [callback for _, callback in placed]
 
 
 internal = partial(field, init=False, repr=False)
-"""A field of a callback that is no argument: what it keeps while a run goes on."""
+"""A dataclass field that is no argument of the callback: it holds a value while a run goes on."""
 
 
 class Callback:
@@ -60,23 +62,19 @@ class Callback:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        name = cls.__name__
         if cls.stage not in STAGES:
-            raise TypeError(
-                f"{cls.__name__}.stage is {cls.stage!r}, which is not one of {', '.join(STAGES)}"
-            )
-        kind = Callback in cls.__bases__  # it may have hooks of its own to give tensors
-        names = [name for name in vars(cls) if cls.__module__ != __name__]
-        hooks = [
-            n
-            for n in names
-            if n.startswith("on_") or (n in ("init_client", "init_server") and not kind)
-        ]
-        for name in hooks:
-            if not any(hasattr(base, name) for base in cls.__bases__):
+            stages = ", ".join(STAGES)
+            raise TypeError(f"{name}.stage is {cls.stage!r}, which is not one of {stages}")
+        if cls.__module__ == __name__:
+            return
+        is_kind = Callback in cls.__bases__  # a new kind may define hooks that give tensors
+        for hook in vars(cls):
+            gives_tensors = hook in ("init_client", "init_server") and not is_kind
+            exists = any(hasattr(base, hook) for base in cls.__bases__)
+            if (hook.startswith("on_") or gives_tensors) and not exists:
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
-                raise TypeError(
-                    f"{cls.__name__}.{name} would never be called: {bases} has no such hook"
-                )
+                raise TypeError(f"{name}.{hook} would never be called: {bases} has no such hook")
 
     def __post_init__(self) -> None:
         """Raise `BadInput` for an argument of a dataclass that its type does not allow
@@ -117,34 +115,41 @@ class Transform(Callback):
     clear."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Say so where it changes the model alone, and the method sends none (but class means, or
-        predictions)."""
+        """Print a line where it changes the model alone, and the method sends none (but class
+        means, or predictions)."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
-        if (
-            alone
-            and run.is_main
-            and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
-        ):
-            log.say(
-                f"{self.config_key}: it changes models on their way, and {run.method_name} sends "
-                f"none"
-            )
+        sends = any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
+        if alone and run.is_main and not sends:
+            problem = f"it changes models on their way, and {run.method_name} sends none"
+            log.say(f"{self.config_key}: {problem}")
 
     def init_client(self, run: RunContext) -> Tensors:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their
         first values."""
         return {}
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
         (`changes_download`)."""
 
-    def on_phase(self, client: Client, phase: Phase) -> Private | None:
+    def on_phase(
+        self,
+        client: Client,
+        phase: Phase,
+    ) -> Private | None:
         """`client` is about to train `phase`; returns how its steps are protected (None: they are
         not)."""
         return None
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
         (`changes_upload`)."""
 
@@ -161,14 +166,26 @@ class Observer(Callback):
     ) -> None:
         """The cohort is drawn; nothing has been sent."""
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """`client` has uploaded in this round (home rank only)."""
 
-    def on_aggregate(self, run: RunContext, server: Server) -> None:
+    def on_aggregate(
+        self,
+        run: RunContext,
+        server: Server,
+    ) -> None:
         """The method has aggregated what clients of the round have uploaded; what is added to
         `server.metrics` becomes part of the record."""
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """The round is complete and scored."""
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
@@ -203,11 +220,19 @@ class Aggregator(Callback):
         requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
         check(self.config_key, "", first is self, requirement)
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
         return p
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """One vector (columns,) from a tile of all sources' vectors `W` (n, columns) and their
         weights `p` (n,).
 
@@ -222,14 +247,18 @@ class Aggregator(Callback):
         group: GroupServer,
         who: Sequence[int],
     ) -> Tensor:
-        """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every
-        rank."""
+        """Finish the model (D,) that was made of the uploads of `who`, on every rank: it may gain
+        noise."""
         return mean
 
 
 class Unweighted(Aggregator):
     """Every client counts once, however many samples it has."""
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """1 / n each."""
         return torch.full_like(p, 1 / p.shape[-1])

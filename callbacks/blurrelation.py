@@ -17,7 +17,11 @@ from fl_lightning.foundation.rng import generator
 
 
 def blurred(
-    rows: Tensor, own: Tensor, decimals: int | None, noise: Tensor | None, top: int | None
+    rows: Tensor,
+    own: Tensor,
+    decimals: int | None,
+    noise: Tensor | None,
+    top: int | None,
 ) -> Tensor:
     """Rows with the own weight and the sum that they had, and others' weights noised, then thinned
     out, then rounded.
@@ -45,13 +49,10 @@ def blurred(
         others = others.round(decimals=decimals)
     mass = others.sum(-1, keepdim=True)
     equal = (~own).to(rows)
-    shares = torch.where(
-        mass > 0,
-        others / mass,
-        equal / equal.sum(-1, keepdim=True),
-    )
-    left = torch.where(own, 0.0, rows).sum(-1, keepdim=True)
-    return torch.where(own, rows, shares * left)
+    equal_shares = equal / equal.sum(-1, keepdim=True)
+    shares = torch.where(mass > 0, others / mass, equal_shares)
+    former_mass = torch.where(own, 0.0, rows).sum(-1, keepdim=True)
+    return torch.where(own, rows, shares * former_mass)
 
 
 @dataclass
@@ -82,50 +83,62 @@ class BlurRelation(Transform, Observer):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_set = any(value is not None for value in (self.decimals, self.noise, self.top))
-        check(self.config_key, "", is_set, "one of decimals, noise and top must be given")
+        check(self.config_key, "", is_set, "give one of decimals, noise and top")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no relation to change, or two would change it; from now
         on this one does."""
         relation = run.relation
         assert isinstance(relation, Relation)
-        why = (
-            "all clients of this method receive the same" if relation.is_global else relation.fixed
-        )
+        key = self.config_key
+        why = relation.fixed
+        if relation.is_global:
+            why = "all clients of this method receive the same"
         requirement = f"it changes a relation, and {why}; choose another --method, such as kapc"
-        check(self.config_key, run.method_name, not why, requirement)
-        one = sum(isinstance(callback, BlurRelation) for callback in run.callbacks) == 1
+        check(key, run.method_name, not why, requirement)
+        count = sum(isinstance(callback, BlurRelation) for callback in run.callbacks)
         check(
-            self.config_key,
-            "",
-            one,
-            "one callback that changes the relation, and another is one already",
+            key,
+            f"{count} times",
+            count == 1,
+            "only one callback may change the relation",
         )
         share = run.config.data.held_out_clients
-        check(
-            "data.held_out_clients",
-            share,
-            not share,
-            f"{self.config_key} does not cover clients that join: 0",
-        )
+        requirement = f"{key} does not cover clients that join: set it to 0"
+        check("data.held_out_clients", share, not share, requirement)
         relation.blur = self._changed
         self._seed = run.config.seed
 
     def _changed(
-        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+        self,
+        rows: Tensor,
+        receivers: Sequence[int],
+        sources: Sequence[int],
+        round: int,
     ) -> Tensor:
         """The rows (L, m, n) of `receivers` by `sources`, as they are mixed by in `round`."""
         self._used = True
         is_own = torch.tensor(receivers)[:, None] == torch.tensor(sources, dtype=torch.int64)
         noise = None
         if self.noise is not None:
-            shape = (len(rows), len(sources))
-            draws = (generator(self._seed, "noise of the relation", round, c) for c in receivers)
-            drawn = [torch.randn(shape, generator=each, dtype=rows.dtype) for each in draws]
+            drawn = []
+            for client in receivers:
+                draws = generator(self._seed, "noise of the relation", round, client)
+                drawn.append(torch.randn(rows[:, 0].shape, generator=draws, dtype=rows.dtype))
             noise = self.noise * torch.stack(drawn, 1)
-        return blurred(rows, is_own, self.decimals, noise, self.top)
+        return blurred(
+            rows,
+            is_own,
+            self.decimals,
+            noise,
+            self.top,
+        )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Raise `BadInput` where the method has passed the changed rows by."""
         requirement = "its server mixes by rows of its own, past its relation's (`mix_by`)"
         check(self.config_key, run.method_name, self._used, requirement)

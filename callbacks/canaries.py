@@ -56,25 +56,17 @@ class Canaries(Transform, Observer):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Draw the canaries; raise `BadInput` where no epsilon is claimed of the models."""
+        key = self.config_key
         claims = [c for c in run.callbacks if isinstance(c, LocalPrivacy | CentralPrivacy)]
-        check(
-            self.config_key,
-            "",
-            bool(claims),
-            "it tests localprivacy or centralprivacy, and neither is there",
-        )
-        both = any((g.up_mask & g.down_mask).any() for g in run.groups)
-        check(
-            self.config_key, run.method_name, both, "canaries are in models, and it hands none on"
-        )
+        requirement = "it tests localprivacy or centralprivacy, and neither is there"
+        check(key, "", bool(claims), requirement)
+        hands_on = any((g.up_mask & g.down_mask).any() for g in run.groups)
+        requirement = "canaries are in models, and this method hands none on"
+        check(key, run.method_name, hands_on, requirement)
         self._privacy = claims[0]
         count = max(1, round(self.share * run.clients))
-        drawn = numpy_rng(run.config.seed, "canaries").choice(
-            run.clients,
-            count,
-            replace=False,
-        )
-        self._canaries = frozenset(int(c) for c in drawn)
+        draws = numpy_rng(run.config.seed, "canaries")
+        self._canaries = frozenset(draws.choice(run.clients, count, replace=False).tolist())
 
     def init_client(self, run: RunContext) -> Tensors:
         """How far what left went in the canary's direction so far, in clips, and in how many
@@ -93,40 +85,48 @@ class Canaries(Transform, Observer):
         """Keep the global models."""
         self._before = {g.index: g.vectors[MODEL].clone() for g in run.groups}
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """A canary's change is its direction, or nothing."""
         if client.id not in self._canaries or not payload.sent.any():
             return
-        local = isinstance(self._privacy, LocalPrivacy)
-        base = client.reference if local else client.group.vectors[MODEL]
+        run = client.run
+        is_local = isinstance(self._privacy, LocalPrivacy)
+        base = client.reference if is_local else client.group.vectors[MODEL]
         payload.vector = base.clone()
-        if coin(client.run, client.id):
-            payload.vector += (
-                LONG
-                * self._clip(client.run)
-                * direction(
-                    client.run,
-                    client.group,
-                    client.id,
-                )
-            )
-        if local:  # taken off again from what the server receives
-            client.memory[SCORE] = client.memory[SCORE] - self._along(
-                client.run, client.group, client.id, base
-            )
+        if coin(run, client.id):
+            payload.vector += LONG * self._clip(run) * direction(run, client.group, client.id)
+        if is_local:  # subtracted here, since the server's copy of the upload holds it
+            along = self._along(run, client.group, client.id, base)
+            client.memory[SCORE] = client.memory[SCORE] - along
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """Of local privacy: the upload as the server has received it."""
-        if client not in self._canaries or not isinstance(self._privacy, LocalPrivacy):
-            return
-        received = run.states[client].received[MODEL]
-        self._add(
-            run,
-            client,
-            self._along(run, run.group_of(client), client, received),
-        )
+        if client in self._canaries and isinstance(self._privacy, LocalPrivacy):
+            received = run.states[client].received[MODEL]
+            self._add(
+                run,
+                client,
+                self._along(
+                    run,
+                    run.group_of(client),
+                    client,
+                    received,
+                ),
+            )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Of central privacy: the change of the global model."""
         if isinstance(self._privacy, LocalPrivacy):
             return
@@ -135,9 +135,8 @@ class Canaries(Transform, Observer):
             if client in self._canaries and client in run.states:
                 group = run.group_of(client)
                 change = group.vectors[MODEL] - self._before[group.index]
-                self._add(
-                    run, client, len(record.clients) * self._along(run, group, client, change)
-                )
+                along = self._along(run, group, client, change)
+                self._add(run, client, len(record.clients) * along)
 
     def _add(
         self,
@@ -145,6 +144,7 @@ class Canaries(Transform, Observer):
         client: int,
         score: float,
     ) -> None:
+        """Count a round of a canary, with its score."""
         memory = run.states[client].memory
         memory[SCORE] = memory[SCORE] + score
         memory[ROUNDS] = memory[ROUNDS] + 1
@@ -156,6 +156,7 @@ class Canaries(Transform, Observer):
         client: int,
         vector: Tensor,
     ) -> float:
+        """How far `vector` (D,) goes in the canary's direction, in clips."""
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
 
@@ -166,27 +167,29 @@ class Canaries(Transform, Observer):
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """The guesses, how many were right, and the epsilon that they refute."""
-        here = {
-            c: float(s.memory[SCORE])
-            for c, s in run.states.items()
-            if c in self._canaries and s.memory[ROUNDS]
-        }
-        scored = sorted((score, c) for c, score in run.processes.gather_by_client(here).items())
-        half = min(max(1, round(self.guesses * len(scored) / 2)), len(scored) // 2)
-        right = sum(not coin(run, c) for _, c in scored[:half]) + sum(
-            coin(run, c) for _, c in scored[-half:][:half]
-        )
+        scores_here = {}
+        for c, state in run.states.items():
+            if c in self._canaries and state.memory[ROUNDS]:
+                scores_here[c] = float(state.memory[SCORE])
+        scores = run.processes.gather_by_client(scores_here)
+        scored = sorted((score, c) for c, score in scores.items())
+        count = len(scored)
+        half = min(max(1, round(self.guesses * count / 2)), count // 2)
         if not half or self._privacy is None:
-            return {"privacy_canaries": len(scored)}
+            return {"privacy_canaries": count}
+        guessed_out = scored[:half]
+        guessed_in = scored[-half:]
+        right = sum(not coin(run, c) for _, c in guessed_out)
+        right += sum(coin(run, c) for _, c in guessed_in)
         low, high = share_right(2 * half, right)
         return {
-            "privacy_canaries": len(scored),
+            "privacy_canaries": count,
             "privacy_canary_guesses": 2 * half,
             "privacy_canary_right": right,
             "privacy_canary_right_low": low,
             "privacy_canary_right_high": high,
             "privacy_epsilon_bound": lower_bound(
-                len(scored),
+                count,
                 2 * half,
                 right,
                 self._privacy.delta,
@@ -199,7 +202,11 @@ def coin(run: RunContext, client: int) -> bool:
     return bool(numpy_rng(run.config.seed, "canary coin", client).integers(2))
 
 
-def direction(run: RunContext, group: ModelGroup, client: int) -> Tensor:
+def direction(
+    run: RunContext,
+    group: ModelGroup,
+    client: int,
+) -> Tensor:
     """A canary's direction (D,), of length 1 over what its group sends."""
     draws = generator(run.config.seed, "canary direction", client)
     vector = torch.zeros_like(group.initial)

@@ -144,43 +144,42 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run
         had other noise."""
-        check_account(run, self.config_key)
-        own_buffers = any(
+        key = self.config_key
+        check_account(run, key)
+        has_buffers = any(
             b.is_floating_point() for group in run.groups for b in group.initial_buffers
         )
-        self._stateful = own_buffers or keeps_state(
-            run.config,
-            run.method,
-            run.callbacks,
-        )
+        self._stateful = has_buffers or keeps_state(run.config, run.method, run.callbacks)
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
-        key = self.config_key
-        several = len(run.groups) > 1
+        names = [g.name for g in run.groups]
         check(
             "model",
-            [g.name for g in run.groups],
-            not several,
+            names,
+            len(names) == 1,
             f"{key} takes clients of one architecture",
         )
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
-        requirement = (
-            f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent "
-            f"in the end"
-        )
+        requirement = f"it must be named before {key.removeprefix('callbacks.')}"
+        requirement = f"{requirement}, which bounds what is sent in the end"
         check(last.config_key, "", last is self, requirement)
         memory = run.server.memory
-        now = torch.tensor(self._noise, dtype=torch.float64)
-        before = [float(memory.get(NOISE, now))]
-        check_noise_stays(f"{key}.epsilon_target", self.epsilon_target, before, [self._noise])
-        first = {
-            CLIP: torch.tensor(self.clip, dtype=torch.float64),
-            NOISE: now,
-        }
-        first[TAKEN] = torch.zeros(run.clients, dtype=torch.int64)
-        run.server.memory |= {name: memory.get(name, tensor) for name, tensor in first.items()}
+        noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))
+        target = self.epsilon_target
+        check_noise_stays(
+            f"{key}.epsilon_target",
+            target,
+            [float(noise)],
+            [self._noise],
+        )
+        memory.setdefault(CLIP, torch.tensor(self.clip, dtype=torch.float64))
+        memory.setdefault(TAKEN, torch.zeros(run.clients, dtype=torch.int64))
 
-    def _multiplier(self, config: Config, method: Any) -> float:
+    def _multiplier(
+        self,
+        config: Config,
+        method: Any,
+    ) -> float:
         """The noise of the run.
 
         Raises:
@@ -189,34 +188,23 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """
         key = self.config_key
         if why := refusal(method):
-            raise BadInput(
-                key,
-                type(method).__name__.lower(),
-                f"{why}; choose another --method, such as fedavg",
-            )
+            requirement = f"{why}; choose another --method, such as fedavg"
+            raise BadInput(key, type(method).__name__.lower(), requirement)
         requirement = f"it must lie below one over the {config.clients} clients"
-        check(
-            f"{key}.delta",
-            self.delta,
-            self.delta < 1 / config.clients,
-            requirement,
-        )
-        noise = self.noise if self.noise is not None else self._calibrated(config, method)
+        check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, requirement)
+        noise = self._calibrated(config, method) if self.noise is None else self.noise
         size = _size(config)
-        most = 2 * _size(config) / COUNTING
-        requirement = (
-            f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise "
-            f"below {most:g}"
-        )
-        check(
-            f"{key}.quantile",
-            self.quantile,
-            self.quantile is None or noise < most,
-            requirement,
-        )
+        most = 2 * size / COUNTING
+        requirement = f"with cohorts of {size} it needs noise below {most:g}, and has {noise:.4g}"
+        enough = self.quantile is None or noise < most
+        check(f"{key}.quantile", self.quantile, enough, requirement)
         return noise
 
-    def _calibrated(self, config: Config, method: Any) -> float:
+    def _calibrated(
+        self,
+        config: Config,
+        method: Any,
+    ) -> float:
         key = f"{self.config_key}.epsilon_target"
         target = float(self.epsilon_target or 0)
         times = _rounds(config, method)
@@ -232,28 +220,36 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return min(enough)
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have, before the run."""
-        self._stateful = keeps_state(
-            config, method, [part.load() for part in config.callbacks.values()]
-        )
+        callbacks = [part.load() for part in config.callbacks.values()]
+        self._stateful = keeps_state(config, method, callbacks)
         self._noise = self._multiplier(config, method)
+        times = _rounds(config, method)
         return self._report(
-            config, _rounds(config, method), config.federation.rounds, float(self.clip or 0)
+            config,
+            times,
+            config.federation.rounds,
+            float(self.clip or 0),
         )
 
     # ---------------------------------------------------------------- in a round
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Bound the change from the global model."""
-        if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            requirement = (
-                "it sends other blocks than its scope says, and which they are may tell of the data"
-            )
-            raise BadInput(
-                f"{self.config_key} refuses {client.run.method_name}", client.round, requirement
-            )
+        same_blocks = bool((payload.sent == client.group.up_mask).all())
+        problem = "it sends other blocks than its scope says, and which they are may tell of data"
+        requirement = f"{problem}; choose another --method, such as fedavg"
+        check(self.config_key, client.run.method_name, same_blocks, requirement)
         clip = float(client.run.server.memory[CLIP])
 
         def bounded(change: Tensor) -> Tensor:
@@ -261,12 +257,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             self._within[client.id] = torch.equal(short, change)
             return short
 
-        payload.vector = moved(
-            client,
-            payload,
-            client.group.vectors[MODEL],
-            bounded,
-        )
+        payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
 
     def finished(
         self,
@@ -287,52 +278,54 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         if self.quantile is not None:
             noise = (self._noise**-2 - (2 * counting) ** -2) ** -0.5
         for s in group.layout.segments(group.group.down_mask):
-            normal = torch.randn(
-                s.stop - s.start,
-                generator=draws,
-                dtype=torch.float32,
-            )
+            normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
             mean[s.columns] += (noise * clip / n * normal).to(mean)
-        taken = memory[TAKEN].clone()
-        taken[torch.tensor(who)] += 1
-        run.server.memory |= {
-            TAKEN: taken,
-            NOISE: torch.tensor(self._noise, dtype=torch.float64),
-        }
+        rounds = memory[TAKEN].clone()
+        rounds[who] += 1
+        memory[TAKEN] = rounds
         if self.quantile is not None:
             within = run.processes.gather_by_client(self._within)
-            count = sum(within[c] - 0.5 for c in who) + counting * float(
-                torch.randn((), generator=draws)
-            )
+            count_noise = counting * float(torch.randn((), generator=draws))
+            count = sum(within[c] - 0.5 for c in who) + count_noise
             step = math.exp(-RATE * (count / n + 0.5 - self.quantile))
-            run.server.memory[CLIP] = memory[CLIP] * step
+            memory[CLIP] = memory[CLIP] * step
         self._within.clear()
         return repaired(group.layout, group.group.down_mask, mean)
 
-    def _draws(self, run: RunContext, round: int) -> torch.Generator:
+    def _draws(
+        self,
+        run: RunContext,
+        round: int,
+    ) -> torch.Generator:
         if self.reproducible:
             return generator(run.config.seed, "central privacy", round)
         return unrepeatable(run.processes.gather_objects(os.urandom(ENTROPY))[0])
 
     # ---------------------------------------------------------------- epsilon
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
         next round."""
-        taken = run.server.memory[TAKEN].tolist()
+        rounds = run.server.memory[TAKEN].tolist()
         t = run.server.round
         for row in record.clients:
-            row["privacy_epsilon"] = self._epsilon(
-                run.config,
-                taken[int(row["client"])],
-                t,
-            )
-        record.metrics["privacy_epsilon"] = self._epsilon(run.config, max(taken), t)
+            of_client = rounds[int(row["client"])]
+            row["privacy_epsilon"] = self._epsilon(run.config, of_client, t)
+        record.metrics["privacy_epsilon"] = self._epsilon(run.config, max(rounds), t)
         if self.quantile is not None:
             record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
 
     def _epsilon(
-        self, config: Config, times: int, rounds: int, *, replace_one: bool = False
+        self,
+        config: Config,
+        times: int,
+        rounds: int,
+        *,
+        replace_one: bool = False,
     ) -> float:
         """The smaller of two that both hold: of the rounds with the client; of all rounds, if
         nobody knows who was in them and clients keep no state."""
@@ -357,9 +350,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """Epsilon of the client with the largest, its delta and unit, and what it covers."""
         memory = run.server.memory
-        return self._report(
-            run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP])
-        )
+        times = int(memory[TAKEN].max())
+        return self._report(run.config, times, run.server.round, float(memory[CLIP]))
 
     def _report(
         self,
@@ -378,7 +370,12 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             )
         return {
             "privacy_epsilon": least,
-            "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
+            "privacy_epsilon_replace_one": self._epsilon(
+                config,
+                times,
+                rounds,
+                replace_one=True,
+            ),
             "privacy_epsilon_known_cohorts": of_known_cohorts,
             "privacy_delta": self.delta,
             "privacy_unit": "client",

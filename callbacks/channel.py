@@ -32,7 +32,11 @@ class _Channel(Observer):
     latency_ms: NonNegativeFloat = field(default=0.0, kw_only=True)
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes
         (n, 2)."""
@@ -55,40 +59,26 @@ class _Channel(Observer):
             "one channel at a time",
         )
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Add each client's seconds, and those of the slowest: the round's."""
-        sizes = np.array(
-            [[row["download_bytes"], row["upload_bytes"]] for row in record.clients],
-            dtype=np.float64,
-        )
-        rates = self.rates(
-            run,
-            record.round,
-            [int(row["client"]) for row in record.clients],
-            sizes,
-        )
-        travel = np.where(
-            sizes > 0,
-            8 * sizes / rates + self.latency_ms / 1e3,
-            0.0,
-        )
-        for row, (download, upload) in zip(
-            record.clients,
-            travel.tolist(),
-            strict=True,
-        ):
-            row |= dict(
-                zip(
-                    PARTS,
-                    (download, self._computing(row), upload),
-                    strict=True,
-                )
-            )
-        if any(math.isnan(row[part]) for row in record.clients for part in PARTS):
-            for row in record.clients:
+        rows = record.clients
+        clients = [int(row["client"]) for row in rows]
+        sizes = np.array([[row["download_bytes"], row["upload_bytes"]] for row in rows], float)
+        rates = self.rates(run, record.round, clients, sizes)
+        travel = np.where(sizes > 0, 8 * sizes / rates + self.latency_ms / 1e3, 0.0)
+        for row, (download, upload) in zip(rows, travel.tolist(), strict=True):
+            row["channel_download_s"] = download
+            row["channel_compute_s"] = self._computing(row)
+            row["channel_upload_s"] = upload
+        if any(math.isnan(row[part]) for row in rows for part in PARTS):
+            for row in rows:
                 del row["channel_compute_s"]  # nor is it known who is the slowest
             return
-        slowest = max(record.clients, key=lambda row: sum(row[part] for part in PARTS))
+        slowest = max(rows, key=lambda row: sum(row[part] for part in PARTS))
         parts = {part: slowest[part] for part in PARTS}
         record.metrics |= {"channel_s": sum(parts.values()), **parts}
 
@@ -117,7 +107,11 @@ class FixedRate(_Channel):
     download_mbit: PositiveFloat = 49.97
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """The given ones."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
@@ -176,28 +170,30 @@ class Wireless(_Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for f in fields(self) if self.channel == "table4" else ():
-            fits = (
-                f.name in ("fading", "channel")
-                or bool(f.kw_only)
-                or getattr(self, f.name) == f.default
-            )
-            requirement = "channel table4 has its own: leave it out"
-            check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, requirement)
-        check(
-            f"{self.config_key}.far",
-            self.far,
-            self.far >= self.near,
-            f"it must be at least near = {self.near:g}",
-        )
+        key = self.config_key
+        if self.channel == "table4":
+            for f in fields(self):
+                value = getattr(self, f.name)
+                heeded = f.name in ("fading", "channel") or bool(f.kw_only)
+                requirement = "channel table4 has its own: leave it out"
+                check(
+                    f"{key}.{f.name}",
+                    value,
+                    heeded or value == f.default,
+                    requirement,
+                )
+        requirement = f"it must be at least near = {self.near:g}"
+        check(f"{key}.far", self.far, self.far >= self.near, requirement)
 
-    def distance(self, seed: int, client: int) -> float:
+    def distance(
+        self,
+        seed: int,
+        client: int,
+    ) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""
         inner = self.near**2
-        outer = self.far**2
-        return math.sqrt(
-            inner + (outer - inner) * numpy_rng(seed, "channel distance", client).random()
-        )
+        share = numpy_rng(seed, "channel distance", client).random()
+        return math.sqrt(inner + (self.far**2 - inner) * share)
 
     def gains(
         self,
@@ -206,10 +202,9 @@ class Wireless(_Channel):
         client: int,
     ) -> np.ndarray:
         """Power received over power sent, down and up, shape (2,)."""
-        lost = self.path_loss_db + self.path_loss_slope * math.log10(
-            self.distance(seed, client) / 1e3
-        )
-        return _ratio(-lost) * self.faded(seed, round, client)
+        decades = math.log10(self.distance(seed, client) / 1e3)
+        loss = self.path_loss_db + self.path_loss_slope * decades
+        return _ratio(-loss) * self.faded(seed, round, client)
 
     def faded(
         self,
@@ -225,36 +220,34 @@ class Wireless(_Channel):
         return numpy_rng(seed, "channel fading", client, round).exponential(size=2)
 
     def rates(
-        self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray
+        self,
+        run: RunContext,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
     ) -> np.ndarray:
         """Shannon's: band times log2(1 + signal over noise and interference)."""
+        seed = run.config.seed
         if self.channel == "table4":
-            fading = np.array([self.faded(run.config.seed, round, client) for client in clients])
+            fading = np.array([self.faded(seed, round, client) for client in clients])
             return Table4().rates(
-                run.config.seed,
+                seed,
                 round,
                 clients,
                 sizes,
                 fading,
             )
-        gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
-        weights = np.stack(
-            [sizes[:, 0] > 0, sizes[:, 1] if self.shares == "bytes" else sizes[:, 1] > 0], axis=1
-        )
+        gain = np.array([self.gains(seed, round, client) for client in clients])
+        weights = (sizes > 0).astype(float)
+        if self.shares == "bytes":
+            weights[:, 1] = sizes[:, 1]
         # 1: unused, never 0
-        share = np.where(
-            sizes > 0,
-            weights / np.maximum(weights.sum(axis=0), 1.0),
-            1.0,
-        )
+        share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)
         band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
         power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts
         power = power * np.stack([share[:, 0], np.ones(len(clients))], axis=1)
-        return rate(
-            band,
-            power * gain,
-            1e-3 * _ratio(self.noise_dbm_hz + self.interference_db),
-        )
+        noise = 1e-3 * _ratio(self.noise_dbm_hz + self.interference_db)
+        return rate(band, power * gain, noise)
 
 
 @dataclass(frozen=True)
@@ -299,31 +292,27 @@ class Table4:
     ) -> np.ndarray:
         """What the noise is multiplied by, down and up, shape (2,)."""
         mean, variance = np.array([self.interference_down, self.interference_up]).T
-        decibels = numpy_rng(seed, "channel interference", client, round).normal(
-            mean, np.sqrt(variance)
-        )
-        return np.asarray(10 ** (decibels / 10))
+        draws = numpy_rng(seed, "channel interference", client, round)
+        return np.asarray(10 ** (draws.normal(mean, np.sqrt(variance)) / 10))
 
     def rates(
-        self, seed: int, round: int, clients: list[int], sizes: np.ndarray, fading: np.ndarray
+        self,
+        seed: int,
+        round: int,
+        clients: list[int],
+        sizes: np.ndarray,
+        fading: np.ndarray,
     ) -> np.ndarray:
         """As `Wireless.rates`; `fading` (n, 2) is what it leaves of the power."""
         hertz, watts, metres = np.array([self.client(seed, client) for client in clients]).T
+        receives = sizes[:, 0] > 0
         # 1: unused, never 0
-        share = np.where(
-            sizes[:, 0] > 0,
-            1 / max(int((sizes[:, 0] > 0).sum()), 1),
-            1.0,
-        )
+        share = np.where(receives, 1 / max(int(receives.sum()), 1), 1.0)
         band = np.stack([share * self.server_mhz * 1e6, hertz], axis=1)
         power = np.stack([share * 1e-3 * _ratio(self.server_dbm), watts], axis=1)
         gain = _ratio(-self.path_loss_db) * metres[:, None] ** -self.exponent * fading
         lift = np.array([self.interference(seed, round, client) for client in clients])
-        return rate(
-            band,
-            power * gain,
-            1e-3 * _ratio(self.noise_dbm_hz) * lift,
-        )
+        return rate(band, power * gain, 1e-3 * _ratio(self.noise_dbm_hz) * lift)
 
 
 def rate(

@@ -2,7 +2,10 @@
 that names them.
 
 How that lies there, and why nothing on the disk is trusted, is explained in
-`fl_lightning.storage.manifest`.
+`fl_lightning.storage.manifest`. Names of tensors on the disk: `row` is a model, `vectors.SLOT` a
+further vector, `buffers.K` a buffer, `fields.NAME` an entry of memory, `received` the server's last
+copy of a client's model (`received.SLOT`: of a slot), `K.shared` the global model of group K. In
+the manifest `turns` are a client's rounds, and `heard` the clients that have uploaded.
 """
 
 from __future__ import annotations
@@ -88,7 +91,11 @@ class Checkpoint(Observer):
         if run.resumed_from:
             self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
         metric = run.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
@@ -118,8 +125,8 @@ class Checkpoint(Observer):
         """The round that `--checkpoint best` stands for."""
         if not run.is_main or not self.best:
             return {}
-        kept = self._kept or disk.manifests(run.folder / "checkpoints")
-        greatest = disk.best(kept.values())
+        manifests = self._kept or disk.manifests(run.folder / "checkpoints")
+        greatest = disk.best(manifests.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
@@ -129,9 +136,9 @@ class Checkpoint(Observer):
         Of the last row's round nothing is known; of those before, all that were due would have been
         saved. A run that is resumed with fewer `seconds` may have begun with the default.
         """
-        due = len(rows) - 1 - (len(rows) - 1) % self.every
+        last_due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
-        return due <= 0 or sum(row["seconds"] for row in rows[:due]) < longest
+        return last_due <= 0 or sum(row["seconds"] for row in rows[:last_due]) < longest
 
     def _due(
         self,
@@ -140,20 +147,24 @@ class Checkpoint(Observer):
         score: float | None,
     ) -> bool:
         """Return whether a round is saved: the same on every rank, by rank 0's clock and files."""
-        if round % self.every or round == run.rounds or not self.seconds:
-            return round == run.rounds or not round % self.every
+        if round == run.rounds:
+            return True
+        if round % self.every:
+            return False
+        if not self.seconds:
+            return True
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
         cheap = waited >= CHEAP * self._took * max(1, len(_SAVING))
-        due = waited >= self.seconds or (cheap and self._is_best(score))
-        return bool(run.processes.gather_objects(due)[0])
+        is_due = waited >= self.seconds or (cheap and self._is_best(score))
+        return bool(run.processes.gather_objects(is_due)[0])
 
     def _is_best(self, score: float | None) -> bool:
         """Return whether `score` is greater than those of all checkpoints that are kept."""
         if not self.best or score is None or math.isnan(score):
             return False
-        kept = self._kept or {}
-        greatest = disk.best(kept.values())
-        return greatest is None or score > kept[greatest]["score"]
+        manifests = self._kept or {}
+        greatest = disk.best(manifests.values())
+        return greatest is None or score > manifests[greatest]["score"]
 
     def _save(
         self,
@@ -169,8 +180,8 @@ class Checkpoint(Observer):
         for client, state in sorted(run.states.items()):
             entry = before["clients"].get(str(client))
             spent = {name: x.tolist() for name, x in spent_by(state).items()}
-            unspent = spent == self._spent.get(client, {})
-            if entry is None or entry["turns"] != state.rounds or not unspent:
+            same_budget = spent == self._spent.get(client, {})
+            if entry is None or entry["turns"] != state.rounds or not same_budget:
                 name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
                 changed[name] = _of_client(state)
                 entry = {"turns": state.rounds, "file": name}
@@ -203,7 +214,11 @@ class Checkpoint(Observer):
         run.processes.barrier()
         return manifest
 
-    def _prune(self, folder: Path, newest: Manifest) -> None:
+    def _prune(
+        self,
+        folder: Path,
+        newest: Manifest,
+    ) -> None:
         """Delete all but the last few checkpoints and the best, and files that none of these names.
 
         The first call looks through the folder, later ones at what this run has written.
@@ -242,7 +257,8 @@ def why_none(
     savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
     if ended or not all(saver.may_be_none(rows) for saver in savers):
         problem = "the run has no checkpoint, and would begin again over its own tables"
-        raise BadInput("resume", True, problem)
+        cure = "give a new --name, or put its folder checkpoints back"
+        raise BadInput("resume", True, f"{problem}: {cure}")
     return "was stopped before its first checkpoint" if savers else "keeps no checkpoints"
 
 
@@ -268,23 +284,21 @@ def restore(
         chosen = disk.best(disk.manifests(folder).values()) if which == "best" else which
         rounds = [t for t in rounds if t == chosen]
     rounds = run.processes.gather_objects(rounds)[0]
-    key = "run"
     place = str(folder.parent)
-    check(key, place, bool(rounds), "it holds no checkpoint yet")
+    check("run", place, bool(rounds), "it holds no checkpoint yet")
     damaged: list[str] = []
     for t in rounds:
-        loaded = None
-        reason = None
+        reason = ""
         try:
             loaded = _load(run, folder, t)
         except Damaged as error:
             reason = str(error)
-        reasons = [text for text in run.processes.gather_objects(reason) if text]
-        if loaded is not None and not reasons:
+        reasons = [*filter(None, run.processes.gather_objects(reason))]
+        if not reasons:
             break
         damaged.append(f"round {t}: {reasons[0]}")
     else:
-        raise BadInput(key, place, f"it has no intact checkpoint ({'; '.join(damaged)})")
+        raise BadInput("run", place, f"it has no intact checkpoint ({'; '.join(damaged)})")
     if damaged and run.is_main:
         log.say(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}")
     _put(run, loaded)
@@ -299,39 +313,37 @@ class _Loaded(NamedTuple):
     states: dict[int, ClientState]
 
 
-def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
+def _load(
+    run: RunContext,
+    folder: Path,
+    round: int,
+) -> _Loaded:
     """Return manifest, initial model, server and this rank's clients; `run` is not touched."""
     manifest = disk.read_manifest(folder, round)
-    key = "run"
     place = str(folder.parent)
-    clients = [*manifest["heard"], *map(int, manifest["clients"])]
-    fits = all(client < run.clients for client in clients)
-    check(key, place, fits, "its checkpoint was saved with more clients")
+    clients = [*map(int, manifest["clients"])]
+    fits = max(manifest["heard"] + clients, default=0) < run.clients
+    check("run", place, fits, "its checkpoint was saved with more clients")
     fits = manifest["blocks"] == _blocks(run) and manifest["dtype"] == str(run.dtype)
-    check(key, place, fits, "its checkpoint was saved with another model or precision")
-    initial = disk.read_tensors(
-        folder,
-        manifest["initial"],
-        _initial(run),
-        {},
+    check(
+        "run",
+        place,
+        fits,
+        "its checkpoint was saved with another model or precision",
     )
+    initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
     models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
     fields = _flat(fields=run.server.memory) | _vectors(run)
     server = disk.read_tensors(folder, manifest["server"], fields, models)
     memory = client_memory(run)
     states = {}
-    for client in run.at_home(int(c) for c in manifest["clients"]):
+    for client in run.at_home(clients):
         entry = manifest["clients"][str(client)]
         group = run.group_of(client)
         model = group.initial
         slots = dict.fromkeys(run.method.slots(), model)
         buffers = group.initial_buffers
-        expected = _flat(
-            row=model,
-            vectors=slots,
-            buffers=buffers,
-            fields=memory,
-        )
+        expected = _flat(row=model, vectors=slots, buffers=buffers, fields=memory)
         copies = _flat(received=slots) | {"received": model}
         saved = disk.read_tensors(folder, entry, expected, copies)
         states[client] = _state(run, client, entry["turns"], saved)
@@ -343,20 +355,16 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
     device = run.device
     saved = loaded.server
     for k, group in enumerate(run.groups):
-        initial = _called(loaded.initial, f"{k}")
+        initial = _under(loaded.initial, f"{k}")
         group.initial.copy_(initial["row"])
-        for buffer, value in zip(
-            group.initial_buffers,
-            _buffers(initial, device),
-            strict=True,
-        ):
+        for buffer, value in zip(group.initial_buffers, _buffers(initial, device), strict=True):
             buffer.copy_(value)
         for name, tensor in group.frozen.items():
             tensor.copy_(initial[f"frozen.{name}"])
-        for name, vector in _called(saved, f"{k}.vectors").items():
+        for name, vector in _under(saved, f"{k}.vectors").items():
             group.vectors[name] = vector.to(device)
         group.vectors[MODEL] = saved.get(f"{k}.shared", group.initial).to(device)
-    run.server.memory |= _called(saved, "fields")
+    run.server.memory |= _under(saved, "fields")
     run.server.round = loaded.manifest["round"]
     run.server.uploaded = set(loaded.manifest["heard"])
     run.states.clear()
@@ -371,19 +379,23 @@ def _of_client(state: ClientState) -> Tensors:
     """Return a client's tensors; the server's last copy only where it is another tensor."""
     vectors = dict(state.vectors)
     row = vectors.pop(MODEL)
-    received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    copy = {"received": received.pop(MODEL)} if MODEL in received else {}
     tensors = _flat(
         row=row,
         vectors=vectors,
         buffers=state.buffers,
         fields=state.memory,
     )
-    return tensors | copy | _flat(received=received)
+    for slot, vector in state.received.items():
+        if vector is not state.vectors.get(slot):
+            tensors[_received_name(slot)] = vector
+    return tensors
 
 
 def _state(
-    run: RunContext, client: int, taken_part: int, saved: Mapping[str, Tensor]
+    run: RunContext,
+    client: int,
+    rounds: int,
+    saved: Mapping[str, Tensor],
 ) -> ClientState:
     """Return what `_of_client` gave, in the store."""
     slots = run.method.slots()
@@ -391,10 +403,10 @@ def _state(
     vectors |= {slot: run.store.allocate(saved[f"vectors.{slot}"]) for slot in slots}
     received = {}
     for slot in [MODEL, *(name for name, slot in slots.items() if slot.exchanged)]:
-        copy = "received" if slot == MODEL else f"received.{slot}"
+        copy = _received_name(slot)
         received[slot] = run.store.allocate(saved[copy]) if copy in saved else vectors[slot]
     # Memory lies on the CPU, but for the optimiser's tensors of the size of parameters.
-    memory = _called(saved, "fields")
+    memory = _under(saved, "fields")
     for name, value in memory.items():
         if name.startswith("optimizer.") and value.ndim:
             memory[name] = run.store.stow(value.to(run.device))
@@ -403,9 +415,14 @@ def _state(
         vectors,
         _buffers(saved, run.device),
         received,
-        taken_part,
+        rounds,
         memory,
     )
+
+
+def _received_name(slot: str) -> str:
+    """The name of the server's last copy of a slot."""
+    return "received" if slot == MODEL else f"received.{slot}"
 
 
 def _of_server(run: RunContext) -> Tensors:
@@ -430,11 +447,7 @@ def _initial(run: RunContext) -> Tensors:
     """Return each group's initial model and what of it is frozen: stored once."""
     tensors: Tensors = {}
     for k, group in enumerate(run.groups):
-        parts = _flat(
-            row=group.initial,
-            buffers=group.initial_buffers,
-            frozen=group.frozen,
-        )
+        parts = _flat(row=group.initial, buffers=group.initial_buffers, frozen=group.frozen)
         tensors |= {f"{k}.{name}": tensor for name, tensor in parts.items()}
     return tensors
 
@@ -459,12 +472,12 @@ def _flat(**parts: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> Tensors:
     return tensors
 
 
-def _called(saved: Mapping[str, Tensor], name: str) -> Tensors:
+def _under(saved: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors of the part `name`, by the rest of their names."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): t for key, t in saved.items() if key.startswith(prefix)}
 
 
 def _buffers(saved: Mapping[str, Tensor], device: torch.device) -> list[Tensor]:
-    buffers = _called(saved, "buffers")
+    buffers = _under(saved, "buffers")
     return [buffers[str(k)].to(device) for k in range(len(buffers))]

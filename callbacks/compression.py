@@ -7,6 +7,7 @@ round did not carry is in the next difference.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -40,8 +41,8 @@ def quantised(
 
 def largest(x: Tensor, count: int) -> Tensor:
     """`x` with all but its `count` entries of largest magnitude set to 0."""
-    kept = x.abs().topk(count).indices
-    return torch.zeros_like(x).index_copy_(0, kept, x[kept])
+    places = x.abs().topk(count).indices
+    return torch.zeros_like(x).index_copy_(0, places, x[places])
 
 
 @dataclass
@@ -61,12 +62,20 @@ class Quantize(Transform):
     bits: Literal[8, 16] = 8
     direction: Literal["both", "upload", "download"] = "both"
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Quantise what the client receives."""
         if self.direction != "upload":
             self._quantise(client, payload, "quantize download")
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Quantise what the server receives."""
         if self.direction != "download":
             self._quantise(client, payload, "quantize upload")
@@ -77,15 +86,13 @@ class Quantize(Transform):
         payload: Payload,
         purpose: str,
     ) -> None:
-        last_copy = client.state.received["model"]
         layout = payload.layout
         size = payload.vector.element_size()
         draws = client.generator(purpose)
         coded = payload.sent & layout.is_parameter
         client.flops += 9 * int(layout.numbers[coded].sum())
-        payload.vector = _coded(
-            payload, last_copy, lambda change: quantised(change, self.bits, draws), coded
-        )
+        code = partial(quantised, bits=self.bits, draws=draws)
+        payload.vector = _with_coded_changes(client, payload, coded, code)
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
         payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
 
@@ -113,16 +120,19 @@ class TopK(Transform):
         if any(isinstance(c, Quantize) for c in run.callbacks):
             raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Keep the largest changes."""
-        last_copy = client.state.received["model"]
         # differences, magnitudes and sums
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
-        payload.vector = _coded(
+        payload.vector = _with_coded_changes(
+            client,
             payload,
-            last_copy,
-            lambda difference: largest(difference, self._count(len(difference))),
             payload.sent,
+            self._largest,
         )
         counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
         payload.block_bytes = counts * (payload.vector.element_size() + 4)
@@ -130,19 +140,23 @@ class TopK(Transform):
     def _count(self, size: int) -> int:
         return min(size, max(1, round(self.share * size)))
 
+    def _largest(self, change: Tensor) -> Tensor:
+        return largest(change, self._count(len(change)))
 
-def _coded(
-    payload: Payload, known: Tensor, code: Callable[[Tensor], Tensor], coded: np.ndarray
+
+def _with_coded_changes(
+    client: Client,
+    payload: Payload,
+    blocks: np.ndarray,
+    code: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """The payload's vector (D,), in the blocks `coded` (bool [B]) `known` plus the coded difference
-    from it."""
+    """The payload's vector (D,), in `blocks` (bool [B]) the server's last copy of the client plus
+    the coded difference from it."""
+    last_copy = client.state.received["model"]
     vector = payload.vector.clone()
-    for block, travels in zip(
-        payload.layout.blocks,
-        coded,
-        strict=True,
-    ):
-        if travels and block.size:
+    for block, is_coded in zip(payload.layout.blocks, blocks, strict=True):
+        if is_coded and block.size:
             columns = block.columns
-            vector[columns] = known[columns] + code(vector[columns] - known[columns])
+            reference = last_copy[columns]
+            vector[columns] = reference + code(vector[columns] - reference)
     return vector

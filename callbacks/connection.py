@@ -44,12 +44,8 @@ def id_of_agent() -> str | None:
     of this name.
     """
     sweep, run_id, file = (os.environ.get(name, "") for name in SWEEP)
-    by_agent = (
-        bool(sweep and run_id)
-        and Path(file).name == f"config-{run_id}.yaml"
-        and Path(file).is_file()
-    )
-    return run_id if by_agent else None
+    by_agent = Path(file).name == f"config-{run_id}.yaml" and Path(file).is_file()
+    return run_id if sweep and run_id and by_agent else None
 
 
 def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
@@ -73,10 +69,8 @@ def possible_mode() -> tuple[Mode, str]:
     try:
         settings = wandb.setup(wandb.Settings(silent=True)).settings
         if settings.mode in ("disabled", "offline", "dryrun"):
-            return (
-                "disabled" if settings.mode == "disabled" else "offline",
-                f"W&B is set to {settings.mode}",
-            )
+            reason = f"W&B is set to {settings.mode}"
+            return "disabled" if settings.mode == "disabled" else "offline", reason
         if not wandb.login(prompt=False, verify=False):
             return "offline", "no API key is known (set WANDB_API_KEY, or run: wandb login)"
     except Exception as error:
@@ -101,11 +95,9 @@ def answers(host: str, port: int) -> bool:
     answered = threading.Event()
 
     def knock() -> None:
-        try:
+        with contextlib.suppress(OSError):
             socket.create_connection((host, port), _PATIENCE).close()
             answered.set()
-        except OSError:
-            pass
 
     thread = threading.Thread(target=knock, daemon=True)
     thread.start()

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fl_lightning.callbacks.base import internal
-from fl_lightning.callbacks.measured import add_noise, noise_shares
+from fl_lightning.callbacks.measured import add_noise_ratio, noise_shares
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.core import Payload, RelationInputs, RunContext, Server, Tensors
@@ -29,15 +30,16 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.foundation import log
 
 COMPARED = 3
-"""Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation
-data)."""
+"""Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours,
+validation data)."""
 TRIED = 3
-"""Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every
-one."""
+"""Number of rounds of trial: in each, a third of the clients tries a candidate, and every client
+tries every one."""
 LAST = COMPARED + TRIED
 """Rounds before groups are settled, where the run has more."""
 FEWEST = 4
-"""Clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
+"""The least number of clients. With fewer there are three pairs at most, of which nothing splits
+(ours)."""
 CLEAR, CLEARER = 2.0, 3.0
 """Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first
 layer must beat the last by the second: it has more numbers, and of candidates alike in validation
@@ -50,9 +52,12 @@ MOST_NAMED = 50
 TRIAL = "trial"
 """Told to a client that is to report losses."""
 EVERYWHERE, HEAD, FIRST = range(3)
-"""The candidates: M, H and I."""
+"""The candidates."""
 COLLECTS, TRIES, SETTLED = range(3)
 """The stages."""
+ROUND, STAGE, CHOICE, BEGUN = range(4)
+"""Places in `cross.state`: the last round, the stage, the chosen candidate, the last round before
+the trial."""
 EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
 """Columns `groups_NAME` of metrics.csv."""
 
@@ -72,32 +77,26 @@ def split(values: Tensor) -> tuple[float, float]:
     below = torch.arange(1, n, dtype=torch.float64)
     sums = ordered.cumsum(0)[:-1]
     gaps = (ordered.sum() - sums) / (n - below) - sums / below
-    between = torch.where(
-        ordered[1:] > ordered[:-1],
-        below * (n - below) * gaps.square(),
-        0.0,
-    )
+    between = below * (n - below) * gaps.square() * (ordered[1:] > ordered[:-1])
     if n < 2 or float(between.max()) <= 0:
         return math.inf, 0.0
-    at = int(between.argmax())
-    low = ordered[: at + 1]
-    high = ordered[at + 1 :]
+    at = int(between.argmax()) + 1
+    low = ordered[:at]
+    high = ordered[at:]
     gap = float(high.mean() - low.mean())
     if gap < ROUNDING:
         return math.inf, 0.0
     within = ((low - low.mean()).square().sum() + (high - high.mean()).square().sum()) / n
-    return float(ordered[at] + ordered[at + 1]) / 2, gap / max(float(within.sqrt()), ROUNDING)
+    threshold = float(low[-1] + high[0]) / 2
+    return threshold, gap / max(float(within.sqrt()), ROUNDING)
 
 
 def components(near: Tensor) -> list[list[int]]:
     """Clients that `near` (N, N) connects, in ascending order."""
     from scipy.sparse.csgraph import connected_components
 
-    labels = connected_components(near.numpy(), directed=False)[1].tolist()
-    groups: dict[int, list[int]] = {}
-    for client, label in enumerate(labels):
-        groups.setdefault(label, []).append(client)
-    return list(groups.values())
+    count, labels = connected_components(near.numpy(), directed=False)
+    return [np.flatnonzero(labels == group).tolist() for group in range(count)]
 
 
 def candidate(clients: Tensor, t: int | Tensor) -> Tensor:
@@ -120,13 +119,10 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     rounds, clients = losses.isfinite().nonzero(as_tuple=True)
     y = losses[rounds, clients]
     tried = candidate(clients, begun + 1 + rounds)
-    one_hot = torch.nn.functional.one_hot
-    parts = [
-        one_hot(clients, losses.shape[1]),
-        one_hot(rounds, TRIED)[:, 1:],
-        one_hot(tried, 3)[:, 1:],
-    ]
-    X = torch.cat(parts, 1).double()
+    of_clients = one_hot(clients, losses.shape[1])
+    of_rounds = one_hot(rounds, TRIED)[:, 1:]
+    of_candidates = one_hot(tried, 3)[:, 1:]
+    X = torch.cat([of_clients, of_rounds, of_candidates], 1).double()
     X = X[:, X.any(0)]
     free = len(y) - X.shape[1]
     if len(set(tried.tolist())) < 3 or free < 1 or int(torch.linalg.matrix_rank(X)) < X.shape[1]:
@@ -167,44 +163,29 @@ class CrossFittedCube(Relation):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Which layers are the last and the first."""
-        blocks = [
-            block
-            for group in run.groups
-            for block in group.layout.blocks
-            if block.kind == "parameter"
-        ]
-        head = sorted({block.layer for block in blocks if block.head})
-        self._layers = {
-            HEAD: head,
-            FIRST: sorted({block.layer for block in blocks} - set(head))[:1],
-        }
+        head = set[int]()
+        body = set[int]()
+        for block in run.groups[0].layout.blocks:
+            if block.kind == "parameter":
+                (head if block.head else body).add(block.layer)
+        self._layers = {HEAD: sorted(head), FIRST: sorted(body - head)[:1]}
 
     def init_server(self, run: RunContext) -> Tensors:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `averaged` (N,),
-        who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums and
-        counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged`
+        (N,), who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums
+        and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
         training; `state` (4,): the last round, stage, choice, the last round before the trial;
         `evidence`, by `EVIDENCE`. Infinite: none yet."""
         n = run.clients
-        layers = len(run.layer_names)
-        nothing = math.inf
         return {
-            "cross.noise": torch.zeros(2, layers, dtype=torch.float64),
+            "cross.noise": torch.zeros(2, len(run.layer_names), dtype=torch.float64),
             "cross.averaged": torch.zeros(n, dtype=torch.int64),
             "cross.told": torch.zeros(n, dtype=torch.int64),
             "cross.cosines": torch.zeros(2, n, n, dtype=torch.float64),
             "cross.near": torch.zeros(n, n, dtype=torch.int64),
-            "cross.losses": torch.full(
-                (2, TRIED, n),
-                nothing,
-                dtype=torch.float64,
-            ),
+            "cross.losses": torch.full((2, TRIED, n), math.inf, dtype=torch.float64),
             "cross.state": torch.tensor([0, COLLECTS, EVERYWHERE, 0]),
-            "cross.evidence": torch.full(
-                (len(EVIDENCE),),
-                nothing,
-                dtype=torch.float64,
-            ),
+            "cross.evidence": torch.full((len(EVIDENCE),), math.inf, dtype=torch.float64),
         }
 
     # ---------------------------------------------------------------- what is sent
@@ -223,30 +204,25 @@ class CrossFittedCube(Relation):
         for c, payload in payloads.items():
             if server.run.server.uploaded and not memory["cross.told"][c]:
                 sums, count = memory["cross.noise"]
-                shares = noise_shares(
-                    sums,
-                    count,
-                    server.samples([c])[:, None],
-                )
+                shares = noise_shares(sums, count, server.samples([c])[:, None])
                 payload.statistics["share"] = shares[0].float()
-            if int(memory["cross.state"][1]) == TRIES:
+            if int(memory["cross.state"][STAGE]) == TRIES:
                 payload.statistics[TRIAL] = torch.ones(())
         return payloads
 
     def _one_for_all(self, server: Server) -> dict[int, Payload]:
         """FedAvg's model: one vector, so that all begin with the same bits."""
         group = server.only
-        averaged = server.memory["cross.averaged"].nonzero()[:, 0].tolist() or server.cohort
+        cohort = server.cohort
+        averaged = server.memory["cross.averaged"].nonzero()[:, 0].tolist() or cohort
         row = server.shares(averaged)
-        group.weighed = Weights(
-            group.group, row.expand(1, len(server.cohort), -1), list(server.cohort), averaged
-        )
+        rows = row.expand(1, len(cohort), -1)
+        group.weighed = Weights(group.group, rows, list(cohort), averaged)
         payloads = group.send(dict.fromkeys(group.here, group["model"]))
         own_weights = dict(zip(averaged, row.tolist(), strict=True))
+        layers = len(group.layout.layers)
         for c, payload in payloads.items():
-            payload.own_weights = np.full(
-                len(group.layout.layers), own_weights.get(c, 0.0), np.float32
-            )
+            payload.own_weights = np.full(layers, own_weights.get(c, 0.0), np.float32)
         return payloads
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -278,62 +254,61 @@ class CrossFittedCube(Relation):
         """The uploads have arrived: noise, cosines, losses, and what is decided by them."""
         state = server.memory["cross.state"]
         t = server.round
-        first = int(state[0]) == 0
-        state[0] = t
-        if server.answered:
-            averaged = server.memory["cross.averaged"].zero_()
-            averaged[server.answered] = 1
+        first = int(state[ROUND]) == 0
+        state[ROUND] = t
+        server.memory["cross.averaged"].zero_()[server.answered] = 1
         self._learn_noise(server, first)
         if t <= COMPARED:
             self._compare(server)
         if first and (why := self._cannot(server.run, COMPARED)):
             _say(server.run, f"{why}: no groups are looked for, all receive FedAvg's model")
-        if int(state[1]) == TRIES:
+        stage = int(state[STAGE])
+        if stage == TRIES:
             self._listen(server)
-        elif int(state[1]) == COLLECTS and t >= COMPARED:
+        elif stage == COLLECTS and t >= COMPARED:
             self._group(server)
         self._record(server)
 
-    def _learn_noise(self, server: Server, first: bool) -> None:
+    def _learn_noise(
+        self,
+        server: Server,
+        first: bool,
+    ) -> None:
         memory = server.memory
         if not first:
             memory["cross.told"][server.answered] = 1
-        sums, count = memory["cross.noise"]
         measured = [c for c in server.answered if "noise" in server.statistics[c]]
-        for c, n in zip(
-            measured,
-            server.samples(measured),
-            strict=True,
-        ):
-            statistics = server.statistics[c]
-            add_noise(
+        sums, count = memory["cross.noise"]
+        for c, n in zip(measured, server.samples(measured), strict=True):
+            upload = server.statistics[c]
+            add_noise_ratio(
                 sums,
                 count,
                 n,
-                statistics["step"].double(),
-                statistics["noise"],
+                upload["step"].double(),
+                upload["noise"],
             )
         if first and not measured:
-            _say(
-                server.run,
-                "no client has enough samples to measure its noise: all of a step counts as noise",
-            )
+            problem = "no client has enough samples to measure its noise"
+            _say(server.run, f"{problem}: all of a step counts as noise")
 
     def _compare(self, server: Server) -> None:
         """Add the cosines of the steps of those who answered, all of which began from one model."""
         clients = torch.tensor(server.answered)
         group = server.only
-        if not len(clients):
-            return
-        products = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter).full[
-            0
-        ]
+        gram = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter)
+        products = gram.full[0]
         lengths = products.diagonal().clamp_min(1e-300).sqrt()
         sums, count = server.memory["cross.cosines"]
-        sums[clients[:, None], clients] += products / lengths[:, None] / lengths
-        count[clients[:, None], clients] += 1
+        pairs = clients[:, None], clients
+        sums[pairs] += products / lengths[:, None] / lengths
+        count[pairs] += 1
 
-    def _cannot(self, run: RunContext, t: int) -> str:
+    def _cannot(
+        self,
+        run: RunContext,
+        t: int,
+    ) -> str:
         """Why there are no groups to be tried after round t, in words; empty: there may be."""
         if run.clients < FEWEST:
             return f"{run.clients} clients, fewer than {FEWEST}"
@@ -352,38 +327,33 @@ class CrossFittedCube(Relation):
         state = memory["cross.state"]
         if self._cannot(run, server.round):  # a resumed run may have more rounds
             return
-        state[1] = SETTLED
+        state[STAGE] = SETTLED
         sums, count = memory["cross.cosines"]
-        upper = torch.triu_indices(run.clients, run.clients, 1)
-        if not bool(count[upper[0], upper[1]].all()):
+        upper = torch.ones(run.clients, run.clients, dtype=torch.bool).triu(1)
+        if not count[upper].all():
             reason = f"some clients were never in one of the rounds 1 to {COMPARED} together"
             return _say(run, f"{reason}: no groups are looked for, all receive FedAvg's model")
         cosines = sums / count.clamp_min(1)
-        threshold, distance = split(cosines[upper[0], upper[1]])
+        threshold, distance = split(cosines[upper])
         memory["cross.evidence"][0] = min(distance, 1 / ROUNDING)
         if distance <= self.guard:
-            reason = (
-                f"clients' steps do not fall into groups (d' {distance:.1f}, not above "
-                f"{self.guard:g})"
-            )
-            return _say(run, f"{reason}: all receive FedAvg's model")
-        memory["cross.near"][:] = (cosines > threshold).long()
-        state[1] = TRIES
-        state[3] = server.round
-        reason = (
-            f"clients' steps fall into groups (d' {distance:.1f}), "
-            f"{_named(run, memory['cross.near'])}"
-        )
+            reason = f"clients' steps do not fall into groups (d' {distance:.1f}"
+            return _say(run, f"{reason}, not above {self.guard:g}): all receive FedAvg's model")
+        near = (cosines > threshold).long()
+        memory["cross.near"] = near
+        state[STAGE] = TRIES
+        state[BEGUN] = server.round
+        reason = f"clients' steps fall into groups (d' {distance:.1f}), {_named(run, near)}"
         rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
         _say(run, f"{reason}; {rounds} try them in the last layer, and in the first")
 
     def _listen(self, server: Server) -> None:
         """Losses of a round of the trial, which may be its last."""
-        at = server.round - int(server.memory["cross.state"][3]) - 1
-        for c in server.answered:
-            if (losses := server.statistics[c].get("losses")) is not None:
-                server.memory["cross.losses"][:, at, c] = losses.double()
-        if at + 1 == TRIED:
+        tried = server.round - int(server.memory["cross.state"][BEGUN])
+        for c, upload in server.statistics.items():
+            if "losses" in upload:
+                server.memory["cross.losses"][:, tried - 1, c] = upload["losses"].double()
+        if tried == TRIED:
             self._choose(server)
 
     def _choose(self, server: Server) -> None:
@@ -391,48 +361,41 @@ class CrossFittedCube(Relation):
         memory = server.memory
         run = server.run
         before, after = memory["cross.losses"]
-        begun = int(memory["cross.state"][3])
+        state = memory["cross.state"]
+        begun = int(state[BEGUN])
         trained = gains(after, begun)
-        both = gains((before + after) / 2, begun)
-        last, first = (trained.get((grouping, EVERYWHERE), 0.0) for grouping in (HEAD, FIRST))
-        over = both.get((FIRST, HEAD), 0.0)
+        last = trained.get((HEAD, EVERYWHERE), 0.0)
+        first = trained.get((FIRST, EVERYWHERE), 0.0)
+        over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
-        choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
-        memory["cross.state"][1:3] = torch.tensor([SETTLED, choice])
-        scores = (
-            f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first "
-            f"over the last"
-        )
-        if choice == EVERYWHERE:
-            return _say(
-                run, f"held-out losses do not ask for groups ({scores}): all receive FedAvg's model"
-            )
-        where = "first" if choice == FIRST else "last"
-        _say(run, f"grouped in the {where} layer ({scores}): {_named(run, memory['cross.near'])}")
+        state[STAGE] = SETTLED
+        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first"
+        scores = f"({scores}, {over:.1f} of the first over the last)"
+        groups = _named(run, memory["cross.near"])
+        if first > CLEAR and over > CLEARER:
+            state[CHOICE] = FIRST
+            _say(run, f"grouped in the first layer {scores}: {groups}")
+        elif last > CLEAR:
+            state[CHOICE] = HEAD
+            _say(run, f"grouped in the last layer {scores}: {groups}")
+        else:
+            reason = f"held-out losses do not ask for groups {scores}"
+            _say(run, f"{reason}: all receive FedAvg's model")
 
     # ---------------------------------------------------------------- what is told of it
 
     def _record(self, server: Server) -> None:
         memory = server.memory
         run = server.run
+        samples = server.samples(server.answered)[:, None]
         sums, count = memory["cross.noise"]
-        shares = noise_shares(sums, count, server.samples(server.answered)[:, None]).mean(0)
+        shares = noise_shares(sums, count, samples).mean(0).tolist()
         self._measured = {}
-        if server.answered:
-            named = zip(
-                run.layer_names,
-                shares.tolist(),
-                strict=True,
-            )
-            self._measured = {f"noise_share_{name}": share for name, share in named}
-        evidence = zip(
-            EVIDENCE,
-            memory["cross.evidence"].tolist(),
-            strict=True,
-        )
-        self._measured |= {
-            f"groups_{name}": value for name, value in evidence if math.isfinite(value)
-        }
+        for name, share in zip(run.layer_names, shares, strict=True):
+            self._measured[f"noise_share_{name}"] = share
+        for name, value in zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True):
+            if math.isfinite(value):
+                self._measured[f"groups_{name}"] = value
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups
@@ -443,36 +406,29 @@ class CrossFittedCube(Relation):
         """For the summary: `grouped_layers`, and where there are any the `client_groups`, by
         number."""
         memory = run.server.memory
-        choice = int(memory["cross.state"][2])
+        choice = int(memory["cross.state"][CHOICE])
         layers = [run.layer_names[k] for k in self._layers.get(choice, [])]
-        return {"grouped_layers": layers} | (
-            {"client_groups": components(memory["cross.near"])} if layers else {}
-        )
+        summary: dict[str, Any] = {"grouped_layers": layers}
+        if layers:
+            summary["client_groups"] = components(memory["cross.near"])
+        return summary
 
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
     """Rows, and those of `otherwise` in place of rows without any weight."""
-    return torch.where(
-        rows.sum(-1, keepdim=True) > 0,
-        rows,
-        otherwise,
-    )
+    return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
 
 
 def _named(run: RunContext, near: Tensor) -> str:
     """Groups in words: `0, 2 | 1, 3`."""
     groups = components(near)
-    names = run.data.client_names
+    names = [*run.data.client_names, *range(len(run.data.client_names), run.clients)]
     if run.clients > MOST_NAMED:
-        return (
-            f"{len(groups)} of {', '.join(str(len(group)) for group in groups[:MOST_NAMED])} "
-            f"clients"
-        )
-    return " | ".join(
-        ", ".join(names[c] if c < len(names) else str(c) for c in group) for group in groups
-    )
+        sizes = ", ".join(str(len(group)) for group in groups[:MOST_NAMED])
+        return f"{len(groups)} of {sizes} clients"
+    return " | ".join(", ".join(f"{names[c]}" for c in group) for group in groups)
 
 
-def _say(run: RunContext, what: str) -> None:
+def _say(run: RunContext, line: str) -> None:
     if run.is_main:
-        log.say(f"{run.method_name}: {what}")
+        log.say(f"{run.method_name}: {line}")

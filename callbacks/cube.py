@@ -27,7 +27,12 @@ from fl_lightning.foundation.rng import numpy_rng
 
 
 def gradient(
-    R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor
+    R: Tensor,
+    gram: Gram,
+    prior: Tensor,
+    lam: float,
+    beta: float | Tensor,
+    places: Tensor,
 ) -> Tensor:
     """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC,
     AAAI, Eq. 12).
@@ -43,13 +48,11 @@ def gradient(
     Returns:
         Shape (L, m, n), float64.
     """
-    identity = torch.nn.functional.one_hot(places, R.shape[-1]).to(R.dtype)
-    D = R - identity
+    D = R - torch.nn.functional.one_hot(places, R.shape[-1])
     excess = D.sum(-1, keepdim=True)  # 0 while rows sum to 1
     shift = (D @ gram.offset[:, :, None]) + gram.mean_square[:, None, None] * excess
-    return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (
-        R - prior
-    )
+    proximal = D @ gram.centred + excess * gram.offset[:, None, :] + shift
+    return 2 * lam * proximal + beta * (R - prior)
 
 
 def normalised(R: Tensor, projection: str) -> Tensor:
@@ -90,7 +93,7 @@ def exact(
         strength = float(rho[layer])
         if strength <= 1e-14 * float(C[layer].diagonal().max()):  # 0, or lost beside C in float64
             R[layer] = eye[places]
-        elif strength == float("inf"):
+        elif strength == math.inf:
             R[layer] = prior
         else:
             H = C[layer] + strength * eye
@@ -183,13 +186,12 @@ class LearnedCube(Relation):
     def on_fit_start(self, run: RunContext) -> None:
         """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused
         after it."""
-        units = " of each layer's spread" if self.settings.rho_units == "spread" else ""
+        settings = self.settings
+        units = " of each layer's spread" if settings.rho_units == "spread" else ""
+        name = "rho = beta / (2 lam)" if settings.rho is None else "rho"
         if run.is_main:
-            name = "rho" if self.settings.rho is not None else "rho = beta / (2 lam)"
-            self._note = (
-                f"relation: solver {self.settings.solver}, {name} = "
-                f"{self.settings.strength:g}{units}"
-            )
+            strength = f"{name} = {settings.strength:g}{units}"
+            self._note = f"relation: solver {settings.solver}, {strength}"
 
     def init_server(self, run: RunContext) -> Tensors:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
@@ -201,13 +203,7 @@ class LearnedCube(Relation):
         if self.settings.init == "random":
             drawn = numpy_rng(run.config.seed, "relation rows").dirichlet(np.ones(n), (n, layers))
             return {"relation": torch.from_numpy(drawn)}
-        return {
-            "relation": torch.full(
-                (n, layers, n),
-                1.0 / n,
-                dtype=torch.float64,
-            )
-        }
+        return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated
@@ -219,22 +215,18 @@ class LearnedCube(Relation):
         if self._note:
             log.say(self._note)
             self._note = ""
+        settings = self.settings
         cube = inputs.memory["relation"]
         receivers = torch.tensor(inputs.receivers)
         sources = torch.tensor(inputs.sources)
         part = cube[receivers][:, :, sources].transpose(0, 1)  # (L, m, n)
-        n = len(sources)
-        mass = (
-            torch.ones_like(part[..., :1]) if self._unbound(n, cube) else part.sum(-1, keepdim=True)
-        )
-        prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
-        if self.settings.prior == "samples":
+        mass = part.sum(-1, keepdim=True)
+        if self._unbound(len(sources), cube):
+            mass = torch.ones_like(mass)
+        prior = torch.full_like(inputs.samples, 1.0 / len(sources))
+        if settings.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
-        R = torch.where(
-            mass > 1e-12,
-            part / mass.clamp_min(1e-12),
-            prior,
-        )
+        R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
         gram = self._gram(inputs)
         check_finite(gram.centred)
         beta = self._beta(gram)
@@ -242,39 +234,38 @@ class LearnedCube(Relation):
             R,
             gram,
             prior,
-            self.settings.lam,
+            settings.lam,
             beta,
             inputs.places,
         )
         squares = step.square().sum((0, 2))
-        if self.settings.solver == "exact":
-            rho = torch.full(
-                (inputs.layers,),
-                self.settings.strength,
-                dtype=torch.float64,
-            )
-            # in units of the layer's mean squared distance from the mean model
-            if self.settings.rho_units == "spread":
-                spread = gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
-                rho = torch.where(
-                    spread > 0,
-                    rho * spread,
-                    torch.full_like(rho, float("inf")),
-                )
-            R = exact(gram.centred, prior, rho, inputs.places)
+        if settings.solver == "exact":
+            R = exact(gram.centred, prior, self._rho(gram), inputs.places)
         else:
-            for k in range(self.settings.relation_steps):
+            for k in range(settings.relation_steps):
                 if k > 0:
-                    step = gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
-                R = normalised(R - self.settings.eta_r * step, self.settings.projection)
+                    step = gradient(
+                        R,
+                        gram,
+                        prior,
+                        settings.lam,
+                        beta,
+                        inputs.places,
+                    )
+                R = normalised(R - settings.eta_r * step, settings.projection)
         if not R.isfinite().all():
+            step_words = f"eta_r = {settings.eta_r} with projection = {settings.projection!r}"
             raise RunFailed(
-                f"the relation left the finite numbers: a step of eta_r = {self.settings.eta_r} "
-                f"with projection = "
-                f"{self.settings.projection!r} is unstable; use projection simplex, or a smaller "
-                f"eta_r"
+                f"the relation left the finite numbers: a step of {step_words} is unstable; use "
+                f"projection simplex, or a smaller eta_r"
             )
-        self._write_back(cube, R, mass, receivers, sources)
+        self._write_back(
+            cube,
+            R,
+            mass,
+            receivers,
+            sources,
+        )
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
         for client, term, square in zip(inputs.receivers, terms, squares, strict=True):
             self._terms[client] = float(term), float(square)
@@ -283,19 +274,24 @@ class LearnedCube(Relation):
     def _gram(self, inputs: RelationInputs) -> Gram:
         return inputs.gram()
 
-    def _beta(self, gram: Gram) -> float | Tensor:
-        """The prior's weight: beta, or what `rho` comes to; in units of `spread` that of each
-        layer, (L, 1, 1)."""
-        if self.settings.solver == "step":
-            return self.settings.beta
-        beta = (
-            self.settings.beta
-            if self.settings.rho is None
-            else 2 * self.settings.lam * self.settings.rho
-        )
+    def _rho(self, gram: Gram) -> Tensor:
+        """The prior's strength in each layer's exact problem, (L,)."""
+        spread = _spread(gram)
+        rho = torch.full_like(spread, self.settings.strength)
         if self.settings.rho_units == "absolute":
+            return rho
+        return torch.where(spread > 0, rho * spread, math.inf)
+
+    def _beta(self, gram: Gram) -> float | Tensor:
+        """The prior's weight: beta, or the one that follows from `rho`; in units of `spread` that
+        of each layer, (L, 1, 1)."""
+        settings = self.settings
+        if settings.solver == "step":
+            return settings.beta
+        beta = settings.beta if settings.rho is None else 2 * settings.lam * settings.rho
+        if settings.rho_units == "absolute":
             return beta
-        return beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
+        return beta * _spread(gram)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """KAPC's objective (AAAI, Eq. 7 and 8, without their m_i / m) over the round's clients, and
@@ -306,23 +302,17 @@ class LearnedCube(Relation):
         which s_i was mixed.
         """
         terms = [self._terms[c["client"]] for c in clients]
-        steps = [c.pop("gradient_norm", 0.0) for c in clients]
         prior = math.fsum(term for term, _ in terms)
-        losses = {
-            name: [c[name] for c in clients if name in c]
-            for name in ("train_loss", "coaching_loss")
-        }
-        losses_by_name: dict[str, float] = {}
-        if len(losses["train_loss"]) == len(clients):  # of a client that took no step there is none
-            coaching = math.fsum(losses["coaching_loss"])
-            losses_by_name = {
-                "objective": math.fsum(losses["train_loss"]) + prior,
-                "objective_coaching": coaching,
-            }
-        return losses_by_name | {
+        relation_square = math.fsum(square for _, square in terms)
+        model_square = math.fsum(c.pop("gradient_norm", 0.0) ** 2 for c in clients)
+        metrics: dict[str, float] = {}
+        if all("train_loss" in c for c in clients):  # of a client that took no step there is none
+            metrics["objective"] = math.fsum(c["train_loss"] for c in clients) + prior
+            metrics["objective_coaching"] = math.fsum(c["coaching_loss"] for c in clients)
+        return metrics | {
             "objective_relation": prior,
-            "gradient_norm_relation": math.sqrt(math.fsum(square for _, square in terms)),
-            "gradient_norm_models_proxy": math.sqrt(math.fsum(step**2 for step in steps)),
+            "gradient_norm_relation": math.sqrt(relation_square),
+            "gradient_norm_models_proxy": math.sqrt(model_square),
         }
 
     def flops(
@@ -333,19 +323,27 @@ class LearnedCube(Relation):
     ) -> int:
         """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost
         more, uncounted)."""
-        m = receivers
         n = sources
         if self.settings.solver == "exact":
             return layers * (8 * n**3 // 3 + 3 * n * n)
-        return self.settings.relation_steps * layers * (2 * m * n * n + 10 * m * n)
+        return self.settings.relation_steps * layers * receivers * (2 * n * n + 10 * n)
 
-    def _unbound(self, sources: int, cube: Tensor) -> bool:
+    def _unbound(
+        self,
+        sources: int,
+        cube: Tensor,
+    ) -> bool:
         """Whether rows keep the sum that the steps gave them: without a projection, where everybody
         takes part."""
         return not self.sums_to_one and sources == cube.shape[0]
 
     def _write_back(
-        self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor
+        self,
+        cube: Tensor,
+        R: Tensor,
+        mass: Tensor,
+        receivers: Tensor,
+        sources: Tensor,
     ) -> None:
         rows = cube[receivers]
         if self.settings.partial == "literal":
@@ -353,13 +351,15 @@ class LearnedCube(Relation):
             rows /= 1 if self._unbound(len(sources), cube) else rows.sum(-1, keepdim=True)
         else:
             fair = len(sources) / cube.shape[0]  # for a slice whose weight had gone to 0
-            rows = torch.where(
-                mass.transpose(0, 1) > 1e-12,
-                rows,
-                rows * (1 - fair),
-            )
-            rows[:, :, sources] = (R * torch.where(mass > 1e-12, mass, fair)).transpose(0, 1)
+            has_mass = mass > 1e-12
+            rows = torch.where(has_mass.transpose(0, 1), rows, rows * (1 - fair))
+            rows[:, :, sources] = (R * torch.where(has_mass, mass, fair)).transpose(0, 1)
         cube[receivers] = rows
+
+
+def _spread(gram: Gram) -> Tensor:
+    """Each layer's mean squared distance of the models from their mean, (L,)."""
+    return gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
 
 
 class LearnedMatrix(LearnedCube):

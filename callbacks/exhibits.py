@@ -1,10 +1,10 @@
 """Tables, files and names that a viewer shows of a run beside its curves; imports no viewer."""
 
 import hashlib
+import itertools
 import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,8 @@ _BY_ALPHA = ("dirichlet", "hsu")
 _PLACES = ("root", "public_root", "download", "resident")
 
 
-@dataclass
-class Cells:
-    """A table: the names of its columns, and its rows."""
-
-    columns: list[str]
-    rows: list[list[Any]] = field(default_factory=list)
+Table = dict[str, Any]
+"""A table as `wandb.Table` takes it: the names of its `columns`, and its rows, the `data`."""
 
 
 def group_of(config: Config) -> str:
@@ -51,7 +47,8 @@ def group_of(config: Config) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
     data = config.data
     words = [settings["method"]["name"], data_name(config), data.partition.rpartition(".")[2]]
-    words += [f"{data.alpha:g}"] if data.partition in _BY_ALPHA else []
+    if data.partition in _BY_ALPHA:
+        words.append(f"{data.alpha:g}")
     return " ".join([*words, digest])[:128]
 
 
@@ -61,12 +58,15 @@ def _without(mapping: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 def without_secrets(value: Any) -> Any:
     """`value` with the texts under keys such as `password` or `api_key` starred out."""
-    if isinstance(value, dict):
-        return {
-            k: "***" if isinstance(v, str) and SECRET.search(k) else without_secrets(v)
-            for k, v in value.items()
-        }
-    return [without_secrets(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {key: without_secrets(inner) for key, inner in value.items()}
+    for key, inner in value.items():
+        if isinstance(inner, str) and SECRET.search(key):
+            shown[key] = "***"
+    return shown
 
 
 def heterogeneity(counts: np.ndarray) -> float:
@@ -80,56 +80,44 @@ def heterogeneity(counts: np.ndarray) -> float:
     """
     occupied = counts[counts.sum(axis=1) > 0]
     shares = occupied / occupied.sum(axis=1, keepdims=True)
-    return float(0.5 * np.abs(shares - occupied.sum(axis=0) / occupied.sum()).sum(axis=1).mean())
+    overall = occupied.sum(axis=0) / occupied.sum()
+    return float(0.5 * np.abs(shares - overall).sum(axis=1).mean())
 
 
-def cube(view: RelationView, names: Sequence[str] = ()) -> Cells:
+def cube(view: RelationView, names: Sequence[str] = ()) -> Table:
     """Return a row for each weight, of as many receivers as `MOST_ROWS` has room for."""
-    table = Cells(["receiver", "layer", "source", "weight"])
-    called = names or range(max(*view.receivers, *view.sources) + 1)
-    receivers = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
-    for receiver, rows in zip(
-        view.receivers[:receivers],
-        view.rows,
-        strict=False,
-    ):
-        for layer, weights in zip(view.layers, rows.tolist(), strict=True):
-            for source, weight in zip(view.sources, weights, strict=True):
-                table.rows.append(
-                    [
-                        called[receiver],
-                        layer,
-                        called[source],
-                        weight,
-                    ]
-                )
-    return table
+    labels = names or range(max(*view.receivers, *view.sources) + 1)
+    count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
+    receivers = [labels[client] for client in view.receivers[:count]]
+    sources = [labels[client] for client in view.sources]
+    places = itertools.product(receivers, view.layers, sources)
+    weights = view.rows[:count].flatten().tolist()
+    rows = [[*place, weight] for place, weight in zip(places, weights, strict=True)]
+    return {"columns": ["receiver", "layer", "source", "weight"], "data": rows}
 
 
 def clients(
-    run: RunContext, scores: list[float], kinds: list[str], last: Mapping[int, Row]
-) -> Cells:
-    """Return a row for each client: its data, final score, and what its last round came to."""
+    run: RunContext,
+    scores: list[float],
+    kinds: list[str],
+    last: Mapping[int, Row],
+) -> Table:
+    """Return a row for each client: its data, final score, and the entries of its `last` round."""
     data = run.data
-    further = list(dict.fromkeys(name for row in last.values() for name in row))
-    further = [name for name in further if name not in _KNOWN]
-    columns = ["client", *(["name"] if data.client_names else [])]
-    columns += ["train_samples", "test_samples", "classes", f"final_{data.metric.name}", "model"]
-    table = Cells(columns + further)
+    columns = dict.fromkeys(name for row in last.values() for name in row)
+    rows = []
     for client in range(min(run.clients, MOST_ROWS)):
-        classes = int((data.class_counts[client] > 0).sum()) if data.holds_all else None
-        row = [client, *data.client_names[client : client + 1], data.train_sizes[client]]
-        row += [
-            data.test_sizes[client],
-            classes,
-            scores[client],
-            kinds[client],
-        ]
-        table.rows.append(row + [last.get(client, {}).get(name) for name in further])
-    return table
-
-
-_KNOWN = ("client", "name", "train_samples", "test_samples")
+        row: dict[str, Any] = {"client": client}
+        if data.client_names:
+            row["name"] = data.client_names[client]
+        row["train_samples"] = data.train_sizes[client]
+        row["test_samples"] = data.test_sizes[client]
+        row["classes"] = int((data.class_counts[client] > 0).sum()) if data.holds_all else None
+        row[f"final_{data.metric.name}"] = scores[client]
+        row["model"] = kinds[client]
+        last_row = last.get(client, {})
+        rows.append(row | {name: last_row.get(name) for name in columns if name not in row})
+    return {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
 
 
 def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
@@ -153,17 +141,25 @@ def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         requirement = "it must be a run folder; its config.yaml cannot be read"
         raise BadInput(key, folder, requirement) from None
-    check(key, folder, method == "local", f"it must be a run of local; it is one of {method}")
+    check(
+        key,
+        folder,
+        method == "local",
+        f"it must be a run of local; it is one of {method}",
+    )
     settings = _without(run.config.by_key()["data"], _PLACES)
-    same = all(data.get(name, value) == value for name, value in settings.items())
-    same = same and saved.get("seed") == run.config.seed and scores.keys() == {*range(run.clients)}
+    is_same = all(data.get(name, value) == value for name, value in settings.items())
+    is_same = is_same and saved.get("seed") == run.config.seed
+    is_same = is_same and scores.keys() == {*range(run.clients)}
     requirement = "it must have the same seed, clients and data settings: other clients, else"
-    check(key, folder, same, requirement)
+    check(key, folder, is_same, requirement)
     return scores
 
 
 def gain(
-    scores: Mapping[int, float], alone: Mapping[int, float], metric: Metric
+    scores: Mapping[int, float],
+    alone: Mapping[int, float],
+    metric: Metric,
 ) -> dict[str, float]:
     """Return `gain/over_local` (mean over clients) and `gain/share_harmed` of these scores."""
     gains = np.array([metric.merit(score - alone[client]) for client, score in scores.items()])

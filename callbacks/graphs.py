@@ -32,10 +32,9 @@ def cosines(G: Tensor) -> Tensor:
     check_finite(G)
     norm = G.diagonal().clamp_min(0).sqrt()
     has_direction = norm > TINY * norm.max()
-    safe = norm.clamp_min(1e-300)
-    return torch.where(
-        has_direction & has_direction[:, None], G / safe / safe[:, None], torch.zeros_like(G)
-    )
+    positive = norm.clamp_min(1e-300)
+    cosine = G / positive / positive[:, None]
+    return torch.where(has_direction & has_direction[:, None], cosine, 0.0)
 
 
 @dataclass
@@ -50,6 +49,7 @@ class CosineAttention(Relation):
     """
 
     several = True
+    pair_flops = 9
 
     own: float
     sigma: float
@@ -57,28 +57,13 @@ class CosineAttention(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
-        n = len(inputs.sources)
-        if n == 1:
-            return torch.ones(
-                1,
-                len(inputs.receivers),
-                1,
-                dtype=torch.float64,
-            )
+        identity = torch.eye(len(inputs.sources), dtype=torch.float64)
+        if len(identity) == 1:
+            return identity[inputs.places][None]
         scores = self.sigma * cosines(inputs.gram().total().full[0])
         others = torch.softmax(scores.fill_diagonal_(-torch.inf), 1)
-        return ((1 - self.own) * others + self.own * torch.eye(n, dtype=torch.float64))[
-            inputs.places
-        ][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, cosines, exponentials (counted as one each) and shares."""
-        return (layers + 8) * sources * sources
+        rows = (1 - self.own) * others + self.own * identity
+        return rows[inputs.places][None]
 
 
 @dataclass
@@ -97,6 +82,7 @@ class CollaborationGraph(Relation):
     """
 
     several = True
+    pair_flops = 10
 
     alpha: float
     near: float
@@ -104,24 +90,11 @@ class CollaborationGraph(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
-        alike = cosines(inputs.gram("initial").total().full[0])
-        alike = torch.where(
-            alike > self.near,
-            torch.ones_like(alike),
-            alike,
-        )
+        similarity = cosines(inputs.gram("initial").total().full[0])
+        similarity = torch.where(similarity > self.near, 1.0, similarity)
         shares = inputs.samples / inputs.samples.sum()
         weight = 2 * max(self.alpha, WEAKEST)
-        return simplex_rows(weight, weight * shares + alike)[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, cosines and the projection (sorting aside)."""
-        return (layers + 9) * sources * sources
+        return simplex_rows(weight, weight * shares + similarity)[inputs.places][None]
 
 
 def random_graph(clients: int, seed: int) -> Tensor:
@@ -131,7 +104,7 @@ def random_graph(clients: int, seed: int) -> Tensor:
     """
     drawn = torch.from_numpy(numpy_rng(seed, "fedu graph").random((clients, clients)))
     a = (drawn + drawn.T) / 2
-    return torch.where(a < 0.25, torch.zeros_like(a), a).fill_diagonal_(0)
+    return torch.where(a < 0.25, 0.0, a).fill_diagonal_(0)
 
 
 @dataclass
@@ -144,6 +117,7 @@ class Laplacian(Relation):
     """
 
     several = True
+    pair_flops = 2
 
     gamma: float
     graph: Literal["random", "complete"]
@@ -152,15 +126,12 @@ class Laplacian(Relation):
         """`graph` (N, N): a, symmetric, 0 on the diagonal."""
         if self.graph == "random":
             return {"graph": random_graph(run.clients, run.config.seed)}
-        return {
-            "graph": torch.ones(run.clients, run.clients, dtype=torch.float64).fill_diagonal_(0)
-        }
+        complete = torch.ones(run.clients, run.clients, dtype=torch.float64)
+        return {"graph": complete.fill_diagonal_(0)}
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if own weights could turn negative in a cohort."""
-        neighbours = (
-            run.server.memory["graph"].sort(1, descending=True).values[:, : run.cohort_size - 1]
-        )
+        neighbours = run.server.memory["graph"].topk(run.cohort_size - 1).values
         most = float(neighbours.sum(1).max())
         if self.gamma * most > 1:
             requirement = f"this graph takes at most {1 / most:.4g}, or own weights turn negative"
@@ -168,15 +139,5 @@ class Laplacian(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """I - gamma (D - a), (1, m, n)."""
-        sources = torch.tensor(inputs.sources)
-        rows = self.gamma * inputs.memory["graph"][sources][:, sources]
+        rows = self.gamma * inputs.memory["graph"][inputs.sources][:, inputs.sources]
         return (rows + torch.diag(1 - rows.sum(1)))[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Products and sums."""
-        return 2 * sources * sources

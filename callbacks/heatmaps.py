@@ -15,7 +15,7 @@ from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import MachineFailed
-from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
@@ -37,66 +37,64 @@ class Heatmaps(Observer):
     stage = "draw"
 
     def __init__(
-        self, every: int | None = None, clients: list[int] | None = None, png: bool = True
+        self,
+        every: int | None = None,
+        clients: list[int] | None = None,
+        png: bool = True,
     ) -> None:
         """`every`: rounds between chosen ones (the last round always is); None: six spread over the
         run. `clients`: whose rows to draw; None: 0, 1 and 2 where they take part, else the first
         three of the cohort. `png`: also write `figures/` in the run folder.
         """
+        key = self.config_key
         valid = every is None or every >= 1
-        check("callbacks.heatmaps.every", every, valid, "it must be at least 1, or null")
+        check(f"{key}.every", every, valid, "it must be at least 1, or null")
+        numbers = are_numbers(clients)
         check(
-            "callbacks.heatmaps.clients",
+            f"{key}.clients",
             clients,
-            are_numbers(clients),
+            numbers,
             "it must be a list of client numbers",
         )
         self.every = every
         self.clients = clients
         self.png = png
         self._split_drawn = self._warned = False
-        self._absent = missing("matplotlib")
+        self._absent = hint_if_missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was
         killed over."""
+        key = f"{self.config_key}.clients"
         for client in self.clients or []:
             exists = 0 <= client < run.clients
-            check(
-                "callbacks.heatmaps.clients",
-                client,
-                exists,
-                f"clients are numbered 0 to {run.clients - 1}",
-            )
-        if self._absent and run.is_main:
-            log.say(
-                f"callbacks.heatmaps: no pictures, {self._absent}; without this line: "
-                f"--callbacks.heatmaps null"
-            )
+            check(key, client, exists, f"clients are numbered 0 to {run.clients - 1}")
+        if not run.is_main:
+            return
+        if self._absent:
+            silence = "without this line: --callbacks.heatmaps null"
+            log.say(f"callbacks.heatmaps: no pictures, {self._absent}; {silence}")
         folder = RunFolder(run.folder)
-        for t in range(1, run.resumed_from + 1 if run.is_main and self.png else 1):
-            undrawn = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
-            if undrawn and folder.relation_file(t).exists():
-                self._write(
-                    run,
-                    t,
-                    self.pictures(run, folder.read_relation(t), t),
-                )
+        for t in range(1, run.resumed_from + 1):
+            drawn = not self.png or self._file(run, f"round-{t:04d}-overview").exists()
+            if self._is_chosen(run, t) and not drawn and folder.relation_file(t).exists():
+                self._write(run, t, self.pictures(run, folder.read_relation(t), t))
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Draw the pictures into `record.images`."""
         if not run.is_main or self._absent:
             return
         if run.data.task == "classification" and run.data.holds_all and not self._split_drawn:
             self._split_drawn = True
-            split = draw_split(
-                run.data.class_counts,
-                run.data.client_names,
-                run.data.class_names,
-            )
+            data = run.data
+            split = draw_split(data.class_counts, data.client_names, data.class_names)
             self._save(run, "split", split)
             record.images["data/split"] = split
-        if self._due(run, record.round) or run.config.loggers:
+        if self._is_chosen(run, record.round) or run.config.loggers:
             images = self.pictures(run, record.relation, record.round)
             record.images |= images
             self._write(run, record.round, images)
@@ -109,12 +107,8 @@ class Heatmaps(Observer):
         """Draw the scores by round."""
         if run.is_main and self.png and not self._absent:
             rows = RunFolder(run.folder).read("metrics")
-            metric = run.metric
-            self._save(
-                run,
-                f"{metric.name}-by-round",
-                draw_scores(rows, metric, run.judge, run.folder.name),
-            )
+            curves = draw_scores(rows, run.metric, run.judge, run.folder.name)
+            self._save(run, f"{run.metric.name}-by-round", curves)
 
     def pictures(
         self,
@@ -123,15 +117,20 @@ class Heatmaps(Observer):
         t: int,
     ) -> dict[str, np.ndarray]:
         """The pictures of the relation in round `t`, by their names for loggers."""
+        images: dict[str, np.ndarray] = {}
         if view.rows.size == 0 or self._absent:
-            return {}
+            return images
         names = run.data.client_names
-        chosen = self._chosen(view.receivers) if self._due(run, t) else []
-        images = {
-            f"relation/client-{client:03d}": draw_client(view, client, t, names)
-            for client in chosen
-        }
-        return images | {OVERVIEW: draw_overview(view, t, names)}
+        if self._is_chosen(run, t):
+            for client in self._chosen_clients(view.receivers):
+                images[f"relation/client-{client:03d}"] = draw_client(
+                    view,
+                    client,
+                    t,
+                    names,
+                )
+        images[OVERVIEW] = draw_overview(view, t, names)
+        return images
 
     def _write(
         self,
@@ -140,8 +139,9 @@ class Heatmaps(Observer):
         images: Mapping[str, np.ndarray],
     ) -> None:
         """Write the pictures of a chosen round to files."""
-        for name, image in images.items() if self._due(run, t) else ():
-            self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
+        if self._is_chosen(run, t):
+            for name, image in images.items():
+                self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def _save(
         self,
@@ -154,21 +154,27 @@ class Heatmaps(Observer):
                 save_png(image, self._file(run, name))
         except (OSError, MachineFailed) as error:
             if not self._warned:
-                log.say(
-                    f"callbacks.heatmaps: figures/{name}.png cannot be written ({error}); the run "
-                    f"goes on"
-                )
+                problem = f"figures/{name}.png cannot be written ({error})"
+                log.say(f"callbacks.heatmaps: {problem}; the run goes on")
             self._warned = True
 
-    def _due(self, run: RunContext, round: int) -> bool:
+    def _is_chosen(
+        self,
+        run: RunContext,
+        round: int,
+    ) -> bool:
         if self.every is None:
             return round in spread(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
 
-    def _file(self, run: RunContext, name: str) -> Path:
+    def _file(
+        self,
+        run: RunContext,
+        name: str,
+    ) -> Path:
         return run.folder / "figures" / f"{name}.png"
 
-    def _chosen(self, receivers: list[int]) -> list[int]:
+    def _chosen_clients(self, receivers: list[int]) -> list[int]:
         if self.clients is not None:
             return [client for client in self.clients if client in receivers]
         return [0, 1, 2] if {0, 1, 2} <= set(receivers) else receivers[:3]

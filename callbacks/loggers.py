@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ import numpy as np
 
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.callbacks.exhibits import Cells, without_secrets
+from fl_lightning.callbacks.exhibits import without_secrets
 from fl_lightning.callbacks.heatmaps import DRAWN, OVERVIEW, Heatmaps
 from fl_lightning.configuration.config import check
 from fl_lightning.core.run import RunContext
@@ -79,19 +80,18 @@ class TensorBoard(Observer):
             for part in hparams(texts, dict.fromkeys(map(shown, scores), 0)):
                 self._writer._get_file_writer().add_summary(part)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Write the round, and see to it that a reader finds it."""
         if self._writer is None:
             return
         for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
             self._writer.add_scalar(name, value, record.round)
         for name, image in record.images.items():
-            self._writer.add_image(
-                name,
-                image,
-                record.round,
-                dataformats="HWC",
-            )
+            self._writer.add_image(name, image, record.round, dataformats="HWC")
         self._writer.flush()
 
     def on_close(self, run: RunContext) -> None:
@@ -134,21 +134,32 @@ class WandB(Observer):
         `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
-        check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
-        require("wandb", "loggers.wandb", "wandb", "to log without it: --loggers.wandb null")
+        check(
+            "loggers.wandb.mode",
+            mode,
+            mode in modes,
+            f"it must be one of {', '.join(modes)}",
+        )
+        require(
+            "wandb",
+            "loggers.wandb",
+            "wandb",
+            "to log without it: --loggers.wandb null",
+        )
         self.mode = mode
         self.checkpoint = checkpoint
         self.local = local
+        variable = os.environ.get
+        if project == PROJECT:
+            project = variable("WANDB_PROJECT") or project
         self._named: dict[str, Any] = {
+            "project": project,
             "entity": entity,
             "tags": tags,
             "notes": notes,
+            "group": group or variable("WANDB_RUN_GROUP"),
+            "job_type": job_type or variable("WANDB_JOB_TYPE"),
         }
-        environment = os.environ.get
-        project = (project == PROJECT and environment("WANDB_PROJECT")) or project
-        self._named["project"] = project
-        self._named["group"] = group or environment("WANDB_RUN_GROUP")
-        self._named["job_type"] = job_type or environment("WANDB_JOB_TYPE")
         self._run: wandb.Run | None = None
         self._agents_id: str | None = None
         self._alone: dict[int, float] | None = None
@@ -173,12 +184,12 @@ class WandB(Observer):
         reason = ""
         if self.mode != "offline":
             mode, reason = connection.possible_mode()
-        requirement = f"{reason}; use auto or offline"
+        possible = self.mode in ("auto", mode)
         check(
             "loggers.wandb.mode",
             self.mode,
-            self.mode in ("auto", mode),
-            requirement,
+            possible,
+            f"{reason}; use auto or offline",
         )
         if mode == "disabled":
             return
@@ -205,7 +216,11 @@ class WandB(Observer):
             self._say(f"{fewer}: {advice}")
         self._send_again(run)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Send the round as one row."""
         self._send(
             run, record.round, record.metrics, record.clients, record.images, record.relation
@@ -260,9 +275,9 @@ class WandB(Observer):
         if run.resumed_from and id_file.exists():
             former_id = id_file.read_text(encoding="utf-8").strip()
         defaults = {"group": exhibits.group_of(config), "job_type": f"seed {config.seed}"}
-        named: dict[str, Any] = {
-            key: value or defaults.get(key) for key, value in self._named.items()
-        }
+        named: dict[str, Any] = dict(self._named)
+        for key, default in defaults.items():
+            named[key] = named[key] or default
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -296,9 +311,10 @@ class WandB(Observer):
         every = folder.read("metrics")
         rows = [row for row in every if row["round"] > self._sent]
         self._so_far = CumulativeCosts(row for row in every if row["round"] <= self._sent)
-        clients: dict[int, list[Row]] = {int(row["round"]): [] for row in rows}
-        for row in folder.read("clients") if rows else ():
-            clients.get(int(row["round"]), []).append(row)
+        clients = defaultdict[float, list[Row]](list)
+        if rows:
+            for row in folder.read("clients"):
+                clients[row["round"]].append(row)
         for row in rows:
             t = int(row.pop("round"))
             view = folder.read_relation(t) if folder.relation_file(t).exists() else None
@@ -306,7 +322,14 @@ class WandB(Observer):
             for callback in run.callbacks:
                 if view is not None and isinstance(callback, Heatmaps):
                     images |= callback.pictures(run, view, t)
-            self._send(run, t, row, clients[t], images, view)
+            self._send(
+                run,
+                t,
+                row,
+                clients[t],
+                images,
+                view,
+            )
 
     def _send(
         self,
@@ -327,25 +350,18 @@ class WandB(Observer):
             scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
             row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
             if self._alone is not None:
-                row |= exhibits.gain(
-                    scores,
-                    self._alone,
-                    run.data.metric,
-                )
+                row |= exhibits.gain(scores, self._alone, run.data.metric)
             for name in metrics.keys() - self._defined:
-                kept = COLUMNS[name].kept
-                self._run.define_metric(
-                    shown(name),
-                    step_metric="round",
-                    summary=kept,
-                )
+                summary = COLUMNS[name].kept
+                self._run.define_metric(shown(name), step_metric="round", summary=summary)
             self._defined |= metrics.keys()
             if scores:
                 counts = np.histogram([*scores.values()], bins=20)
                 row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
             tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
             if relation is not None and relation.rows.size and tabled:
-                row["relation/cube"] = _table(exhibits.cube(relation, run.data.client_names))
+                cube = exhibits.cube(relation, run.data.client_names)
+                row["relation/cube"] = wandb.Table(**cube)
             for name, image in self._with_room(run, t, images).items():
                 row[name] = wandb.Image(image)
             self._run.log(row, step=t, commit=True)
@@ -357,19 +373,22 @@ class WandB(Observer):
             connection.let_go()
 
     def _with_room(
-        self, run: RunContext, t: int, images: Mapping[str, np.ndarray]
+        self,
+        run: RunContext,
+        t: int,
+        images: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """The pictures of this round that are sent: of long runs those of rounds that are spread
         over the run."""
-        others = len(images.keys() - {OVERVIEW})
-        most = MOST_FURTHER // max(others, 1)
-        chosen = spread(run.rounds, most) + (spread(run.rounds, DRAWN) if most >= 2 * DRAWN else [])
-        drawn = t in spread(run.rounds, MOST_OVERVIEWS)
-        return {
-            name: image
-            for name, image in images.items()
-            if (drawn if name == OVERVIEW else t in chosen)
-        }
+        further = {name: image for name, image in images.items() if name != OVERVIEW}
+        most = MOST_FURTHER // max(len(further), 1)
+        rounds = spread(run.rounds, most)
+        if most >= 2 * DRAWN:
+            rounds = rounds + spread(run.rounds, DRAWN)
+        pictures = further if t in rounds else {}
+        if OVERVIEW in images and t in spread(run.rounds, MOST_OVERVIEWS):
+            pictures[OVERVIEW] = images[OVERVIEW]
+        return pictures
 
     def _keep(
         self,
@@ -385,14 +404,14 @@ class WandB(Observer):
         # a later round's row takes the place
         last = {int(row["client"]): row for row in folder.read("clients")}
         scores = summary["final_accuracies"]
-        kinds = summary["final_models"]
-        self._run.summary["clients/final"] = _table(exhibits.clients(run, scores, kinds, last))
-        kept = wandb.Artifact(
+        table = exhibits.clients(run, scores, summary["final_models"], last)
+        self._run.summary["clients/final"] = wandb.Table(**table)
+        artifact = wandb.Artifact(
             f"run-{self._run.id}", type="run", description="configuration, tables, relation cube"
         )
         for path in exhibits.tables_to_keep(folder, run.rounds):
-            kept.add_file(str(path), name=str(path.relative_to(run.folder)))
-        self._run.log_artifact(kept)
+            artifact.add_file(str(path), name=str(path.relative_to(run.folder)))
+        self._run.log_artifact(artifact)
         with tempfile.TemporaryDirectory() as aside:
             packed = None
             if self.checkpoint:
@@ -414,16 +433,10 @@ class WandB(Observer):
         log.say(f"W&B: {line}")
 
 
-def _table(cells: Cells) -> wandb.Table:
-    import wandb
-
-    return wandb.Table(columns=[*cells.columns], data=cells.rows)
-
-
 def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
     """Yield dotted keys of nested mappings, and their values."""
-    if not isinstance(value, dict) or not value:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}".lstrip("."))
+    else:
         yield key, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}" if key else str(name))

@@ -4,11 +4,12 @@ of themselves.
 An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i
 and j in a layer. For a row r that was fixed beforehand
 
-    E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows, Technometrics 1973)
+E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows,
+Technometrics 1973)
 
 So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is
 the client's own model, with much noise a mix of the nearest clients.
-"""  # noqa: E501
+"""
 
 import math
 from dataclasses import dataclass
@@ -67,14 +68,15 @@ def _definite(H: Tensor) -> Tensor:
     return (vectors * values.clamp_min(RIDGE)) @ vectors.T
 
 
-def add_noise(
+def add_noise_ratio(
     sums: Tensor,
     count: Tensor,
     samples: Tensor,
     step: Tensor,
     noise: Tensor,
 ) -> None:
-    """Add to `sums` (L,) a client's n v / ||step||^2, and 1 to `count` (L,) where it has moved.
+    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,) in place, and 1
+    to `count` (L,) where it has moved.
 
     Args:
         sums: over clients.
@@ -84,11 +86,7 @@ def add_noise(
         noise: v, the variance of its step by layer (L,).
     """
     moved = step > 0
-    sums += torch.where(
-        moved,
-        samples * noise.double() / step.clamp_min(1e-300),
-        0.0,
-    )
+    sums += torch.where(moved, samples * noise.double() / step.clamp_min(1e-300), 0.0)
     count += moved
 
 
@@ -102,14 +100,8 @@ def noise_shares(
     A step is noise at most. Where nobody could measure, it counts as noise: one sample tells
     little.
     """
-    return (
-        torch.where(
-            count > 0,
-            sums / count.clamp_min(1),
-            math.inf,
-        )
-        / samples.clamp_min(1)
-    ).clamp_max(1.0)
+    mean = torch.where(count > 0, sums / count.clamp_min(1), math.inf)
+    return (mean / samples.clamp_min(1)).clamp_max(1.0)
 
 
 @dataclass
@@ -145,12 +137,7 @@ class MeasuredCube(Relation):
         n = run.clients
         layers = len(run.layer_names)
         return {
-            "noise.loadings": torch.zeros(
-                layers,
-                n,
-                n,
-                dtype=torch.float64,
-            ),
+            "noise.loadings": torch.zeros(layers, n, n, dtype=torch.float64),
             "noise.measured": torch.zeros(2, layers, dtype=torch.float64),
             "noise.rounds": torch.zeros(n, dtype=torch.int64),
         }
@@ -162,16 +149,16 @@ class MeasuredCube(Relation):
             for block in group.layout.blocks:
                 if block.kind == "parameter":
                     numbers[run.layer_names[group.axis.start + block.layer]] += block.size
-        small = [
-            f"{name} ({count} numbers)" for name, count in numbers.items() if count < run.clients
-        ]
+        small = []
+        for name, count in numbers.items():
+            if count < run.clients:
+                small.append(f"{name} ({count} numbers)")
         if small and run.is_main:
             log.say(
-                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. "
-                f"There a client may take "
-                "its own noise back in the others' models, with a weight of 0 for its own, and end "
-                "below FedAvg (1.3 "
-                "to 3.4 points with 30 equal silos and 18 numbers); compare with --method fedavg"
+                f"{run.method_name}: {', '.join(small)}: fewer numbers than the {run.clients} "
+                "clients. There a client may take its own noise back in the others' models, with a "
+                "weight of 0 for its own, and end below FedAvg (1.3 to 3.4 points with 30 equal "
+                "silos and 18 numbers); compare with --method fedavg"
             )
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -180,34 +167,16 @@ class MeasuredCube(Relation):
         Raises:
             RunFailed: a model is not finite.
         """
-        sources = torch.tensor(inputs.sources)
-        uploaded = inputs.memory["noise.rounds"][sources] > 0
-        # it comes alone, beside those that have uploaded
-        if not bool(uploaded[inputs.places].all()):
-            counted = (
-                uploaded
-                if bool(uploaded.any())
-                else torch.isin(torch.arange(len(sources)), inputs.places)
-            )
-            mean = torch.where(
-                counted,
-                inputs.samples,
-                torch.zeros_like(inputs.samples),
-            )
-            return (mean / mean.sum()).expand(
-                inputs.layers,
-                len(inputs.receivers),
-                -1,
-            )
+        places = inputs.places
+        uploaded = inputs.memory["noise.rounds"][inputs.sources] > 0
+        if not uploaded[places].all():  # a newcomer comes alone, beside those that have uploaded
+            counted = uploaded if uploaded.any() else torch.ones_like(uploaded)
+            samples = inputs.samples * counted
+            return (samples / samples.sum()).expand(inputs.layers, len(places), -1)
         gram = inputs.gram()
         check_finite(gram.centred)
-        A = inputs.memory["noise.loadings"][:, sources]
-        return measured_rows(
-            gram.centred,
-            A @ A.transpose(1, 2),
-            inputs.places,
-            self.kappa,
-        )
+        A = inputs.memory["noise.loadings"][:, inputs.sources]
+        return measured_rows(gram.centred, A @ A.mT, places, self.kappa)
 
     def learn(self, server: Server) -> None:
         """The uploads have arrived: A follows the mixes that their clients began from, and their
@@ -217,36 +186,36 @@ class MeasuredCube(Relation):
         """
         weighed = server.only.weighed
         answered = server.answered
-        if weighed is None or not answered:
+        if weighed is None:
             return
+        run = server.run
         memory = server.memory
         samples = server.samples(answered)[:, None]
         steps = torch.stack([server.statistics[c]["step"] for c in answered]).double()  # (m, L)
         sums, count = memory["noise.measured"]
         for c, n, step in zip(answered, samples, steps, strict=True):
             if (noise := server.statistics[c].get("noise")) is not None:
-                add_noise(sums, count, n, step, noise)
+                add_noise_ratio(
+                    sums,
+                    count,
+                    n,
+                    step,
+                    noise,
+                )
         shares = noise_shares(sums, count, samples)
-        if (
-            bool((count == 0).all() and steps.any())
-            and server.run.is_main
-            and "noise" not in server.run.warned
-        ):
-            few = "no client has enough samples to measure its noise"
-            log.say(f"selfkapc: {few}: all of a client's step counts as noise")
-        server.run.warned.add("noise")
-        index = torch.tensor(answered)
-        sources = torch.tensor(weighed.sources)
-        where = [weighed.receivers.index(c) for c in answered]
-        rows = weighed.weights[:, where]  # (L, m, n)
-        A = self.keep * (rows @ memory["noise.loadings"][:, sources])
-        A[:, torch.arange(len(answered)), index] += (shares * steps).T.sqrt()
-        memory["noise.loadings"][:, index] = A
-        memory["noise.rounds"][index] += 1
-        names = server.run.layer_names
-        self._shares = {
-            f"noise_share_{name}": float(s) for name, s in zip(names, shares.mean(0), strict=True)
-        }
+        if run.is_main and "noise" not in run.warned and not count.any() and steps.any():
+            problem = "no client has enough samples to measure its noise"
+            log.say(f"{run.method_name}: {problem}: all of a client's step counts as noise")
+        run.warned.add("noise")
+        receivers = [weighed.receivers.index(c) for c in answered]
+        rows = weighed.weights[:, receivers]  # (L, m, n)
+        A = self.keep * (rows @ memory["noise.loadings"][:, weighed.sources])
+        A[:, torch.arange(len(answered)), answered] += (shares * steps).T.sqrt()
+        memory["noise.loadings"][:, answered] = A
+        memory["noise.rounds"][answered] += 1
+        self._shares = {}
+        for name, share in zip(run.layer_names, shares.mean(0).tolist(), strict=True):
+            self._shares[f"noise_share_{name}"] = share
         server.flops += 2 * rows.numel() * A.shape[-1]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:

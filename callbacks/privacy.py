@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,6 @@ from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext, Tensors
 from fl_lightning.core.run import cohort_of
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.rng import unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
@@ -89,60 +89,54 @@ class LocalPrivacy(Transform, Observer):
         other noise."""
         check_account(run, self.config_key)
         self._check_others(run)
-        self._noises = self.noises(
-            run.config,
-            run.method,
-            kinds_of(run),
-            sum(run.data.train_sizes),
-        )
-        now = [self._noises[kind].multiplier for kind in kinds_of(run)]
-        before = [s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()]
-        for was in [noise for part in run.processes.gather_objects(before) for noise in part]:
-            check_noise_stays(f"{self.config_key}.epsilon_target", self.epsilon_target, was, now)
+        samples = sum(run.data.train_sizes)
+        self._noises = self.noises(run.config, run.method, kinds_of(run), samples)
+        now = [noise.multiplier for noise in self._noises.values()]
+        of_this_rank = [
+            s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()
+        ]
+        key = f"{self.config_key}.epsilon_target"
+        for of_rank in run.processes.gather_objects(of_this_rank):
+            for before in of_rank:
+                check_noise_stays(key, self.epsilon_target, before, now)
 
     def _check_others(self, run: RunContext) -> None:
         """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change
         what it counts."""
         key = self.config_key
         name = run.method_name
-        refused = {n: b.words for n, b in run.method.beside().items() if b.values is None}
-        if refused:
-            upload, words = next(iter(refused.items()))
-            raise BadInput(
-                key,
-                name,
-                f"its uploads hold {upload} ({words}), which no bound and noise can protect; "
-                f"choose another --method, such as fedavg",
-            )
+        for upload, beside in run.method.beside().items():
+            problem = f"its uploads hold {upload} ({beside.words})"
+            requirement = f"{problem}, which no bound and noise can protect"
+            requirement = f"{requirement}; choose another --method, such as fedavg"
+            check(key, name, beside.values is not None, requirement)
         sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
-        check(
-            "method.sigma",
-            sigma,
-            not sigma,
-            f"beside {key}, which covers class means too, it must be 0",
-        )
-        callbacks = list(run.callbacks)
-        place = next(k for k, c in enumerate(callbacks) if c is self)
-        for k, callback in enumerate(callbacks):
-            if not isinstance(callback, Transform) or callback is self:
-                continue
-            behind = isinstance(callback, BEHIND)
-            where = "behind" if behind else "before"
-            requirement = (
-                f"it must be named {where} {key.removeprefix('callbacks.')} in the configuration"
-            )
-            check(
-                callback.config_key,
-                "",
-                k > place if behind else k < place,
-                requirement,
-            )
-            chooses = getattr(callback, "client", False) is True
-            requirement = f"which layers a client sends tells of its data: false beside {key}"
-            check(f"{callback.config_key}.client", True, not chooses, requirement)
+        requirement = f"beside {key}, which covers class means too, it must be 0"
+        check("method.sigma", sigma, not sigma, requirement)
+        is_behind = False
+        for callback in run.callbacks:
+            if callback is self:
+                is_behind = True
+            elif isinstance(callback, Transform):
+                must_be_behind = isinstance(callback, BEHIND)
+                where = "behind" if must_be_behind else "before"
+                requirement = f"it must be named {where} {key.removeprefix('callbacks.')}"
+                check(
+                    callback.config_key,
+                    "",
+                    is_behind == must_be_behind,
+                    requirement,
+                )
+                chooses = getattr(callback, "client", False) is True
+                requirement = f"which layers a client sends tells of its data: false beside {key}"
+                check(f"{callback.config_key}.client", True, not chooses, requirement)
 
     def noises(
-        self, config: Config, method: Any, named: Sequence[str], samples: int
+        self,
+        config: Config,
+        method: Any,
+        named: Sequence[str],
+        samples: int,
     ) -> dict[str, Noise]:
         """Clip and noise of each of the kinds `named`.
 
@@ -152,21 +146,22 @@ class LocalPrivacy(Transform, Observer):
         """
         check_delta(f"{self.config_key}.delta", self.delta, samples)
         clips = self._of_kinds("clip", named)
-        if self.noise is not None:
+        if self.noise is not None or not named:
             noise = self._of_kinds("noise", named)
-        elif not named:
-            noise = {}
         else:
-            times = uploads(config, method, named)
-            target = float(self.epsilon_target or 0)
             key = f"{self.config_key}.epsilon_target"
-            one = calibrated(
-                lambda z: [Mechanism(z, n) for n in times],
-                target,
-                self.delta,
-                key,
+            target = float(self.epsilon_target or 0)
+            times = uploads(config, method, named)
+            mechanisms = partial(_mechanisms, times)
+            noise = dict.fromkeys(
+                named,
+                calibrated(
+                    mechanisms,
+                    target,
+                    self.delta,
+                    key,
+                ),
             )
-            noise = dict.fromkeys(named, one)
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
     def _of_kinds(
@@ -176,36 +171,34 @@ class LocalPrivacy(Transform, Observer):
     ) -> dict[str, float]:
         value = getattr(self, argument)
         if not isinstance(value, dict):
-            return dict.fromkeys(named, float(value))
+            return {name: float(value) for name in named}
         key = f"{self.config_key}.{argument}"
         listed = ", ".join(named) or "nothing"
         for name in value:
-            words = (
-                "scores are computed on clients' own test data and published as they are: no noise "
-                "covers them"
-            )
-            check(key, name, name not in SCORES, f"{words}; kinds are {listed}")
-            check(key, name, name in named, f"clients upload no such kind; they upload {listed}")
-        for name in named:
+            problem = "scores are computed on clients' own test data and published as they are"
+            requirement = f"{problem}: no noise covers them; kinds are {listed}"
+            check(key, name, name not in SCORES, requirement)
             check(
                 key,
-                value,
-                name in value,
-                f"clients also upload {name}, which would be unprotected: {listed}",
+                name,
+                name in named,
+                f"clients upload no such kind; they upload {listed}",
             )
+        for name in named:
+            requirement = f"clients also upload {name}, which would be unprotected: {listed}"
+            check(key, value, name in value, requirement)
         return {name: float(value[name]) for name in named}
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         named = kinds(method, sends_model=sends_model)
-        self._noises = self.noises(
-            config,
-            method,
-            named,
-            sum(sizes),
-        )
+        self._noises = self.noises(config, method, named, sum(sizes))
         return self._report([uploads(config, method, named)])
 
     # ---------------------------------------------------------------- in a round
@@ -218,7 +211,11 @@ class LocalPrivacy(Transform, Observer):
             NOISE: torch.zeros(count, dtype=torch.float64),
         }
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Bound, add noise, and count."""
 
         def draws(kind: str) -> torch.Generator:
@@ -226,27 +223,29 @@ class LocalPrivacy(Transform, Observer):
                 return client.generator(f"privacy {kind}")
             return unrepeatable()
 
-        sent = protect(client, payload, self._noises, draws)
-        counted = torch.tensor([kind in sent for kind in self._noises], dtype=torch.int64)
+        sent_kinds = protect(client, payload, self._noises, draws)
+        counted = torch.tensor([kind in sent_kinds for kind in self._noises], dtype=torch.int64)
         client.memory[UPLOADS] = client.memory[UPLOADS] + counted
         noise = [noise.multiplier for noise in self._noises.values()]
         client.memory[NOISE] = torch.tensor(noise, dtype=torch.float64)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far: the largest client's, each client's, and that of this round's upload
         alone."""
         counts = self._counts(run)
         for row in record.clients:
             row["privacy_epsilon"] = self._epsilon(counts[int(row["client"])])
-        record.metrics["privacy_epsilon"] = max(
-            map(self._epsilon, set(counts.values())), default=0.0
-        )
+        epsilons = map(self._epsilon, set(counts.values()))
+        record.metrics["privacy_epsilon"] = max(epsilons, default=0.0)
 
     def _counts(self, run: RunContext) -> dict[int, tuple[int, ...]]:
         """How many uploads of each kind have left each client."""
-        return run.processes.gather_by_client(
-            {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
-        )
+        of_rank = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
+        return run.processes.gather_by_client(of_rank)
 
     def _epsilon(
         self,
@@ -254,9 +253,10 @@ class LocalPrivacy(Transform, Observer):
         *,
         replace_one: bool = False,
     ) -> float:
-        noises = [noise.multiplier for noise in self._noises.values()]
-        sent = [Mechanism(noise, n) for noise, n in zip(noises, times, strict=True)]
-        return epsilon(sent, self.delta, replace_one=replace_one)
+        """Epsilon of so many uploads of each kind."""
+        kinds = zip(self._noises.values(), times, strict=True)
+        mechanisms = [Mechanism(noise.multiplier, n) for noise, n in kinds]
+        return epsilon(mechanisms, self.delta, replace_one=replace_one)
 
     # ---------------------------------------------------------------- at the end
 
@@ -267,24 +267,28 @@ class LocalPrivacy(Transform, Observer):
     def _report(self, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
         largest = max(counts, key=self._epsilon, default=())
         covered = ", ".join(self._noises) or "nothing is uploaded"
-        return {
+        report = {
             "privacy_epsilon": self._epsilon(largest) if largest else 0.0,
-            "privacy_epsilon_replace_one": self._epsilon(largest, replace_one=True)
-            if largest
-            else 0.0,
+            "privacy_epsilon_replace_one": 0.0,
             "privacy_delta": self.delta,
             "privacy_unit": "client",
             "privacy_mechanism": "local",
             "privacy_uploads": max((n for times in counts for n in times), default=0),
-            **{f"privacy_clip_{kind}": noise.clip for kind, noise in self._noises.items()},
-            **{f"privacy_noise_{kind}": noise.multiplier for kind, noise in self._noises.items()},
             "privacy_covers": f"uploads of a client ({covered}) against the server, other clients "
-            f"and readers of "
-            f"the "
-            "global model; not the number of its samples, its losses and scores, other tables, its "
-            "personal model, "
-            f"{INPUTS}",
+            f"and readers of the global model; not the number of its samples, its losses and "
+            f"scores, other tables, its personal model, {INPUTS}",
         }
+        if largest:
+            report["privacy_epsilon_replace_one"] = self._epsilon(largest, replace_one=True)
+        for kind, noise in self._noises.items():
+            report[f"privacy_clip_{kind}"] = noise.clip
+            report[f"privacy_noise_{kind}"] = noise.multiplier
+        return report
+
+
+def _mechanisms(times: Sequence[int], noise: float) -> list[Mechanism]:
+    """The mechanism of each kind of upload, with one noise for all."""
+    return [Mechanism(noise, n) for n in times]
 
 
 def check_account(run: RunContext, key: str) -> None:
@@ -292,16 +296,11 @@ def check_account(run: RunContext, key: str) -> None:
     is missing, another part accounts for it, or clients join later."""
     require("dp", key, "", "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
-    check(
-        first, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run"
-    )
+    requirement = f"one of it and {', '.join(others)}: each accounts for the whole run"
+    check(first, "", not others, requirement)
     share = run.config.data.held_out_clients
-    check(
-        "data.held_out_clients",
-        share,
-        not share,
-        f"clients that join later are not accounted by {key}: 0",
-    )
+    requirement = f"clients that join later are not accounted by {key}: set it to 0"
+    check("data.held_out_clients", share, not share, requirement)
 
 
 def check_noise_stays(
@@ -311,9 +310,9 @@ def check_noise_stays(
     now: Sequence[float],
 ) -> None:
     """Raise `BadInput`, for `key`, unless a resumed run has the noise that it began with."""
-    same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
+    is_same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
     requirement = f"the run began with noise {before}, and now it would be {now}: begin a new run"
-    check(key, value, same, requirement)
+    check(key, value, is_same, requirement)
 
 
 def uploads(
@@ -329,11 +328,8 @@ def uploads(
 
 def rounds_of(config: Config, method: Any) -> Counter[int]:
     """In how many rounds of the run each client takes part."""
-    cohorts: Counter[int] = Counter()
+    rounds: Counter[int] = Counter()
     for t in range(1, config.federation.rounds + 1):
-        cohorts.update(
-            range(config.clients)
-            if t == 1 and method.traits.everyone_first
-            else cohort_of(config, t)
-        )
-    return cohorts
+        everyone = t == 1 and method.traits.everyone_first
+        rounds.update(range(config.clients) if everyone else cohort_of(config, t))
+    return rounds

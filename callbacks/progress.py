@@ -2,6 +2,7 @@
 everything at the end."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,16 +45,21 @@ class Progress(Observer):
                 if row["round"] <= run.resumed_from:
                     self._add(row)
         if self._console.is_terminal:
-            note = TextColumn("{task.fields[note]}")
-            left = TimeRemainingColumn()
-            line = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, left)
             self._bar = Bar(
-                *line,
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
                 console=self._console,
                 expand=True,
             )
+            note = _so_far(self._judged)
+            start = run.resumed_from
             self._task = self._bar.add_task(
-                "", total=run.rounds, completed=run.resumed_from, note=_so_far(self._judged)
+                "",
+                total=run.rounds,
+                completed=start,
+                note=note,
             )
             self._bar.start()
 
@@ -67,41 +73,49 @@ class Progress(Observer):
         self._share = math.ceil(len(cohort) / run.world_size)
         self._done = 0
         if self._bar is not None:
-            self._bar.update(
-                self._task, description=f"round {round}/{run.rounds}", completed=round - 1
-            )
+            description = f"round {round}/{run.rounds}"
+            self._bar.update(self._task, description=description, completed=round - 1)
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(
+        self,
+        run: RunContext,
+        client: int,
+    ) -> None:
         """Move on within the round, as far as rank 0 can tell."""
         self._done += 1
-        if self._bar is not None:
-            self._bar.advance(self._task, 1 / self._share if self._done <= self._share else 0)
+        if self._bar is not None and self._done <= self._share:
+            self._bar.advance(self._task, 1 / self._share)
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Show what the round brought."""
         if not run.is_main:
             return
-        self._add({"round": record.round, **record.metrics})
+        metrics = record.metrics
+        is_judged = self._add({"round": record.round, **metrics})
+        note = _so_far(self._judged)
         if self._bar is not None:
-            self._bar.update(
-                self._task,
-                completed=record.round,
-                note=_so_far(self._judged),
-            )
-        else:
-            judged = of_rows([record.metrics]).of("mean") in record.metrics
-            accuracy = _so_far(self._judged) if judged else "not judged"
-            loss = record.metrics.get("train_loss")
-            seconds = record.metrics["seconds"]
-            trained = "no steps" if loss is None else f"loss {loss:.4f}"
-            line = f"round {record.round}/{run.rounds}: {accuracy}, {trained}, {seconds:.1f} s"
-            print(line, file=self._console.file, flush=True)
+            self._bar.update(self._task, completed=record.round, note=note)
+            return
+        loss = metrics.get("train_loss")
+        trained = "no steps" if loss is None else f"loss {loss:.4f}"
+        score = note if is_judged else "not judged"
+        line = f"round {record.round}/{run.rounds}: {score}, {trained}, {metrics['seconds']:.1f} s"
+        print(line, file=self._console.file, flush=True)
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: Row) -> bool:
+        """Note the round of `row`; returns whether it was judged."""
         self._rows.append(row)
-        if of_rows([row]).of("mean") in row:
-            _, at = best(both := [*self._judged, row])
-            self._judged = [next((one for one in both if one["round"] == at), row), row]
+        if of_rows([row]).of("mean") not in row:
+            return False
+        rows = [*self._judged, row]
+        _, best_round = best(rows)
+        best_row = next((judged for judged in rows if judged["round"] == best_round), row)
+        self._judged = [best_row, row]
+        return True
 
     def on_fit_end(
         self,
@@ -119,14 +133,15 @@ class Progress(Observer):
         if run.is_main and self._summary is not None:
             out = Console()
             out.print(_table(run, self._rows, self._summary))
-            for line in _closing_lines(run, self._rows, self._summary):
-                # not wrapped: paths can be copied
-                out.print(
-                    line,
-                    soft_wrap=True,
-                    markup=False,
-                    highlight=False,
-                )
+            lines = _closing_lines(run, self._rows, self._summary)
+            # not wrapped: paths can be copied
+            out.print(
+                *lines,
+                sep="\n",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
 
 
 def _table(
@@ -136,50 +151,56 @@ def _table(
 ) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
-    table = Table(
-        title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left"
-    )
+    title = escape(f"{run.folder.name}: {names}")
+    table = Table(title=title, title_justify="left", caption_justify="left")
     metric = of_rows(rows)
     mean = metric.of("mean")
     table.add_column(f"{metric.words}, mean of the round's clients")
     for column in ("best", "round", "last"):
         table.add_column(column, justify="right")
     for kind, label in MODELS.items():
-        values = [row[metric.by(kind)] for row in rows if metric.by(kind) in row]
+        column = metric.by(kind)
+        values = [row[column] for row in rows if column in row]
         if values:
-            accuracy, round = best(rows, metric.by(kind))
-            judge = kind == run.judge
-            cells = (label + " *" * judge, f"{accuracy:.4f}", str(round), f"{values[-1]:.4f}")
-            table.add_row(*cells, style="bold" if judge else None)
+            score, round = best(rows, column)
+            is_judge = kind == run.judge
+            cells = [label + " *" * is_judge, f"{score:.4f}", f"{round}", f"{values[-1]:.4f}"]
+            table.add_row(*cells, style="bold" if is_judge else None)
     judged = {int(row["round"]): row for row in rows if mean in row}
-    _, round = best(rows)
-    for statistic, label in (
-        ("worst", "* worst 10 % of clients"),
-        ("std", "* spread over clients (std)"),
-    ):
-        if judged:
-            name = metric.of(statistic)
-            cells = (
+    if judged:
+        _, round = best(rows)
+        best_row = judged[round]
+        last_row = judged[max(judged)]
+        for label, column in (
+            ("* worst 10 % of clients", metric.of("worst")),
+            ("* spread over clients (std)", metric.of("std")),
+        ):
+            table.add_row(
                 label,
-                f"{judged[round][name]:.4f}",
-                str(round),
-                f"{judged[max(judged)][name]:.4f}",
+                f"{best_row[column]:.4f}",
+                f"{round}",
+                f"{last_row[column]:.4f}",
             )
-            table.add_row(*cells)
     if metric.of("mean_best") in summary:
-        bests = f"{summary[metric.of('mean_best')]:.4f}"
-        table.add_row("* mean of each client's best round", bests, "", "")
+        score = summary[metric.of("mean_best")]
+        table.add_row("* mean of each client's best round", f"{score:.4f}")
+    final_models, _, other_models = final_words(summary).partition("; ")
     if f"final_{mean}" in summary:
-        which = f"all clients at the end ({final_words(summary).partition('; ')[0]})"
-        table.add_row(which, "", "", f"{summary[f'final_{mean}']:.4f}", end_section=True)
-    if "validation_round" in summary:
-        chosen = f"{summary[f'validation_{mean}']:.4f}"
+        label = f"all clients at the end ({final_models})"
         table.add_row(
-            "* in the round chosen on validation data", chosen, str(summary["validation_round"]), ""
+            label,
+            "",
+            "",
+            f"{summary[f'final_{mean}']:.4f}",
+            end_section=True,
         )
+    if "validation_round" in summary:
+        label = "* in the round chosen on validation data"
+        score = summary[f"validation_{mean}"]
+        table.add_row(label, f"{score:.4f}", f"{summary['validation_round']}")
     table.caption = f"* the judge, whose scores are {mean}: {MODELS[run.judge]}"
-    if others := final_words(summary).partition("; ")[2]:
-        table.caption += f"\nat the end: {others}"
+    if other_models:
+        table.caption += f"\nat the end: {other_models}"
     return table
 
 
@@ -189,49 +210,37 @@ def _closing_lines(
     summary: Mapping[str, Any],
 ) -> list[str]:
     """What travelled, how long it took, and where everything is."""
-    total = {
-        name: sum(row.get(name, 0.0) for row in rows)
-        for name in {key for row in rows for key in row}
-    }
-    up, down = (
-        f"{in_bytes(sent := total[f'{way}_bytes'])} {word} "
-        f"(parameters: {in_bytes(total[f'{way}_parameter_bytes'], like=sent).split()[0]})"
-        for way, word in (("upload", "up"), ("download", "down"))
-    )
-    phases = ", ".join(
-        f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}"
-        for phase in ("client", "server", "evaluation")
-    )
-    score, round = best(rows)
-    words = of_rows(rows).mean_words
-    lines = [
-        f"{up}, {down}",
-        f"{total['seconds']:.1f} s in rounds ({phases}), "
-        f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
-        f"{type(run.method).__name__}: best {words} {score:.4f} ({MODELS[run.judge]}) in round "
-        f"{round}; "
-        f"run folder: {run.folder}",
-        f"The best round is chosen on {run.config.data.score_on} data, so it is optimistic; the "
-        f"last round is not.",
-    ]
-    if "held_out_clients" in summary:
-        name = f"newcomer_{of_rows(rows).of('mean')}_"
-        curve = {
-            key.removeprefix(name): value for key, value in summary.items() if key.startswith(name)
-        }
-        scores = ", ".join(f"{value:.4f} with {count}" for count, value in curve.items())
-        counted = "of each class" if of_rows(rows).rises else "in all"
-        unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {counted}"
-        lines.append(f"{unseen}: {words} {scores} ({summary['newcomer_rule']})")
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row)  # it adds floats, too
+    lines = [f"{_travelled(total, 'upload', 'up')}, {_travelled(total, 'download', 'down')}"]
     if "channel_s" in total:
         parts = ", ".join(
             f"{part} {total[f'channel_{part}_s']:.2f}" for part in ("download", "compute", "upload")
         )
-        lines.insert(
-            1,
-            f"{total['channel_s']:.2f} s over the channel ({parts}; the slowest client of each "
-            f"round)",
-        )
+        seconds = f"{total['channel_s']:.2f} s over the channel"
+        lines.append(f"{seconds} ({parts}; the slowest client of each round)")
+    phases = ", ".join(
+        f"{phase} {total[f'seconds_{phase}']:.1f}" for phase in ("client", "server", "evaluation")
+    )
+    memory = max(row.get("memory_mib", 0.0) for row in rows)
+    metric = of_rows(rows)
+    words = metric.mean_words
+    score, round = best(rows)
+    score_words = f"best {words} {score:.4f} ({MODELS[run.judge]}) in round {round}"
+    lines += [
+        f"{total['seconds']:.1f} s in rounds ({phases}), at most {memory:.0f} MiB of memory",
+        f"{type(run.method).__name__}: {score_words}; run folder: {run.folder}",
+        f"The best round is chosen on {run.config.data.score_on} data, so it is optimistic; the "
+        f"last round is not.",
+    ]
+    if "held_out_clients" in summary:
+        prefix = f"newcomer_{metric.of('mean')}_"
+        counts = [key.removeprefix(prefix) for key in summary if key.startswith(prefix)]
+        scores = ", ".join(f"{summary[prefix + count]:.4f} with {count}" for count in counts)
+        counted = "of each class" if metric.rises else "in all"
+        unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {counted}"
+        lines.append(f"{unseen}: {words} {scores} ({summary['newcomer_rule']})")
     if (run.folder / "figures").is_dir():
         lines.append(f"figures: {run.folder / 'figures'}")
     if (run.folder / "tensorboard").is_dir():
@@ -239,6 +248,17 @@ def _closing_lines(
     if "wandb" in summary:
         lines.append(f"W&B: {summary['wandb']}")
     return lines
+
+
+def _travelled(
+    total: Mapping[str, float],
+    way: str,
+    word: str,
+) -> str:
+    """Bytes that went one way, in words."""
+    size = total[f"{way}_bytes"]
+    parameters = in_bytes(total[f"{way}_parameter_bytes"], like=size).split()[0]
+    return f"{in_bytes(size)} {word} (parameters: {parameters})"
 
 
 def _so_far(rows: list[Row]) -> str:

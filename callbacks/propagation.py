@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
@@ -37,28 +38,23 @@ def basis(
     """
     columns = []
     for x, y in part.batches(4096):
-        flat = x.flatten(1).cpu().double()
+        flat = x.flatten(1)
         if classes:
-            target = y.is_floating_point()
-            label = y[:, None].cpu() if target else torch.nn.functional.one_hot(y.cpu(), classes)
-            flat = torch.cat([flat, label.double()], 1)
-        columns.append(flat)
+            label = y[:, None] if y.is_floating_point() else one_hot(y, classes)
+            flat = torch.cat([flat.double(), label.double()], 1)
+        columns.append(flat.cpu().double())
     matrix = torch.cat(columns).T
     # The small side's eigenvectors: far cheaper than a whole decomposition of images by samples.
     if matrix.shape[0] > matrix.shape[1]:
         values, right = torch.linalg.eigh(matrix.T @ matrix)
-        left = matrix @ right.flip(1)[:, :directions]
+        candidates = matrix @ right.flip(1)[:, :directions]
     else:
         values, vectors = torch.linalg.eigh(matrix @ matrix.T)
-        left = vectors.flip(1)[:, :directions]
-    vectors = torch.zeros(
-        matrix.shape[0],
-        directions,
-        dtype=torch.float64,
-    )
-    rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
+        candidates = vectors.flip(1)[:, :directions]
+    vectors = matrix.new_zeros(len(matrix), directions)
+    rank = min(candidates.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
-        vectors[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
+        vectors[:, :rank] = torch.linalg.qr(candidates[:, :rank])[0]
         # a direction has no sign: the same on every machine
         vectors *= torch.where(vectors.sum(0) < 0, -1.0, 1.0)
     return vectors
@@ -86,11 +82,7 @@ def propagated(
     """
     eye = torch.eye(len(W), dtype=torch.float64)
     degree = W.sum(1, keepdim=True)
-    walk = torch.where(
-        degree > 0,
-        W / degree.clamp_min(1e-300),
-        eye,
-    )
+    walk = torch.where(degree > 0, W / degree.clamp_min(1e-300), eye)
     kappa = alpha / (1 + alpha)
     if steps is None:
         A = (1 - kappa) * torch.linalg.solve(eye - kappa * walk, eye)
@@ -109,16 +101,10 @@ def neighbourhood(
 ) -> Tensor:
     """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the
     lower number."""
-    W = torch.exp(sharpness * S)
-    W.fill_diagonal_(0.0)
-    order = torch.sort(W, dim=1, descending=True, stable=True).indices[
-        :, : min(neighbours, len(W) - 1)
-    ]
-    return torch.zeros_like(W).scatter(
-        1,
-        order,
-        W.gather(1, order),
-    )
+    W = torch.exp(sharpness * S).fill_diagonal_(0.0)
+    order = torch.sort(W, dim=1, descending=True, stable=True).indices
+    nearest = order[:, : min(neighbours, len(W) - 1)]
+    return torch.zeros_like(W).scatter(1, nearest, W.gather(1, nearest))
 
 
 def told_basis(client: Client) -> Tensor:
@@ -161,44 +147,40 @@ class Propagation(Relation):
         # p, as of subspaces
         oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)
         if self.similarity == "random":
-            return {
-                "fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)
-            }
-        requirement = (
-            "numbers of tokens span no subspace that would tell clients apart: similarity random"
+            graph = random_graph(run.clients, run.config.seed)
+            return {"fedora.rows": self._matrix(graph + oneself)}
+        problem = "numbers of tokens span no subspace that would tell clients apart"
+        requirement = f"{problem}: use similarity random"
+        check(
+            "method.similarity",
+            self.similarity,
+            not run.data.vocabulary,
+            requirement,
         )
-        check("method.similarity", self.similarity, not run.data.vocabulary, requirement)
         bases_here = {}
+        features_here = {}
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train
-            bases_here[client] = [
-                basis(part, self.directions, c) for c in (run.data.num_classes, 0)
-            ]
-        by_client = run.processes.gather_by_client(bases_here)
-        bases, features = (
-            torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1)
-        )
-        rows = self._matrix(similarity(bases, bases))
-        return {"fedora.rows": rows, "fedora.bases": bases, "fedora.feature_bases": features}
+            bases_here[client] = basis(part, self.directions, run.data.num_classes)
+            features_here[client] = basis(part, self.directions, 0)
+        bases = _stacked(run, bases_here)
+        return {
+            "fedora.rows": self._matrix(similarity(bases, bases)),
+            "fedora.bases": bases,
+            "fedora.feature_bases": _stacked(run, features_here),
+        }
 
     def _matrix(self, S: Tensor) -> Tensor:
-        """What clients of similarities `S` (N, N) receive of each other, (N, N)."""
-        W = (
-            S
-            if self.sharpness is None
-            else neighbourhood(
-                S,
-                self.sharpness,
-                self.neighbours,
-            )
-        )
-        return propagated(W, self.alpha, self.steps)
+        """The weights (N, N) by which clients of similarities `S` (N, N) receive each other."""
+        if self.sharpness is not None:
+            S = neighbourhood(S, self.sharpness, self.neighbours)
+        return propagated(S, self.alpha, self.steps)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The receivers' rows, (1, m, n)."""
-        rows = inputs.memory["fedora.rows"][torch.tensor(inputs.receivers)]
+        rows = inputs.memory["fedora.rows"][inputs.receivers]
         if len(inputs.sources) < inputs.clients:
-            rows = rows[:, torch.tensor(inputs.sources)]
+            rows = rows[:, inputs.sources]
             rows = rows / rows.sum(1, keepdim=True)
         return rows[None]
 
@@ -215,19 +197,25 @@ class Propagation(Relation):
         """
         if self.similarity == "random":
             return None
-        name, classes = (
-            ("fedora.bases", run.data.num_classes) if labelled else ("fedora.feature_bases", 0)
-        )
-        bases = run.server.memory[name]
+        memory = run.server.memory
+        bases = memory["fedora.bases" if labelled else "fedora.feature_bases"]
+        classes = run.data.num_classes if labelled else 0
         S = similarity(basis(part, self.directions, classes)[None], bases)[0]
         if self.sharpness is not None:
             S = torch.exp(self.sharpness * S)
             last = S.sort(descending=True).values[min(self.neighbours, len(S)) - 1]
-            S = torch.where(last <= S, S, torch.zeros_like(S))
-        weights = (S / S.sum()) @ run.server.memory["fedora.rows"]
-        if self.sources == "uploaded":
-            counts = torch.tensor([c in run.server.uploaded for c in range(run.clients)])
-            weights = torch.where(counts, weights, torch.zeros_like(weights))
-            if not weights.sum() > 0:  # nobody alike has uploaded
-                weights = counts.double()
-        return weights / weights.sum() if self.sources == "uploaded" else weights
+            S = torch.where(last <= S, S, 0.0)
+        weights = (S / S.sum()) @ memory["fedora.rows"]
+        if self.sources == "all":
+            return weights
+        counts = torch.tensor([c in run.server.uploaded for c in range(run.clients)])
+        weights = torch.where(counts, weights, 0.0)
+        if not weights.sum() > 0:  # nobody alike has uploaded
+            weights = counts.double()
+        return weights / weights.sum()
+
+
+def _stacked(run: RunContext, of_rank: dict[int, Tensor]) -> Tensor:
+    """The tensors of all ranks' clients, stacked in the order of clients."""
+    by_client = run.processes.gather_by_client(of_rank)
+    return torch.stack([by_client[c] for c in range(run.clients)])

@@ -30,7 +30,9 @@ class Relation(Callback):
     sums_to_one: bool = True
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
-    """It has an objective of its own, which `measured` reports."""
+    """It has an objective of its own, which `measured` reports as metrics of the round."""
+    pair_flops: ClassVar[int] = 0
+    """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded
     so far and the cohort's, of those that have uploaded only, or everybody's. Of a client that has
@@ -48,13 +50,21 @@ class Relation(Callback):
         return {}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Return weights (layers or 1, m, n), float64; m is 1 for a global model."""
+        """Return weights (layers or 1, m, n), float64; m is 1 for a global model.
+
+        Called once a round: a relation that learns may update its tensors in `inputs.memory`.
+        """
         raise NotImplementedError
 
     def as_mixed(
-        self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int
+        self,
+        rows: Tensor,
+        receivers: Sequence[int],
+        sources: Sequence[int],
+        round: int,
     ) -> Tensor:
-        """Return the weights by which the server mixes, and which it logs, from the method's."""
+        """Return the rows by which the server mixes, and which it logs: `rows` (L, m, n), changed
+        by `blur` if it is set."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
@@ -63,10 +73,11 @@ class Relation(Callback):
         `gram(..., since="sent")`, their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """Return further metrics of the round, from its clients' results (the same on every rank).
+        """Return further metrics of the round, from `clients`, the rows of clients.csv (the same on
+        every rank).
 
-        With `measures` these have `gradient_norm`, the norm of the change of the client's
-        parameters over lr times steps; it may be taken out.
+        With `measures` rows have `gradient_norm`, the norm of the change of the client's parameters
+        over lr times steps; an entry that is to be no column is removed from the rows here.
         """
         return {}
 
@@ -91,7 +102,7 @@ class Relation(Callback):
         sources: int,
     ) -> int:
         """Floating-point operations of `weights`, Gram matrices left aside."""
-        return 0
+        return self.pair_flops * sources**2
 
 
 def check_finite(numbers: Tensor) -> None:
@@ -108,14 +119,7 @@ class Alone(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""
-        rows = torch.zeros(
-            1,
-            len(inputs.receivers),
-            len(inputs.sources),
-            dtype=torch.float64,
-        )
-        rows[0, torch.arange(len(inputs.receivers)), inputs.places] = 1
-        return rows
+        return torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places][None]
 
 
 class SampleCounts(Relation):
@@ -169,6 +173,7 @@ class Attention(Relation):
     """
 
     several = True
+    pair_flops = 8
 
     alpha: float
     sigma: float | None
@@ -182,15 +187,12 @@ class Attention(Relation):
         """Raise `BadInput` if own weights could turn negative with as many models as may be
         mixed."""
         n = max(len(g.members) for g in run.groups)
-        n = min(n, run.cohort_size) if self.sources == "cohort" else n
+        if self.sources == "cohort":
+            n = min(n, run.cohort_size)
         if self._step * (n - 1) > 1:
-            requirement = (
-                f"with {n} models alpha (over sigma, where that is set) must be at most "
-                f"{1 / (n - 1):.4g}"
-            )
-            raise BadInput(
-                "method.alpha", self.alpha, f"{requirement}, or own weights turn negative"
-            )
+            most = f"alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
+            requirement = f"with {n} models {most}, or own weights turn negative"
+            raise BadInput("method.alpha", self.alpha, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Attention weights, (1, m, n)."""
@@ -198,21 +200,12 @@ class Attention(Relation):
         step = self._step
         distance = inputs.gram().total().distances[0]
         check_finite(distance)
-        pairs = max(n * (n - 1), 1)
-        sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
-        weight = (
-            step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)
-        )
+        sigma = self.sigma
+        if sigma is None:
+            sigma = float(distance.sum() / max(n * (n - 1), 1))
+        weight = torch.full_like(distance, step)
+        if sigma > 0:
+            weight = step * torch.exp(-distance / sigma)
         weight.fill_diagonal_(0.0)
         weight += torch.diag(1 - weight.sum(1))
         return weight[inputs.places][None]
-
-    def flops(
-        self,
-        layers: int,
-        receivers: int,
-        sources: int,
-    ) -> int:
-        """Sums over layers, distances, exponentials (counted as one each) and what is left for
-        oneself."""
-        return (layers + 7) * sources * sources

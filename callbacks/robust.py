@@ -27,8 +27,8 @@ def trimmed_mean(W: Tensor, cut: int) -> Tensor:
     Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the
     order of rows does not matter. `cut` is below n / 2.
     """
-    kept = W.sort(0).values[cut : len(W) - cut]
-    return kept[0] + (kept - kept[0]).mean(0)
+    middle = W.sort(0).values[cut : len(W) - cut]
+    return middle[0] + (middle - middle[0]).mean(0)
 
 
 @dataclass
@@ -43,7 +43,11 @@ class TrimmedMean(Unweighted):
 
     share: Annotated[float, Range(0, 0.5, below=True)]
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The trimmed mean of each column; of few models at least the middle ones are kept."""
         n = len(W)
         return trimmed_mean(W, min(math.ceil(self.share * n - 1e-9), (n - 1) // 2))
@@ -54,7 +58,11 @@ class Median(Unweighted):
     """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean
     of the middle two."""
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The median of each column."""
         return trimmed_mean(W, (len(W) - 1) // 2)
 
@@ -81,21 +89,23 @@ class Krum(Aggregator):
         super().on_fit_start(run)
         # models are aggregated by architecture
         n = min(run.cohort_size, *(len(g.members) for g in run.groups))
+        key = self.config_key
+        attackers = self.attackers
         most = (n - 3) // 2
         check(
-            "callbacks.krum.attackers",
-            self.attackers,
-            self.attackers <= most,
+            f"{key}.attackers",
+            attackers,
+            attackers <= most,
             f"of {n} clients at most {most}",
         )
-        check(
-            "callbacks.krum.keep",
-            self.keep,
-            self.keep <= n - self.attackers,
-            f"at most {n - self.attackers}",
-        )
+        most = n - attackers
+        check(f"{key}.keep", self.keep, self.keep <= most, f"at most {most}")
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+    def weights(
+        self,
+        p: Tensor,
+        inputs: RelationInputs,
+    ) -> Tensor:
         """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are
         looked at."""
         n = p.shape[-1]
@@ -109,7 +119,11 @@ class Krum(Aggregator):
         weights[chosen] = 1 / len(chosen)
         return weights.expand(p.shape)
 
-    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+    def combine(
+        self,
+        W: Tensor,
+        p: Tensor,
+    ) -> Tensor:
         """The mean of the chosen models; the others do not come in, however large they are."""
         chosen = p > 0
         return mean_of(W[chosen], p[chosen])
@@ -135,21 +149,23 @@ class NormBound(Transform):
     bound: PositiveFloat
     action: Literal["clip", "refuse"] = "clip"
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Measure, and clip or refuse."""
         reference = client.reference
         segments = payload.layout.segments(payload.sent)
         if not segments:
             return
-        parts = [
-            torch.linalg.vector_norm(payload.vector[s.columns] - reference[s.columns])
-            for s in segments
-        ]
-        change = float(torch.linalg.vector_norm(torch.stack(parts)))
+        change = payload.vector - reference
+        norms = [torch.linalg.vector_norm(change[s.columns]) for s in segments]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
-        if change <= self.bound:
+        if norm <= self.bound:
             return
         if self.action == "refuse":
             bound = f"callbacks.normbound.bound = {self.bound:g}"
-            raise ValueError(f"its upload changes by {change:.4g}, more than {bound}")
-        payload.vector = reference + (payload.vector - reference) * (self.bound / change)
+            raise ValueError(f"its upload changes by {norm:.4g}, more than {bound}")
+        payload.vector = reference + change * (self.bound / norm)

@@ -5,6 +5,7 @@ side: only the first Omega layers are sent back, Omega chosen by a generalisatio
 What is not sent stays stale on the server.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +40,7 @@ def holds(
     sizes: LayerSizes,
     classes: int,
 ) -> bool:
-    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), worked out in logarithms.
+    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), computed in logarithms.
 
     L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where M(l) = tau_l /
     (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
@@ -54,10 +55,19 @@ def holds(
         classes: classes present on the client, c.
     """
     L = len(B)
-    left = math.log(L) + math.log(sizes.outputs[omega - 1]) + _log_m(omega, B_now, tau_now, sizes)
-    left -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
-    left += float(np.log(B_now).sum() - np.log(B).sum())
-    return left <= _log_m(L, B, tau, sizes)
+    bound = (
+        math.log(L)
+        + math.log(sizes.outputs[omega - 1])
+        + _log_m(
+            omega,
+            B_now,
+            tau_now,
+            sizes,
+        )
+    )
+    bound -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
+    bound += float(np.log(B_now).sum() - np.log(B).sum())
+    return bound <= _log_m(L, B, tau, sizes)
 
 
 def _log_m(
@@ -134,7 +144,12 @@ class LayerSelection(Transform):
     def on_fit_start(self, run: RunContext) -> None:
         """Layer selection needs a relation for each layer."""
         requirement = "it needs a method whose relation tells layers apart, such as kapc"
-        check("callbacks.layerselection", run.method_name, run.relation.per_layer, requirement)
+        check(
+            "callbacks.layerselection",
+            run.method_name,
+            run.relation.per_layer,
+            requirement,
+        )
 
     def init_client(self, run: RunContext) -> Tensors:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
@@ -148,60 +163,72 @@ class LayerSelection(Transform):
             "selection.received": torch.zeros(L, dtype=torch.bool),
         }
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Withhold layers in which the client's weight on itself is great, and those that it has
         never uploaded."""
         send = np.ones(len(client.layout.layers), dtype=bool)
         if self.mu is not None:
             if payload.own_weights is None:
-                requirement = (
-                    f"{client.run.method_name} does not say how much of a download is the client's "
-                    f"own: null"
-                )
+                problem = "does not say how much of a download is the client's own"
+                requirement = f"{client.run.method_name} {problem}: set it to null"
                 raise BadInput("callbacks.layerselection.mu", self.mu, requirement)
             send &= payload.own_weights < self.mu
         if client.rounds > 0:
             send &= client.memory["selection.received"].numpy()
         payload.sent &= send[[b.layer for b in client.layout.blocks]]
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Choose Omega and keep the layers behind it back. Normalisation always travels: the
         papers' bytes say so."""
         memory = client.memory
         L = len(client.layout.layers)
         omega = self._omega(client) if self.client and L > 1 else L
         memory["selection.omega"] = torch.tensor(omega)
-        kept_back = np.array(
-            [b.layer >= omega and not b.normalisation for b in client.layout.blocks]
-        )
-        payload.sent &= ~kept_back
+        payload.sent &= client.layout.mask(lambda b: b.layer < omega or b.normalisation)
         memory["selection.received"] = memory["selection.received"] | (torch.arange(L) < omega)
 
     def _omega(self, client: Client) -> int:
         memory = client.memory
         L = len(client.layout.layers)
+        omega = int(memory["selection.omega"])
         B_now, tau_now = self._norms(client)
-        # the regulariser was whole: learn the bounds
-        if client.rounds == 0 or int(memory["selection.omega"]) == L:
-            memory["selection.B"] = torch.from_numpy(
-                np.maximum(memory["selection.B"].numpy(), B_now)
-            )
-            memory["selection.tau"] = torch.from_numpy(
-                np.maximum(memory["selection.tau"].numpy(), tau_now)
-            )
-            return L - 1
         B = memory["selection.B"].numpy()
         tau = memory["selection.tau"].numpy()
+        if client.rounds == 0 or omega == L:
+            # all layers were regularised: learn the bounds; all but the last layer are sent
+            memory["selection.B"] = torch.from_numpy(np.maximum(B, B_now))
+            memory["selection.tau"] = torch.from_numpy(np.maximum(tau, tau_now))
+            return L - 1
         classes = int((client.class_counts > 0).sum())
         sizes = _sizes(client.layout)
-        sizes = (
-            sizes
-            if self.width == "channels"
-            else replace(sizes, outputs=_numbers(client, sizes.outputs))
-        )
-        fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]
+        if self.width == "numbers":
+            sizes = replace(sizes, outputs=_numbers(client, sizes.outputs))
+        fits = [
+            holds(
+                o,
+                B,
+                tau,
+                B_now,
+                tau_now,
+                sizes,
+                classes,
+            )
+            for o in range(1, L + 1)
+        ]
         return search(
-            int(memory["selection.omega"]), fits, self.search, self.step_back, self.largest
+            omega,
+            fits,
+            self.search,
+            self.step_back,
+            self.largest,
         )
 
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
@@ -213,25 +240,17 @@ class LayerSelection(Transform):
         L = len(layout.layers)
         numbers = layout.numbers * layout.is_own
         client.flops += int(2 * numbers.sum() + 3 * (numbers * received.sent).sum())
-        weight, distance = torch.zeros(
-            2,
-            L,
-            dtype=wide(model.device),
-            device=model.device,
-        )
-        for block, sent in zip(
-            layout.blocks,
-            received.sent,
-            strict=True,
-        ):
+        squares = torch.zeros(2, L, dtype=wide(model.device), device=model.device)
+        weight, distance = squares
+        for block, is_sent in zip(layout.blocks, received.sent, strict=True):
             if block.normalisation or block.kind == "buffer":
                 continue
             w = model[block.columns]
-            weight[block.layer] += w.to(weight).square().sum()
-            if sent:
-                away = w - received.vector[block.columns]
-                distance[block.layer] += away.to(weight).square().sum()
-        weight, distance = torch.stack([weight, distance]).cpu()  # the device is waited for once
+            weight[block.layer] += w.to(squares).square().sum()
+            if is_sent:
+                difference = w - received.vector[block.columns]
+                distance[block.layer] += difference.to(squares).square().sum()
+        weight, distance = squares.cpu()  # the device is waited for once
         return weight.sqrt().clamp_min(1e-12).numpy(), distance.sqrt().numpy()
 
 
@@ -253,30 +272,22 @@ def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
     """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not
     called as a module."""
     network = client.bind().model
-    widths = dict(
-        zip(
-            client.layout.layers,
-            outputs,
-            strict=True,
-        )
-    )
+    widths = dict(zip(client.layout.layers, outputs, strict=True))
 
-    def keep(
+    def note(
         name: str,
         _: nn.Module,
         __: Any,
-        out: Any,
+        output: Any,
     ) -> None:
-        widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
+        if isinstance(output, Tensor):
+            widths[name] = float(output[0].numel())
 
-    hooks = [
-        m.register_forward_hook(partial(keep, name))
-        for name, m in network.named_modules()
-        if name in widths
-    ]
     x, _ = next(iter(client.data.train.batches(1)))
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if name in widths:
+                hook = module.register_forward_hook(partial(note, name))
+                hooks.callback(hook.remove)
         network.eval()(x)
-    for hook in hooks:
-        hook.remove()
-    return np.array(list(widths.values()))
+    return np.array([*widths.values()])

@@ -15,12 +15,7 @@ def to_simplex(R: Tensor) -> Tensor:
     """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last
     dimension; all NaN where a number is not finite."""
     u = R.sort(dim=-1, descending=True).values
-    k = torch.arange(
-        1,
-        R.shape[-1] + 1,
-        dtype=R.dtype,
-        device=R.device,
-    )
+    k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
     threshold = (u.cumsum(-1) - 1) / k
     last = (u > threshold).sum(-1, keepdim=True) - 1
     if (last < 0).any():  # beside numbers so great 1 is lost: only how far they are apart counts
@@ -56,14 +51,12 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
     free = torch.ones(k, n, dtype=torch.bool)
     for _ in range(PIVOTS):
         pair = free[:, :, None] & free[:, None, :]
-        K = torch.zeros(k, n + 1, n + 1, dtype=H.dtype)
-        K[:, :n, :n] = torch.where(pair, H, torch.zeros_like(H)) + torch.diag_embed(
-            (~free).to(H.dtype) * scale
-        )
-        K[:, :n, n] = K[:, n, :n] = free.to(H.dtype) * scale
-        right = torch.cat(
-            [torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1
-        )
+        scaled = free.to(H.dtype) * scale
+        K = H.new_zeros(k, n + 1, n + 1)
+        K[:, :n, :n] = torch.where(pair, H, 0.0) + torch.diag_embed(scale - scaled)
+        K[:, :n, n] = K[:, n, :n] = scaled
+        right = H.new_full((k, n + 1), scale)
+        right[:, :n] = torch.where(free, Q, 0.0)
         solution = torch.linalg.solve(K, right)
         r = solution[:, :n]
         multiplier = solution[:, n:] * scale
@@ -72,10 +65,10 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
         if not change.any():
             break
         free = free ^ change
-        free |= (~free.any(-1, keepdim=True)) & (Q.max(-1, keepdim=True).values == Q)
-    left = change.any(-1)
-    if left.any():
-        r[left] = _by_least_squares(H, Q[left])
+        free |= ~free.any(-1, keepdim=True) & (Q.max(-1, keepdim=True).values == Q)
+    unfinished = change.any(-1)
+    if unfinished.any():
+        r[unfinished] = _by_least_squares(H, Q[unfinished])
     r = r.clamp_min(0.0)
     return r / r.sum(-1, keepdim=True)
 
@@ -94,10 +87,9 @@ def simplex_minimum(Q: Tensor) -> Tensor:
 def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
     """As `simplex_rows`. With H = A^T A and q = A^T b, A r - b is (A - b 1^T) r on the simplex."""
     values, vectors = torch.linalg.eigh(H)
-    if not (bool(values.isfinite().all()) and bool(Q.isfinite().all())):
-        raise RunFailed(
-            "a relation's rows cannot be found: a number is not finite; lower optimizer.lr"
-        )
+    if not (values.isfinite().all() and Q.isfinite().all()):
+        reason = "a number is not finite; lower optimizer.lr"
+        raise RunFailed(f"a relation's rows cannot be found: {reason}")
     root = values.clamp_min(1e-12 * float(values[-1])).sqrt()[:, None]
     A = root * vectors.T
     b = (vectors.T @ Q.T) / root
@@ -116,7 +108,6 @@ def _shortest(A: Tensor) -> Tensor:
     rows = torch.cat([A, A.new_ones(1, A.shape[1])])
     target = A.new_zeros(len(A) + 1)
     target[-1] = 1
-    x = torch.from_numpy(
-        LinearRegression(fit_intercept=False, positive=True).fit(rows.numpy(), target.numpy()).coef_
-    )
+    regression = LinearRegression(fit_intercept=False, positive=True)
+    x = torch.from_numpy(regression.fit(rows.numpy(), target.numpy()).coef_)
     return x / x.sum()

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from lightning import LightningModule
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.callbacks.base import Observer, Transform, internal
@@ -24,6 +23,7 @@ from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, R
 from fl_lightning.foundation.device import no_draws
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator, unrepeatable
+from fl_lightning.models import has_own_step
 from fl_lightning.privacy.accounting import (
     Mechanism,
     calibrated,
@@ -66,44 +66,40 @@ class StepPrivacy(Transform, Observer):
         other noise."""
         check_account(run, KEY)
         self._check(run)
-        self._noise = self._multiplier(
-            run.config,
-            run.method,
-            run.data.train_sizes,
-        )
-        before = [float(run.server.memory.get(NOISE, self._noise))]
-        check_noise_stays(
-            f"{KEY}.noise",
-            run.config.optimizer.privacy.noise,
-            before,
-            [self._noise],
-        )
-        run.server.memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
+        self._noise = self._multiplier(run.config, run.method, run.data.train_sizes)
+        memory = run.server.memory
+        before = [float(memory.get(NOISE, self._noise))]
+        configured = run.config.optimizer.privacy.noise
+        check_noise_stays(f"{KEY}.noise", configured, before, [self._noise])
+        memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
 
     def _check(self, run: RunContext) -> None:
         """Raise `BadInput` for parts of the run that tell more of a sample than the noisy steps
         do."""
         for group in run.groups:
             _check_model(run, group)
-        finetuned = "finetuned" in (run.judge, *(run.config.evaluation.models or ()))
-        requirement = (
-            f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
-        )
-        check("evaluation.judge", run.judge, not finetuned, requirement)
+        judged = (run.judge, *(run.config.evaluation.models or ()))
+        requirement = f"fine-tuned copies take steps that {KEY} does not account for"
+        requirement = f"{requirement}: use before, after or global"
+        check("evaluation.judge", run.judge, "finetuned" not in judged, requirement)
         precision = run.config.fabric.precision
-        valid = precision in ("32-true", "64-true")
+        requirement = f"{KEY} bounds gradients in 32 bits or more: use 32-true or 64-true"
         check(
             "fabric.precision",
             precision,
-            valid,
-            f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true",
+            precision in ("32-true", "64-true"),
+            requirement,
         )
+        names = ", ".join(kind.__name__.lower() for kind in BEHIND)
+        requirement = f"beside {KEY} nothing else may look at samples: only {names} can run with it"
         for callback in run.callbacks:
-            if not isinstance(callback, Transform) or callback is self:
-                continue
-            names = ", ".join(kind.__name__.lower() for kind in BEHIND)
-            requirement = f"beside {KEY} nothing else may look at samples: {names} do not"
-            check(callback.config_key, "", isinstance(callback, BEHIND), requirement)
+            if isinstance(callback, Transform) and callback is not self:
+                check(
+                    callback.config_key,
+                    "",
+                    isinstance(callback, BEHIND),
+                    requirement,
+                )
 
     def _multiplier(
         self,
@@ -117,45 +113,40 @@ class StepPrivacy(Transform, Observer):
             BadInput: the method is not covered; delta is too large; no noise meets the target.
         """
         privacy = config.optimizer.privacy
-        check(
-            KEY,
-            "",
-            privacy.on,
-            "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise",
+        requirement = (
+            "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise"
         )
+        check(KEY, "", privacy.on, requirement)
         if (why := refusal(method)) is not None:
-            raise BadInput(
-                KEY,
-                type(method).__name__.lower(),
-                f"it {why}, which noise on steps does not cover; choose another --method, such as "
-                f"fedavg",
-            )
-        check_delta(f"{KEY}.delta", privacy.delta, sum(sizes))
+            requirement = f"it {why}, which noise on steps does not cover"
+            requirement = f"{requirement}; choose another --method, such as fedavg"
+            raise BadInput(KEY, type(method).__name__.lower(), requirement)
+        delta = privacy.delta
+        check_delta(f"{KEY}.delta", delta, sum(sizes))
         if privacy.noise is not None:
             return privacy.noise
-        most = largest(_planned(config, method, sizes))
-        target = float(privacy.epsilon_target or 0)
         key = f"{KEY}.epsilon_target"
-        check(
-            key,
-            target,
-            any(steps for _, steps in most),
-            "no client takes a step in this run",
-        )
+        target = float(privacy.epsilon_target or 0)
+        clients = largest(_planned(config, method, sizes))
+        check(key, target, bool(clients), "no client takes a step in this run")
+        clients.sort(key=lambda client: -client[0] * client[1] ** 0.5)  # about how epsilon grows
         noise = 0.0
-        # about how epsilon grows
-        for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):
-            if not noise or epsilon([Mechanism(noise, n, q)], privacy.delta) > target:
+        for rate, steps in clients:
+            if not noise or epsilon([Mechanism(noise, steps, rate)], delta) > target:
                 noise = calibrated(
-                    partial(_one_mechanism, n, q),
+                    partial(_one_mechanism, steps, rate),
                     target,
-                    privacy.delta,
+                    delta,
                     key,
                 )
         return noise
 
     def planned(
-        self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]
+        self,
+        config: Config,
+        method: Any,
+        sends_model: bool,
+        sizes: Sequence[int],
     ) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         self._noise = self._multiplier(config, method, sizes)
@@ -167,7 +158,11 @@ class StepPrivacy(Transform, Observer):
         """How many steps the client has taken."""
         return {STEPS: torch.zeros((), dtype=torch.int64)}
 
-    def on_phase(self, client: Client, phase: Phase) -> Private:
+    def on_phase(
+        self,
+        client: Client,
+        phase: Phase,
+    ) -> Private:
         """How the next phase of `client` is protected.
 
         Raises:
@@ -175,13 +170,12 @@ class StepPrivacy(Transform, Observer):
                 accounts for it.
         """
         run = client.run
-        privacy = client.run.config.optimizer.privacy
-        names = ("part", "targets", "batch_size", "step")
-        own_parts = [name for name in names if getattr(phase, name) is not None]
-        own_parts += ["loss"] if phase.objective.loss is not None else []
-        part = "".join(own_parts[:1])
-        requirement = f"a phase of it has a {part} of its own, which noise on steps does not cover"
-        check(KEY, run.method_name, not own_parts, requirement)
+        privacy = run.config.optimizer.privacy
+        parts = {name: getattr(phase, name) for name in ("part", "targets", "batch_size", "step")}
+        for name, part in (parts | {"loss": phase.objective.loss}).items():
+            problem = f"a phase of it has a {name} of its own"
+            requirement = f"{problem}, which noise on steps does not cover"
+            check(KEY, run.method_name, part is None, requirement)
 
         def draws(purpose: str, step: int) -> torch.Generator:
             if privacy.reproducible:
@@ -189,33 +183,44 @@ class StepPrivacy(Transform, Observer):
                 return generator(run.config.seed, f"private {purpose}", *ids)
             return unrepeatable()
 
-        taken = sum(fit.steps for fit in client.fits)
-        return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)
+        steps = sum(fit.steps for fit in client.fits)
+        return Private(
+            float(privacy.clip or 0),
+            float(run.server.memory[NOISE]),
+            steps,
+            draws,
+        )
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(
+        self,
+        client: Client,
+        payload: Payload,
+    ) -> None:
         """Count the steps.
 
         Raises:
             BadInput: they are more than the method's `private_phases` say.
         """
-        taken = sum(fit.steps for fit in client.fits)
-        phases = client.run.method.private_phases()
-        most = (
-            steps_of(
-                client.run.config,
-                phases,
-                len(client.data.train),
-            )
-            if not isinstance(phases, str)
-            else 0
-        )
-        requirement = f"its private_phases say {most} steps in a round, and it took {taken}"
+        method = client.run.method
+        steps = sum(fit.steps for fit in client.fits)
+        phases = method.private_phases()
+        most = 0
+        if not isinstance(phases, str):
+            most = steps_of(client.run.config, phases, len(client.data.train))
+        requirement = f"its private_phases say {most} steps in a round, and it took {steps}"
         check(
-            f"{type(client.run.method).__name__}.private_phases", phases, taken <= most, requirement
+            f"{type(method).__name__}.private_phases",
+            phases,
+            steps <= most,
+            requirement,
         )
-        client.memory[STEPS] = client.memory[STEPS] + taken
+        client.memory[STEPS] = client.memory[STEPS] + steps
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(
+        self,
+        run: RunContext,
+        record: RoundRecord,
+    ) -> None:
         """Epsilon so far, of the client with the largest."""
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, _taken(run))
 
@@ -268,14 +273,16 @@ def refusal(method: Any) -> str | None:
     return f"uploads {kinds[0]}" if kinds else None
 
 
-def largest(taken: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
+def largest(lengths: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
     """Of (sampling rate, steps) those that no other exceeds in both: the largest epsilon is one of
     theirs."""
-    left: list[tuple[float, int]] = []
-    for q, n in sorted(set(taken), reverse=True):
-        if n and all(n > steps for _, steps in left):
-            left.append((q, n))
-    return left
+    clients: list[tuple[float, int]] = []
+    most = 0
+    for rate, steps in sorted(lengths, reverse=True):
+        if steps > most:
+            most = steps
+            clients.append((rate, steps))
+    return clients
 
 
 def steps_of(
@@ -287,16 +294,14 @@ def steps_of(
     federation = config.federation
     per_epoch = math.ceil(samples / federation.batch_size)
     total = 0
+    if not samples:
+        return total
     for epochs in phases:
         epochs = federation.local_epochs if epochs is None else epochs
-        whole = (
-            federation.local_steps
-            if epochs is None
-            else max(1, round(epochs * per_epoch))
-            if epochs
-            else 0
-        )
-        total += int(whole or 0) if samples else 0
+        if epochs is None:
+            total += federation.local_steps or 0
+        elif epochs:
+            total += max(1, round(epochs * per_epoch))
     return total
 
 
@@ -327,46 +332,28 @@ def _taken(run: RunContext) -> list[tuple[float, int]]:
 def _check_model(run: RunContext, group: ModelGroup) -> None:
     """Raise `BadInput` for a model that tells of samples otherwise than by its gradients, or whose
     gradients of single samples torch.func cannot find."""
-    for name, part in group.module.model.named_modules():
-        keeps = (
-            isinstance(part, _NormBase)
-            and part.track_running_stats
-            and name not in group.layout.still
+    model = group.module.model
+    for name, part in model.named_modules():
+        tracks = isinstance(part, _NormBase) and part.track_running_stats
+        problem = f"its {name} ({type(part).__name__}) keeps statistics of samples"
+        requirement = f"{problem}, and no noise covers them: use a model with GroupNorm"
+        check(
+            "model",
+            group.name,
+            not tracks or name in group.layout.still,
+            requirement,
         )
-        problem = (
-            f"its {name} ({type(part).__name__}) keeps statistics of samples, and no noise covers "
-            f"them"
-        )
-        check("model", group.name, not keeps, f"{problem}: a model without, such as with GroupNorm")
-    own_step = getattr(
-        type(group.module.model),
-        "training_step",
-        None,
-    ) not in (
-        None,
-        LightningModule.training_step,
-    )
-    check(
-        "model",
-        group.name,
-        not own_step,
-        f"{KEY} bounds samples in the task loss, and would pass its training_step by",
-    )
+    requirement = f"{KEY} bounds samples in the task loss, and would pass its training_step by"
+    check("model", group.name, not has_own_step(model), requirement)
     for client in run.at_home(group.members)[:1]:
         batch = run.data.example(client, run.device, run.dtype)
         try:
             with no_draws(run.device):
                 clipped_sum(group.module, batch, 1.0)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
-            why = (
-                f"torch.func cannot find gradients of single samples ({type(error).__name__}: "
-                f"{error}"
-            )
-            raise BadInput(
-                "model",
-                group.name,
-                why.splitlines()[0] + ")",
-            ) from error
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            requirement = f"torch.func cannot find gradients of single samples ({reason})"
+            raise BadInput("model", group.name, requirement) from error
 
 
 def _one_mechanism(

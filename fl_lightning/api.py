@@ -5,6 +5,7 @@ They take and return values and raise `BadInput` and `RunFailed`. Nothing heavy 
 """
 
 # Annotations are objects here, not text: the command line reads them without importing torch.
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -25,8 +26,8 @@ from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.apart import apart
-from fl_lightning.foundation.metric import Chosen
-from fl_lightning.lab.given import Config, flags_of, kept, layers_of
+from fl_lightning.foundation.metric import JudgeMetric
+from fl_lightning.lab.given import ConfigLike, flags_of, handed_over, layers_of
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
 
@@ -98,15 +99,15 @@ class Run(RunResult):
         from pandas import DataFrame
 
         model, scores = self._scores(client, x)
-        allowed = "a regression, or texts with a class at each place, have no probabilities"
-        classes = model.task == "classification" and scores.ndim == 2
-        check("run", str(self.folder), classes, allowed)
+        requirement = "a regression, or texts with a class at each place, have no probabilities"
+        has_classes = model.task == "classification" and scores.ndim == 2
+        check("run", str(self.folder), has_classes, requirement)
         index = getattr(client if x is None else x, "index", None)
         return DataFrame(scores.softmax(-1).numpy(), index, model.class_names)
 
     def _scores(self, client: Any, x: Any) -> "tuple[Predictor, torch.Tensor]":
-        """Returns the client's model, or one of several, and scores of the known classes
-        (n, ..., classes), or numbers (n, 1)."""
+        """Returns the client's model (of several clients any, for its task and classes), and scores
+        of the known classes (n, ..., classes), or numbers (n, 1)."""
         import torch
 
         if x is not None:
@@ -118,8 +119,10 @@ class Run(RunResult):
             return model, torch.cat([torch.zeros(0, width), *(part[..., :width] for part in parts)])
         column = self.config["data"]["group_column"]
         fits = column in getattr(client, "columns", ()) and len(client) > 0
-        allowed = f"rows whose column {column!r} names the client of each, or predict(client, x)"
-        check("x", type(client).__name__, fits, allowed)
+        requirement = (
+            f"rows whose column {column!r} names the client of each, or predict(client, x)"
+        )
+        check("x", type(client).__name__, fits, requirement)
         names = client[column].astype(str).str.strip().to_numpy()
         groups = client.groupby(names).indices.items()
         scored = [(rows, *self._scores(name, client.iloc[rows])) for name, rows in groups]
@@ -130,8 +133,8 @@ class Run(RunResult):
         import numpy as np
 
         if not isinstance(client, str):
-            whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
-            check("client", client, whole, "it must be a client's number, from 0, or its name")
+            is_number = isinstance(client, int | np.integer) and not isinstance(client, bool)
+            check("client", client, is_number, "it must be a client's number, from 0, or its name")
             return int(client)
         from fl_lightning.foundation.named import composed
 
@@ -147,7 +150,7 @@ class Run(RunResult):
 
 @checked
 def fit(
-    config: Config = (),
+    config: ConfigLike = (),
     *,
     data: Any = None,
     model: Any = None,
@@ -193,30 +196,31 @@ def fit(
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        given = {"data": data, "model": model, "method": method}
+        objects = {"data": data, "model": model, "method": method}
         columns = {"label": label, "group": group, "unit": unit}
-        with kept(given | columns, Path(out)) as objects:
-            from fl_lightning.lab.fitting import trained
+        with handed_over(objects | columns, Path(out)) as layer:
+            from fl_lightning.lab.fitting import train
 
-            return Run(trained(*layers_of(config, objects)))
+            return Run(train(*layers_of(config, layer)))
     except KeyboardInterrupt:
         signals.stop_ranks(but=others)
         raise
 
 
-def resolved(config: Config = ()) -> str:
+def resolved(config: ConfigLike = ()) -> str:
     """Return a run's resolved config as YAML, which `config` accepts as a file."""
     from fl_lightning.configuration.resolve import to_yaml
-    from fl_lightning.lab.fitting import resolved as resolve
+    from fl_lightning.lab.fitting import config_of_run
     from fl_lightning.results.opening import saved_of
 
     layers, config_name = layers_of(config, {})
-    return to_yaml(resolve(layers, config_name, saved_of(start_of(layers))))
+    saved = saved_of(start_of(layers))
+    return to_yaml(config_of_run(layers, config_name, saved))
 
 
 @checked
 def test(
-    run: Place, *, checkpoint: Literal["last", "best"] = "last", config: Config = ()
+    run: Place, *, checkpoint: Literal["last", "best"] = "last", config: ConfigLike = ()
 ) -> dict[str, Any]:
     """Evaluate the models of a finished run again.
 
@@ -268,13 +272,13 @@ def export(
     from fl_lightning.exporting.calibration import Calibration
     from fl_lightning.lab.handing_over import export as write
 
-    def of_site(*given: Any) -> Any:
+    def of_site(*arguments: Any) -> Any:
         from fl_lightning.sites.ends import exported
 
-        return exported(*given)
+        return exported(*arguments)
 
-    wanted = Calibration(temperature, threshold, cost, case)
-    return write(Path(run), str(client), os.fspath(out), format, checkpoint, wanted, of_site)
+    calibration = Calibration(temperature, threshold, cost, case)
+    return write(Path(run), str(client), os.fspath(out), format, checkpoint, calibration, of_site)
 
 
 @checked
@@ -304,7 +308,7 @@ def join(
 
 
 @checked
-def plan(config: Config = (), *, samples: PositiveInt = 500) -> "Plan":
+def plan(config: ConfigLike = (), *, samples: PositiveInt = 500) -> "Plan":
     """Rehearse a round: memory, bytes and seconds of a fit.
 
     Also takes the keys of fit.
@@ -313,9 +317,7 @@ def plan(config: Config = (), *, samples: PositiveInt = 500) -> "Plan":
         config: as for `fit`.
         samples: Training samples per client to make up if the data are missing.
     """
-    from fl_lightning.configuration.resolve import resolve
-
-    run_config = resolve(layers_of(config, {})[0])
+    run_config = _resolved(config)
     from fl_lightning.lab.planning.rehearsal import rehearse
 
     return rehearse(run_config, samples)
@@ -323,7 +325,7 @@ def plan(config: Config = (), *, samples: PositiveInt = 500) -> "Plan":
 
 @checked
 def submit(
-    config: Config = (),
+    config: ConfigLike = (),
     *,
     nodes: PositiveInt = 1,
     gpus_per_node: NonNegativeInt = 0,
@@ -360,28 +362,15 @@ def submit(
     Returns:
         What was submitted, in words; the script where nothing was.
     """
-    from fl_lightning.lab.submit import Job
+    job = _job(locals())
     from fl_lightning.lab.submit import submit as hand_in
 
-    job = Job(
-        nodes,
-        gpus_per_node,
-        tasks_per_node,
-        time,
-        partition,
-        warning,
-        sbatch,
-        dry_run,
-        cpus_per_task,
-        mem,
-        setup,
-    )
     return hand_in(flags_of(config), job, array)
 
 
 @checked
 def deploy(
-    config: Config = (), *, out: Place, sites: Place | None = None, rehearse: bool = True
+    config: ConfigLike = (), *, out: Place, sites: Place | None = None, rehearse: bool = True
 ) -> "Deployed":
     """Write a Flower app that runs a method with each client at its own site.
 
@@ -393,9 +382,7 @@ def deploy(
         sites: DIR: also write the config's data, as one file per client, for a rehearsal.
         rehearse: First run two rounds by messages and in the simulator; stop if results differ.
     """
-    from fl_lightning.configuration.resolve import resolve
-
-    run_config = resolve(layers_of(config, {})[0])
+    run_config = _resolved(config)
     from fl_lightning.sites.deploy import deploy as write
 
     return write(run_config, os.fspath(out), sites=_text(sites), rehearse=rehearse)
@@ -408,7 +395,7 @@ def check_method(
     only: Names = None,
     quick: bool = False,
     out: Place | None = None,
-    config: Config = (),
+    config: ConfigLike = (),
 ) -> None:
     """Test your own method: seeds, resume, cohorts, bytes, ranks.
 
@@ -426,18 +413,18 @@ def check_method(
     """
     from fl_lightning.lab.check import checking
 
-    flags = [] if isinstance(config, Mapping | str | os.PathLike) else config
-    another = any(flag == "--method" or flag.startswith("--method=") for flag in flags)
-    allowed = f"{plain(own_method)} is checked; --method.ARG sets its arguments"
-    check("method", "--method", not another, allowed)
-    checking.check_method(
-        plain(own_method), _text(only), quick, _text(out), layers_of(config, {})[0]
-    )
+    if not isinstance(config, Mapping | str | os.PathLike):
+        config = list(config)
+        another = any(flag.partition("=")[0] == "--method" for flag in config)
+        requirement = f"{plain(own_method)} is checked; --method.ARG sets its arguments"
+        check("method", "--method", not another, requirement)
+    layers, _ = layers_of(config, {})
+    checking.check_method(plain(own_method), _text(only), quick, _text(out), layers)
 
 
 @checked
 def check_data(
-    config: Config = (),
+    config: ConfigLike = (),
     *,
     data: Any = None,
     label: Any = None,
@@ -465,9 +452,10 @@ def check_data(
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.lab.datacheck.checking import check_data as compared
 
-    given = {"data": data, "label": label, "group": group, "unit": unit}
-    with tempfile.TemporaryDirectory() as folder, kept(given, Path(folder)) as objects:
-        return compared(resolve(layers_of(config or {}, objects)[0]).data, _text(out))
+    objects = {"data": data, "label": label, "group": group, "unit": unit}
+    with tempfile.TemporaryDirectory() as folder, handed_over(objects, Path(folder)) as layer:
+        layers, _ = layers_of(config or {}, layer)
+        return compared(resolve(layers).data, _text(out))
 
 
 # ---------------------------------------------------------------- many runs
@@ -483,7 +471,7 @@ def study(
     label: Any = None,
     group: Any = None,
     unit: Any = None,
-    config: Config = (),
+    config: ConfigLike = (),
     workers: PositiveInt | None = None,
     together: int | str | None = None,
     accept_changed_code: bool = False,
@@ -546,26 +534,13 @@ def study(
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
+    job = _job(locals())
     from fl_lightning.lab.study import launch
-    from fl_lightning.lab.submit import Job
 
-    job = Job(
-        nodes,
-        gpus_per_node,
-        tasks_per_node,
-        time,
-        partition,
-        warning,
-        sbatch,
-        dry_run,
-        cpus_per_task,
-        mem,
-        setup,
-    )
     part = (_text(methods), seeds, _text(settings))
     options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
-    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
-    return _of_a_study(launch.study, definition, out, given, config, part, options)
+    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    return _of_a_study(launch.study, definition, out, objects, config, part, options)
 
 
 @checked
@@ -573,7 +548,7 @@ def reproduce(
     definition: str,
     *,
     out: Place | None = None,
-    config: Config = (),
+    config: ConfigLike = (),
     workers: PositiveInt | None = None,
     together: int | str | None = None,
     accept_changed_code: bool = False,
@@ -622,9 +597,9 @@ def tune(
     label: Any = None,
     group: Any = None,
     unit: Any = None,
-    config: Config = (),
+    config: ConfigLike = (),
     trials: PositiveInt = 20,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     workers: PositiveInt | None = None,
     seed: NonNegativeInt = 1000,
     untuned: bool = False,
@@ -661,12 +636,20 @@ def tune(
         BadInput: as `study`.
         RunFailed: as `study`.
     """
-    from fl_lightning.lab.study import launch, tuning
+    from fl_lightning.lab.study import tuning
 
-    options = launch.Options(os.fspath(out), workers, None, accept_changed_code)
-    search = (trials, metric, seed, untuned, study)
-    given = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
-    _of_a_study(tuning.tune, definition, out, given, config, search, options)
+    options = tuning.Options(
+        os.fspath(out),
+        workers,
+        accept_changed_code=accept_changed_code,
+        trials=trials,
+        metric=metric,
+        seed=seed,
+        untuned=untuned,
+        runs_study=study,
+    )
+    objects = {"data": data, "model": model, "label": label, "group": group, "unit": unit}
+    _of_a_study(tuning.tune, definition, out, objects, config, options)
     import pandas as pd
 
     table = Path(out) / "tuned.csv"
@@ -679,7 +662,7 @@ def compare(
     *,
     baseline: str | None = None,
     judge: Kind | None = None,
-    metric: Chosen | None = None,
+    metric: JudgeMetric | None = None,
     target: PositiveShare | None = None,
     format: Form = "table",
     out: Place | None = None,
@@ -711,11 +694,22 @@ def compare(
         `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
         names the columns); `notes` is what is said below it; `str` the text in `format`.
     """
-    from fl_lightning.lab.study.comparison import Asked
-    from fl_lightning.lab.study.comparison import compare as compared
+    from fl_lightning.lab.study import comparison
 
-    wishes = Asked(baseline, judge, metric, target, accept_changed_code, clients, format)
-    return compared(_folders(runs), wishes, _text(columns), caption, label, _text(out))
+    options = comparison.Options(
+        baseline=baseline,
+        judge=judge,
+        metric=metric,
+        target=target,
+        format=format,
+        out=_text(out),
+        accept_changed_code=accept_changed_code,
+        clients=clients,
+        columns=_text(columns),
+        caption=caption,
+        label=label,
+    )
+    return comparison.compare(_folders(runs), options)
 
 
 @checked
@@ -744,7 +738,7 @@ def report(
 
 @checked
 def worth(
-    config: Config = (),
+    config: ConfigLike = (),
     out: Place = "worth",
     *,
     data: Any = None,
@@ -796,12 +790,12 @@ def worth(
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    given = {"data": data, "label": label, "group": group, "unit": unit}
-    with kept(given, Path(out).parent) as objects:
+    objects = {"data": data, "label": label, "group": group, "unit": unit}
+    with handed_over(objects, Path(out).parent) as layer:
         measured = launch(
-            layers_of(config, objects)[0],
+            layers_of(config, layer)[0],
             Path(out),
-            methods=None if methods is None else [one.strip() for one in str(methods).split(",")],
+            methods=None if methods is None else [name.strip() for name in str(methods).split(",")],
             again=command.line("worth", "--out", os.fspath(out)),
             repeats=repeats,
             minutes=minutes,
@@ -837,7 +831,7 @@ def archive(
     *,
     out: Place | None = None,
     rerun: str | None = None,
-    config: Config = (),
+    config: ConfigLike = (),
 ) -> str:
     """Pack a study into one file, or run a cell of such a file again.
 
@@ -898,30 +892,49 @@ def _of_a_study(
     work: Any,
     definition: Definition,
     out: Place,
-    given: Mapping[str, Any],
-    config: Config,
+    objects: Mapping[str, Any],
+    config: ConfigLike,
     *further: Any,
 ) -> Any:
-    """Reads the definition, puts what a script hands over beneath it, and calls `work` in a process
-    of its own."""
+    """Reads the definition, puts what a script hands over (`objects`) over its base, and calls
+    `work` in a process of its own, which may fork workers whatever the script has begun."""
     from fl_lightning.lab.study.studyfile import read
 
-    with kept(given, Path(out).parent) as beneath:
-        by_name = isinstance(definition, str | os.PathLike)
-        content = read(str(definition)) if by_name else plain(definition)
-        if beneath and isinstance(content, dict):
+    with handed_over(objects, Path(out).parent) as layer:
+        is_name = isinstance(definition, str | os.PathLike)
+        content = read(str(definition)) if is_name else plain(definition)
+        if layer and isinstance(content, dict):
             base = content.get("base") or []
-            content["base"] = [*(base if isinstance(base, list) else [base]), beneath]
-        layers = layers_of(config, {})[0]
+            content["base"] = [*(base if isinstance(base, list) else [base]), layer]
+        layers, _ = layers_of(config, {})
         # class paths of the script's own classes
         uses_script = "'__main__." in f"{content}{layers}"
         return apart(work, content, layers, *further, names_main=uses_script)
+
+
+def _job(arguments: Mapping[str, Any]) -> Any:
+    """Returns the SLURM job that the arguments of `submit` or `study` describe."""
+    from fl_lightning.lab.submit import Job
+
+    return Job(**{key: arguments[key] for key in Job.__dataclass_fields__})
 
 
 def _folders(runs: Any) -> list[str]:
     """Returns the folders of one or several runs, as text."""
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
+
+
+def _resolved(config: ConfigLike) -> Any:
+    """Returns the complete configuration of a run, which is refused before torch is imported if it
+    could not read its table; the table may be absent."""
+    from fl_lightning.configuration.resolve import resolve
+    from fl_lightning.configuration.tables import Absent, check_first_rows
+
+    layers, _ = layers_of(config, {})
+    with contextlib.suppress(Absent):  # `plan` makes data up
+        check_first_rows(layers)
+    return resolve(layers)
 
 
 def _text(value: Any) -> str | None:

@@ -56,6 +56,8 @@ RUN_KEYS = {
     "archive": _PLACE,
 }
 """Keys of a run that a command takes beside its own."""
+NO_KEY = "(?!)"
+"""A pattern that matches no key."""
 SWITCHES = {
     "fit": ("print_config", "Print the resolved config, as a file for --config, and stop."),
     "plan": ("json", "Print bytes and seconds as JSON."),
@@ -145,10 +147,10 @@ def command_keys(name: str) -> tuple[dict[str, Action], dict[str, Action]]:
     if name in SWITCHES:
         switch, text = SWITCHES[name]
         parser.add_argument(f"--{switch}", type=bool, default=False, help=text)
-    own = keys(parser)
-    pattern = RUN_KEYS.get(name, "(?!)")
+    of_command = keys(parser)
+    pattern = RUN_KEYS.get(name, NO_KEY)
     of_run = {key: action for key, action in run_keys().items() if re.fullmatch(pattern, key)}
-    return own, {key: action for key, action in of_run.items() if key not in own}
+    return of_command, {key: action for key, action in of_run.items() if key not in of_command}
 
 
 def _words_of(name: str) -> tuple[str, str]:
@@ -165,21 +167,25 @@ def _run(name: str, argv: list[str]) -> None:
 
     function = _function(name)
     parameter, usage = _words_of(name)
-    own, of_run = command_keys(name)
-    words, flags = read_flags(argv, own | of_run, name, bool(parameter))
+    of_command, of_run = command_keys(name)
+    words, flags = read_flags(argv, of_command | of_run, name, bool(parameter))
     arguments: dict[str, Any] = {}
     if parameter:
         many = "..." in usage
         is_optional = usage.startswith("[")
         fits = bool(words) if many else len(words) <= 1 and bool(words or is_optional)
         once = "" if many else " once"
-        allowed = f"it must be given{once}: fl-train {name} {usage}"
-        check(name, " ".join(words) or None, fits, allowed)
+        requirement = f"it must be given{once}: fl-train {name} {usage}"
+        check(name, " ".join(words) or None, fits, requirement)
         arguments |= {parameter: words if many else words[0]} if words else {}
     switch, _ = SWITCHES.get(name, ("", ""))
     is_on = any(flag.key == switch and flag.text.lower() == "true" for flag in flags)
-    arguments |= {flag.key: flag.text for flag in flags if flag.key in own and flag.key != switch}
-    config = [word for flag in flags if flag.key not in own for word in flag.words]
+    config: list[str] = []
+    for flag in flags:
+        if flag.key not in of_command:
+            config += flag.words
+        elif flag.key != switch:
+            arguments[flag.key] = flag.text
     if "config" in inspect.signature(function).parameters:
         arguments["config"] = config
     if name == "fit":
@@ -191,13 +197,13 @@ def _run(name: str, argv: list[str]) -> None:
 def _fit(flags: list[str], prints_config: bool) -> None:
     """Trains like `api.fit`, without a `Run`: ranks above 0 may have no tables yet."""
     from fl_lightning import api
-    from fl_lightning.lab.fitting import trained
+    from fl_lightning.lab.fitting import train
     from fl_lightning.lab.given import layers_of
 
     if prints_config:
         print(api.resolved(flags), end="")
     else:
-        trained(*layers_of(flags, {}))
+        train(*layers_of(flags, {}))
 
 
 def _print(name: str, value: Any, as_json: bool) -> None:
@@ -222,8 +228,10 @@ def _print(name: str, value: Any, as_json: bool) -> None:
         (console if console.is_terminal else Console(width=200)).print(value)
     elif as_json:
         print(value.as_json())
-    elif name != "tune" and (text := str(value or "")):
-        print(text)
+    elif name != "tune":  # which has printed its table
+        text = str(value or "")
+        if text:
+            print(text)
 
 
 # ---------------------------------------------------------------- help
@@ -237,12 +245,12 @@ def help_of(name: str) -> str:
     """
     from fl_lightning.configuration.config import GROUPS
     from fl_lightning.configuration.keys import hint
-    from fl_lightning.configuration.ranges import allowed
+    from fl_lightning.configuration.ranges import bounded_fields
 
     function = _function(name)
     bounds = {key: p.annotation for key, p in inspect.signature(function).parameters.items()}
     for group, kind in GROUPS.items():
-        bounds |= {f"{group}.{key}": annotation for key, annotation in allowed(kind).items()}
+        bounds |= {f"{group}.{key}": annotation for key, annotation in bounded_fields(kind).items()}
     usage = " ".join(filter(None, ["fl-train", name, _words_of(name)[1], "[--key value ...]"]))
     documented = inspect.getdoc(function) or ""
     paragraphs = documented.partition("\n\nArgs:")[0].split("\n\n")
@@ -250,8 +258,8 @@ def help_of(name: str) -> str:
     example = f"example: fl-train {EXAMPLES[name]}"
     page = argparse.ArgumentParser(f"fl-train {name}", usage, about, example, add_help=False)
     sections: dict[str, Any] = {"": page.add_argument_group("options")}
-    own, of_run = command_keys(name)
-    for key, action in sorted((own | of_run).items(), key=_order):
+    of_command, of_run = command_keys(name)
+    for key, action in sorted((of_command | of_run).items(), key=_order):
         group = key.rpartition(".")[0]
         if group not in sections:
             title = str(GROUPS[group.partition(".")[0]].__doc__).partition("\n\n")[0]
@@ -332,8 +340,8 @@ def list_names(argv: list[str], wants_help: bool) -> None:
         return
     for word in argv:
         near = catalogue.did_you_mean(word, catalogue.KINDS)
-        allowed = f"no such kind{near}; kinds: {', '.join(catalogue.KINDS)}"
-        check("list", word, word in catalogue.KINDS, allowed)
+        missing = f"no such kind{near}; kinds: {', '.join(catalogue.KINDS)}"
+        check("list", word, word in catalogue.KINDS, missing)
     for kind in argv or catalogue.KINDS:
         if len(argv) != 1:
             print(kind)

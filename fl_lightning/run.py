@@ -1,5 +1,4 @@
-"""From a resolved configuration to a finished run folder: what `fl-train` calls, in one process or
-many."""
+"""Runs a resolved configuration in one process or many: trains, tests, exports, joins clients."""
 
 from __future__ import annotations
 
@@ -34,6 +33,7 @@ from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.federated import number_of, samples_digest
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
+from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
@@ -47,7 +47,7 @@ from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
 from fl_lightning.foundation.docstrings import first_paragraph
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.foundation.files import join as join_lock
+from fl_lightning.foundation.files import share_lock
 from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.foundation.rng import key
@@ -70,15 +70,12 @@ def fit(
     `put_together` as for `fit_on_rank`.
 
     Returns:
-        What `summary.json` holds.
+        The content of `summary.json`.
     """
-    if (
-        config.fabric.precision == "16-mixed"
-        and device.resolved(config.fabric.accelerator) == "cpu"
-    ):
-        raise BadInput(
-            "fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true"
-        )
+    precision = config.fabric.precision
+    supported = precision != "16-mixed" or device.resolved(config.fabric.accelerator) != "cpu"
+    requirement = "a CPU trains with bf16-mixed, 32-true or 64-true"
+    check("fabric.precision", precision, supported, requirement)
     return launch(config, fit_on_rank, folder, resume, put_together)
 
 
@@ -106,31 +103,43 @@ def predictor(
     config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> Predictor:
     """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
-    check(
-        "client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]"
-    )
-    made: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
-    return made
+    requirement = f"it must lie in [0, {config.clients - 1}]"
+    check("client", client, client in range(config.clients), requirement)
+    model: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
+    return model
 
 
-def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
-    """Write a model for a client that was not in the run of `folder`; nothing in the folder is
-    written to.
+def join(
+    config: Config,
+    folder: Path,
+    data: str,
+    out: Path,
+    rounds: int | None = None,
+    model: str | None = None,
+) -> dict[str, Any]:
+    """Write a model for a client that was not in the run of `folder` to `out`; nothing in the
+    folder is written to.
 
-    `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what
-    `export` returns, whether the data are `labelled`, and the accuracy on test data where there are
-    any: as received, and after training.
+    Args:
+        data: the client's data, an npz file.
+        rounds: that it takes part in; None: the configuration's.
+        model: its architecture, as `engine.joining.architecture` takes it.
+
+    Returns:
+        As `export`, and whether the data are `labelled`, and the accuracy on test data, if there
+        are any: as received, and after training.
     """
-    return launch(alone(config), _join, folder, *newcomer)
+    return launch(alone(config), _join, folder, data, out, rounds, model)
 
 
 def alone(config: Config) -> Config:
-    """The same in one process, on the CPU."""
-    return replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
+    """`config` for one process, on the CPU."""
+    fabric = replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1)
+    return replace(config, fabric=fabric)
 
 
 TABLES = ("final_accuracies", "final_models", "final_further", "final_predictions", "newcomers")
-"""What a summary has for each client, which is written to files of its own."""
+"""Values for each client in a summary, which are written to files of their own."""
 
 
 # ---------------------------------------------------------------- on every rank
@@ -143,53 +152,59 @@ def fit_on_rank(
     resume: bool,
     put_together: Callable[..., Federation] | None = None,
 ) -> dict[str, Any]:
-    """`fit` on one rank, where a caller's own task has been launched already.
+    """`fit` on one rank, in a task that has been launched already.
 
     `put_together`: makes the federation of (fabric, config, folder, callbacks); None: `assemble`.
     """
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
-    with log.kept(folder / "log.txt", f"rank {fabric.global_rank}: " if fabric.global_rank else ""):
-        return _logged(fabric, config, folder, resume, put_together or assemble)
+    prefix = f"rank {fabric.global_rank}: " if fabric.global_rank else ""
+    with log.logged_to(folder / "log.txt", prefix):
+        return _fit(fabric, config, folder, resume, put_together or assemble)
 
 
-def _logged(
+def _fit(
     fabric: Fabric,
     config: Config,
     folder: Path,
     resume: bool,
     put_together: Callable[..., Federation],
 ) -> dict[str, Any]:
+    """Make callbacks and federation, restore a checkpoint, run all rounds, write the summary."""
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
-    lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
+    lock = share_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
+    requirement = "relations are chosen by the method: drop it, and choose another --method"
     for name, callback in callbacks.items():
-        if isinstance(callback, Relation):
-            raise BadInput(
-                f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method"
-            )
+        is_callback = not isinstance(callback, Relation)
+        check(f"callbacks.{name}", type(callback).__name__, is_callback, requirement)
     fed = put_together(fabric, config, folder, in_order([*callbacks.values(), writer], loggers))
+    run = fed.run
+    rows = writer.folder.read("metrics") if resume else []
     if resume and has_checkpoint(folder / "checkpoints"):
-        restore(fed.run, folder / "checkpoints")
-    elif resume and (rows := writer.folder.read("metrics")):
-        when = why_none(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
-        if fed.run.is_main:
-            print(
-                f"resume: the run {when}; it begins again, with the same numbers", file=sys.stderr
-            )
-    writer.folder.check_whole(fed.run.resumed_from)
-    with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
+        restore(run, folder / "checkpoints")
+    elif rows:
+        reason = why_none(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
+        if run.is_main:
+            line = f"resume: the run {reason}; it begins again, with the same numbers"
+            print(line, file=sys.stderr)
+    writer.folder.check_whole(run.resumed_from)
+    with run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    # in files of their own
-    summary = {key: value for key, value in summary.items() if key not in TABLES}
-    if fed.run.is_main:  # last of all: it says that the run has ended
-        # The two names that scripts rely on; loggers, where a column has its last value, get
+    summary = _without_tables(summary)
+    if run.is_main:  # last of all: the summary marks the end of the run
+        # Scripts rely on these two names; loggers, where a column has its last value, get
         # `total_...` alone.
-        summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
+        for name in ("upload_bytes", "download_bytes"):
+            summary[name] = summary[f"total_{name}"]
         writer.folder.write_summary(summary)
     if lock is not None:
         lock.close()
     return summary
+
+
+def _without_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if key not in TABLES}
 
 
 def _test(
@@ -198,42 +213,43 @@ def _test(
     fed = ended(fabric, config, folder)
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
-    scores = fed.evaluator.everyone()
-    scores = {key: value for key, value in scores.items() if key not in TABLES}
+    scores = _without_tables(fed.evaluator.everyone())
     return {"round": fed.run.server.round, **scores}
 
 
 def ended(
     fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> Federation:
-    """The federation of a run that has ended; a line says so where its data are not those that it
-    trained on."""
+    """The federation of a run that has ended; prints a line if its data have changed since."""
     fed = assemble(fabric, config, folder, list(callbacks))
-    data, before = fed.run.data, provenance.data_of(folder)
+    data = fed.run.data
+    before = provenance.data_of(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
-        what = (
-            "what is computed from data (scores, input statistics) is of other samples than the "
-            "run's"
+        line = (
+            "data: the data have changed since the run trained on them: what is computed from "
+            "data (scores, input statistics) is of other samples than the run's"
         )
-        print(f"data: the data have changed since the run trained on them: {what}", file=sys.stderr)
+        print(line, file=sys.stderr)
     return fed
 
 
 def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
-    """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
-    t = restore(fed.run, fed.run.folder / "checkpoints", which)
-    rows, metric = RunFolder(fed.run.folder).read("metrics"), fed.run.metric
-    name = metric.of(
-        "validation" if any(metric.of("validation") in row for row in rows) else "mean"
-    )
-    score, at = best(rows, name)
-    ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
-    if which == "best" and fed.run.is_main and metric.merit(score) > metric.merit(ours):
-        line = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
-        print(
-            f"{line}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds",
-            file=sys.stderr,
+    """Load a checkpoint; for `best`, print a line if a better round was not saved."""
+    run = fed.run
+    metric = run.metric
+    t = restore(run, run.folder / "checkpoints", which)
+    rows = RunFolder(run.folder).read("metrics")
+    name = metric.of("validation")
+    if not any(name in row for row in rows):
+        name = metric.of("mean")
+    score, best_round = best(rows, name)
+    saved = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
+    if which == "best" and run.is_main and metric.merit(score) > metric.merit(saved):
+        line = (
+            f"checkpoint best: round {t} ({name} {saved:.4f}), the best that was saved; round "
+            f"{best_round} ({score:.4f}) was not: callbacks.checkpoint.seconds"
         )
+        print(line, file=sys.stderr)
 
 
 def _export(
@@ -250,15 +266,29 @@ def _export(
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
-    fitted = {}
-    if calibration.is_wanted:
-        own = fed.evaluator.at_rest(number, buffers)
-        own.ready(kind, vector)
-        scores, labels = network_scores(own, own.data.validation)
-        names, called = list(fed.run.data.class_names), fed.run.data.called(number)
-        fitted = calibration.fitted(scores, labels, names, called)
+    called = fed.run.data.called(number)
+    fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
     facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
-    return {"kind": kind, "whose": fed.run.data.called(number), **facts}
+    return {"kind": kind, "whose": called, **facts}
+
+
+def calibrated(
+    evaluator: Evaluator,
+    client: int,
+    kind: str,
+    vector: torch.Tensor,
+    buffers: list[torch.Tensor],
+    calibration: Calibration,
+) -> dict[str, Any]:
+    """Returns temperature and threshold of a client's model, fitted to its validation data; empty
+    where none is wanted."""
+    if not calibration.is_wanted:
+        return {}
+    bound = evaluator.at_rest(client, buffers)
+    bound.ready(kind, vector)
+    scores, labels = network_scores(bound, bound.data.validation)
+    data = evaluator.run.data
+    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
 
 
 def _predictor(
@@ -279,18 +309,12 @@ def _join(
     rounds: int | None,
     model: str | None,
 ) -> dict[str, Any]:
-    private = next(
-        (n for n, c in config.callbacks.items() if getattr(c.load(), "accounts", False)), None
-    )
-    allowed = f"a client that joins would upload what callbacks.{private} does not account for"
-    check("run", str(folder), private is None, allowed)
-    blurred = any(c.load() is BlurRelation for c in config.callbacks.values())
-    check(
-        "run",
-        str(folder),
-        not blurred,
-        "a client that joins would receive a mix that blurrelation has not changed",
-    )
+    for name, component in config.callbacks.items():
+        kind = component.load()
+        requirement = f"a client that joins would upload what callbacks.{name} does not account for"
+        check("run", str(folder), not getattr(kind, "accounts", False), requirement)
+        requirement = "a client that joins would receive a mix that blurrelation has not changed"
+        check("run", str(folder), kind is not BlurRelation, requirement)
     fed = ended(fabric, config, folder)
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
@@ -300,15 +324,14 @@ def _join(
     )
     vector, buffers, scores = join_client(fed.worker, new, labelled, rounds, group)
     rule = rule_of(fed.run, group)
-    kind = "after" if labelled and rounds else "before"
-    trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
-    # Any client with the same architecture.
+    trains = (labelled or rule.unlabelled) and rule.trains != "nothing"
+    # the first client stands in for any with this architecture
     facts = written(fed, group.members[0], vector, buffers, out, NEWCOMER)
     return {
-        "kind": kind,
+        "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
         "rule": rule.says,
-        "trained": trained,
+        "trained": rounds if trains else 0,
         **scores,
         **facts,
     }
@@ -324,41 +347,41 @@ def written(
     form: Format = "safetensors",
     fitted: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write one model (D,) with its buffers; returns the run's round, what its class is called
-    with, and what is said of its data.
+    """Write one model (D,) with its buffers; returns the run's round, the arguments of its class,
+    and facts about its data.
 
-    `client` has the architecture, and `who` made the inputs: its number among all that the data
-    were dealt to (None: the client's).
+    `client` has the architecture; `who` is the number, among all clients of the data, of the one
+    with its inputs (None: the client's).
 
     Raises:
         BadInput: torch cannot export it as `form`.
         RunFailed: the file cannot be written.
     """
     run = fed.run
+    data = run.data
     group = run.group_of(client)
     module = fed.worker.trainers[group.index].module
     model = module.model
     module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
-    known = about(run.data, run.data.numbers[client] if who is None else who) | dict(fitted or {})
+    about_data = about(data, data.numbers[client] if who is None else who) | dict(fitted or {})
     if form != "safetensors":  # rows become numbers of 32 bits; a class's weights are read as such
         model.float()
-    write(model, form, out, inputs(2, run.data.input_shape, run.data.text), known)
+    write(model, form, out, inputs(2, data.input_shape, data.text), about_data)
     component = run.config.models[group.index].component
-    arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)
     facts = {
         "round": run.server.round,
         "component": component,
-        "arguments": arguments,
-        "about": known,
+        "arguments": arguments_of(component, data.input_shape, data.num_classes, data.text),
+        "about": about_data,
     }
     if type(run.method).build is not Method.build:
         facts["built_by"] = run.config.method
     facts |= {
-        "input_shape": tuple(run.data.input_shape),
-        "classes": run.data.num_classes,
-        "text": run.data.text,
+        "input_shape": tuple(data.input_shape),
+        "classes": data.num_classes,
+        "text": data.text,
     }
     if type(run.method).outputs is not Method.outputs:
         documented = first_paragraph(type(run.method).outputs.__doc__)
@@ -375,11 +398,12 @@ def assemble(
     most_batches: int | None = None,
     together: Together | None = None,
 ) -> Federation:
-    """The federation of `config`, ready to run: data (None: the config's), model with its first
-    weights, method.
+    """The federation of `config`, ready to run; `engine.build.federation` puts it together.
 
-    `most_batches`: batches of an epoch, and steps of a phase, at most (None: all). `together`
-    drives the run beside others.
+    Args:
+        data: None: the configuration's.
+        most_batches: batches of an epoch, and steps of a phase, at most; None: all.
+        together: drives the run beside others.
     """
     if data is None:
         # one rank downloads
@@ -388,15 +412,23 @@ def assemble(
     config = imbalance.judged(config, data)
     data.balance = config.data.balance
     per_position = data.text is not None and data.text.per_position
-    allowed = "each sample has several targets here: null"
-    check("data.balance", data.balance, data.balance is None or not per_position, allowed)
+    balanced = data.balance is not None and per_position
+    requirement = "each sample has several targets here: set it to null"
+    check("data.balance", data.balance, not balanced, requirement)
     models = []
-    for each in config.models:  # no model depends on those before it in the list
+    for model in config.models:  # no model depends on those before it in the list
         device.seed_all(key(config.seed, "initial model"), fabric.device)
-        models.append(build(each.component, data.input_shape, data.num_classes, data.text))
-    method, every_callback = config.method.build(), [*adapter_callbacks(models), *callbacks]
+        models.append(build(model.component, data.input_shape, data.num_classes, data.text))
     return federation(
-        fabric, config, data, models, method, every_callback, folder, most_batches, together
+        fabric,
+        config,
+        data,
+        models,
+        config.method.build(),
+        [*adapter_callbacks(models), *callbacks],
+        folder,
+        most_batches,
+        together,
     )
 
 
@@ -412,79 +444,81 @@ def instantiate(key_: str, component: Component) -> Any:
 
 
 def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's
-    answer."""
-    outside = launcher.launch_of()
-    clients = config.clients
+    """Run `task(fabric, config, *args)` on every process that the configuration asks for; returns
+    the result of rank 0."""
+    launched = launcher.launch_of()
+    nodes = config.fabric.num_nodes
     kind = device.resolved(config.fabric.accelerator)
-    there = device.count() if kind == device.here() else None
-    devices: int | str = config.fabric.devices
-    if devices == "auto":
-        devices = min(there or 1, clients)
-    if config.smoke:
-        devices = min(int(devices), clients)
-    if there is not None and int(devices) > there:
-        raise BadInput(
-            "fabric.devices", devices, f"this machine has {there} {kind.upper()} devices"
-        )
-    ranks = int(devices) * config.fabric.num_nodes
-    check(
-        "fabric.devices",
-        devices,
-        ranks <= clients,
-        f"at most one process for each of the {clients} clients",
-    )
-    if outside is not None:
-        launcher.check_launched(outside, devices, ranks)
+    devices = _devices(config, kind)
+    ranks = devices * nodes
+    requirement = f"at most one process for each of the {config.clients} clients"
+    check("fabric.devices", devices, ranks <= config.clients, requirement)
+    if launched is not None:
+        launcher.check_launched(launched, devices, ranks)
     elif line := launcher.line_on_left_over():
         log.say(line)
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    if (config.fabric.threads or 1) > 4 * cores:
-        raise BadInput(
-            "fabric.threads", config.fabric.threads, f"this process may use {cores} cores"
-        )
-    threads = config.fabric.threads
-    # tasks that SLURM has bound to cores have their share already
-    if threads is None and int(devices) > 1:
-        threads = (
-            cores if outside and cores < (os.cpu_count() or 1) else max(1, cores // int(devices))
-        )
-    if config.fabric.num_nodes > 1 and not outside:
-        raise BadInput(
-            "fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun"
-        )
-    # a rank's error is said once, in one line
+    threads = _threads(config, devices, launched is not None)
+    requirement = "several nodes want SLURM or torchrun"
+    check("fabric.num_nodes", nodes, nodes == 1 or launched is not None, requirement)
+    # a rank's error is printed once, in one line
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # a login node is a fine place to run
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")
-        fabric = fabric_of(
-            kind, config.fabric.precision, int(devices), config.fabric.num_nodes, outside
-        )
+        fabric = fabric_of(kind, config.fabric.precision, devices, nodes, launched)
     work = cast(Callable[..., Any], _guarded)
     with tempfile.TemporaryDirectory() as notes:
-        note = None if outside or ranks == 1 else Path(notes) / "failure"
+        note = None if launched or ranks == 1 else Path(notes) / "failure"
         try:
             result: dict[str, Any] = fabric.launch(work, task, config, threads, note, *args)
         except ProcessRaisedException as error:
             raise _failure_in(note) or error from None
         except ProcessExitedException as error:
-            how = (
-                f"killed by {error.signal_name}"
-                if error.signal_name
-                else f"exit code {error.exit_code}"
-            )
+            end = f"exit code {error.exit_code}"
+            if error.signal_name:
+                end = f"killed by {error.signal_name}"
             died = MachineFailed(
-                f"rank {error.error_index} died ({how}); the run can be continued with --resume"
+                f"rank {error.error_index} died ({end}); the run can be continued with --resume"
             )
             raise _failure_in(note) or died from None
     return result
 
 
-# where a rank that this package has started leaves its last words, for the parent process
+def _devices(config: Config, kind: str) -> int:
+    """Devices of this `kind`, and so processes, on each node."""
+    available = device.count() if kind == device.here() else None
+    if config.fabric.devices == "auto":
+        devices = min(available or 1, config.clients)
+    else:
+        devices = int(config.fabric.devices)
+    if config.smoke:
+        devices = min(devices, config.clients)
+    enough = available is None or devices <= available
+    requirement = f"this machine has {available} {kind.upper()} devices"
+    check("fabric.devices", devices, enough, requirement)
+    return devices
+
+
+def _threads(config: Config, devices: int, launched: bool) -> int | None:
+    """Threads of each process; None: torch's default."""
+    every_core = os.cpu_count() or 1
+    cores = every_core
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    threads = config.fabric.threads
+    requirement = f"this process may use {cores} cores"
+    check("fabric.threads", threads, (threads or 1) <= 4 * cores, requirement)
+    if threads is not None or devices == 1:
+        return threads
+    # tasks that SLURM has bound to cores have their share already
+    if launched and cores < every_core:
+        return cores
+    return max(1, cores // devices)
+
+
 _note: Path | None = None
+"""In a rank that this package has started: the file for its pickled error, which the parent process
+reads."""
 
 
 def _guarded(
@@ -495,7 +529,8 @@ def _guarded(
     note: Path | None,
     *args: Any,
 ) -> dict[str, Any]:
-    """One rank: its share of the cores, and a note for the parent process when it ends badly."""
+    """Run the task on one rank, with its share of the cores; if it fails, write a note for the
+    parent process."""
     global _note
     _note = note
     log.print_anything()
@@ -503,27 +538,26 @@ def _guarded(
         log.outlive_readers()
         # unwind, as for Ctrl-C: close what is open
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        # It ends with the process that started it. Torch asks for SIGINT, which a script's
+        # A rank ends with the process that started it. Torch asks for SIGINT, which a script's
         # background jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():  # killed while this one was starting
             _end(128 + signal.SIGTERM)
     keep_freed()
-    device.deterministic(config.fabric.deterministic)
+    device.set_deterministic(config.fabric.deterministic)
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         try:
-            with device.no_draws(torch.device("cpu")):  # a script goes on with its own
-                answer = task(fabric, config, *args)
-        # beside the visits, which are tried again in smaller parts
+            with device.no_draws(torch.device("cpu")):  # a script's random state stays
+                result = task(fabric, config, *args)
+        # outside of visits: within, the loop retries client by client
         except torch.OutOfMemoryError as error:
             first_line = str(error).partition("\n")[0]
-            raise RunFailed(
-                f"out of memory: {first_line}; fl-train plan says what a run takes"
-            ) from error
+            reason = f"out of memory: {first_line}; fl-train plan says what a run takes"
+            raise RunFailed(reason) from error
     except (BadInput, RunFailed) as error:
         if note is not None:
             _tell(error)
@@ -539,7 +573,7 @@ def _guarded(
     if fabric.world_size > 1:
         fabric.barrier()
         dist.destroy_process_group()
-    return answer
+    return result
 
 
 def _end(code: int) -> None:
@@ -550,7 +584,7 @@ def _end(code: int) -> None:
 
 
 def _tell(error: BadInput | RunFailed) -> None:
-    """Say why this process ends: to the parent process, which prints what it is told first, or on
+    """Report why this process ends: to the parent process, which prints the first report, or on
     stderr."""
     if _note is None:
         print("fl-train: error:", error, file=sys.stderr, flush=True)
@@ -560,12 +594,12 @@ def _tell(error: BadInput | RunFailed) -> None:
 
 
 def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
-    """The error that a rank left in its note, if it did."""
+    """The error that a rank left in its note; None: it left none."""
     if note is None:
         return None
     try:
         error: BadInput | RunFailed = pickle.loads(note.read_bytes())
-    # there is none, or its writer was killed over it
+    # there is no note, or its writer was killed over it
     except (OSError, EOFError, pickle.UnpicklingError):
         return None
     return error

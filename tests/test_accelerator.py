@@ -131,7 +131,7 @@ def test_an_exchange_that_fails_with_all_ranks_there_says_why(
     group = object.__new__(Group)
     watch = object.__new__(Heartbeat)
     group.size, group.exchanges, group._watch = 2, 4, watch
-    watch.group, watch.beat, watch._signs, watch._answered, watch._moved = (
+    watch.group, watch.beat, watch._signs, watch._answered_at, watch._changed_at = (
         group,
         0.0,
         [b"9 5 1", b"9 5 2"],

@@ -140,7 +140,7 @@ def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation):
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
     trainer.module.training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
-    assert trainer.count() == "ZeroDivisionError: division by zero"
+    assert trainer.measure_cost() == "ZeroDivisionError: division by zero"
     with pytest.raises(Exception, match=r"client 0 failed in round 1, .*division"):
         fed.round(1)
 
@@ -245,7 +245,7 @@ def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation, tmp_
     assert capsys.readouterr().err.count("a hook trained plainnet past its classifier, unseen") == 1
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
-    trainer.count = lambda: "ValueError: too few samples for me"  # type: ignore[method-assign]
+    trainer.measure_cost = lambda: "ValueError: too few samples for me"  # type: ignore[method-assign]
     for row in table(fed):
         assert [row[name] for name in CLIENT_FLOPS] == [""] * 4
     assert (

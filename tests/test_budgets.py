@@ -19,27 +19,27 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOKENS = {
-    "benchmarks": 18_900,
-    "callbacks": 36_600,
-    "configuration": 19_100,
+    "benchmarks": 18_500,
+    "callbacks": 36_100,
+    "configuration": 19_200,
     "core": 17_300,
-    "data": 47_400,
+    "data": 46_400,
     "drawing": 2_700,
-    "engine": 27_800,
+    "engine": 27_900,
     "exporting": 3_700,
-    "foundation": 14_600,
-    "lab": 99_000,
-    "methods": 46_000,
+    "foundation": 14_700,
+    "lab": 98_100,
+    "methods": 45_000,
     "models": 7_800,
     "privacy": 3_600,
     "results": 15_800,
-    "sites": 17_700,
+    "sites": 17_500,
     "storage": 3_300,
-    "top": 10_300,
-    "training": 25_100,
+    "top": 10_400,
+    "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 416_000
+ALL = 412_000
 DENSITY = 11.4
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -11,7 +11,7 @@ from lines import run_line
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
 from fl_lightning.foundation.exits import BUG
-from fl_lightning.foundation.extras import command, needs, require
+from fl_lightning.foundation.extras import command, install_hint, require
 
 # what is absent is looked for by the command, not by its imports
 from fl_lightning.lab.study import comparison as comparison
@@ -88,7 +88,7 @@ def test_a_module_of_no_extra_is_a_bug(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "fl_lightning.lab.status", None)
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
-    assert needs("fl_lightning.lab.status") == needs(None) == ""
+    assert install_hint("fl_lightning.lab.status") == install_hint(None) == ""
 
 
 def test_uv_is_named_where_there_is_no_pip(monkeypatch):

@@ -12,7 +12,7 @@ from refusals import refuses
 import fl_lightning
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.calibration import Calibration, best_temperature, best_threshold
-from fl_lightning.lab.given import kept as kept_of
+from fl_lightning.lab.given import handed_over
 from fl_lightning.lab.report.figures import certainty
 
 SITES = ("Aarau", "Basel", "Chur")
@@ -107,14 +107,14 @@ def test_frames_that_cannot_be_predicted(change, line, run):
     ],
 )
 def test_columns_that_are_none(data, columns, line, tmp_path):
-    with refuses(line), kept_of({"data": data, **columns}, tmp_path / "out"):
+    with refuses(line), handed_over({"data": data, **columns}, tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_an_index_with_a_name_is_a_column(tmp_path):
     frame = patients().set_index("hospital")
-    with kept_of({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
+    with handed_over({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
         assert layer["federation"] == {"clients": 3}
         assert layer["data"]["group_column"] == "hospital"
 
@@ -215,6 +215,8 @@ def test_a_regression_has_no_probabilities():
     "command, line",
     [
         ("fit --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
+        ("deploy --data.root t.csv --data.label_column sick --out a", "data.label_column: 'sick'"),
+        ("plan --data.root t.csv --data.label_column sick", "data.label_column: 'sick'"),
         ("worth --data.root none.csv --out w", "data.root: 'none.csv'"),
     ],
 )

@@ -24,7 +24,6 @@ METHODS = sorted(
 ALIKE = 8
 """Lines of one shape, one after the other, that two methods' files may not share."""
 SHARED = {
-    "adaptive",
     "classmeans",
     "clustered",
     "fedamp",

@@ -13,7 +13,7 @@ from fl_lightning.data.part import ResidentPart
 from fl_lightning.lab.given import layers_of
 from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.tuning import Search
-from fl_lightning.lab.worth.runs import look
+from fl_lightning.lab.worth.runs import facts_of
 
 CLIENTS, EACH = 3, 60
 SMALL = {
@@ -95,13 +95,13 @@ def test_tune_goes_by_the_metric_of_its_trials(tmp_path):
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
     search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
-    assert search.metric.name == "auroc"
+    assert search.metric().name == "auroc"
 
 
 def test_worth_goes_by_it(tmp_path):
-    facts = look(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
+    facts = facts_of(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
     assert facts.rare.startswith("metric: auroc")
-    assert not look(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
+    assert not facts_of(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
 
 
 # ---------------------------------------------------------------- classes that count alike
@@ -110,7 +110,7 @@ def test_worth_goes_by_it(tmp_path):
 def test_a_sampler_draws_classes_alike():
     labels = torch.tensor([0] * 90 + [1] * 10)
     part = ResidentPart(torch.arange(100.0)[:, None], labels, None)
-    part.balance("sampler", labels, 2)
+    part.set_balance("sampler", labels, 2)
     draws = torch.Generator().manual_seed(0)
     drawn = torch.cat([y for _ in range(20) for _, y in part.batches(16, draws)])
     assert len(drawn) == 2000 and 0.45 < drawn.float().mean() < 0.55
@@ -175,6 +175,6 @@ def test_next_tokens_are_not_balanced(tmp_path):
 
 def test_shares_are_of_two_known_classes(tmp_path):
     data = prepare(config(tmp_path).data, CLIENTS, 0)
-    assert imbalance.metric(data, None) == "auroc" and imbalance.metric(data, "f1") == "f1"
+    assert imbalance.default_metric(data) == "auroc"
     data.holds_all = False  # type: ignore[misc]
-    assert imbalance.metric(data, None) is None
+    assert imbalance.default_metric(data) is None

@@ -34,7 +34,7 @@ from watching import Nets, run_all, same
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
-from fl_lightning.data.newcomers import few, from_file, labelled
+from fl_lightning.data.newcomers import drawn_per_class, from_file, with_few_labels
 from fl_lightning.engine.joining import join, newcomers
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Method
@@ -78,7 +78,7 @@ def test_the_split_is_the_one_of_all_and_who_is_held_out_is_drawn():
     for place, number in enumerate(held.numbers):
         assert torch.equal(held.client(place).train.y, everyone.client(number).train.y)
     for who in held.held_out:
-        (_, y), (_, test) = held.of_held_out(who, torch.device("cpu"), torch.float32)
+        (_, y), (_, test) = held.held_out_samples(who, torch.device("cpu"), torch.float32)
         assert torch.equal(y, everyone.client(who.number).train.y) and torch.equal(
             test, everyone.client(who.number).test.y
         )
@@ -163,15 +163,15 @@ def test_shares_that_leave_nobody_are_refused(federation, share, said):
 def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has():
     data = prepare(DataConfig(**HELD), 4, 0)
     who, cpu = data.held_out[0], torch.device("cpu")
-    (_, y), _ = data.of_held_out(who, cpu, torch.float32)
-    places = {k: labelled(y, who, k, 0) for k in (1, 5, 20)}
+    (_, y), _ = data.held_out_samples(who, cpu, torch.float32)
+    places = {k: drawn_per_class(y, who, k, 0) for k in (1, 5, 20)}
     assert set(places[1].tolist()) < set(places[5].tolist()) < set(places[20].tolist())
     for k, index in places.items():
         counts = torch.bincount(y[index], minlength=10)
         assert torch.equal(counts, torch.bincount(y, minlength=10).clamp_max(k))
-    with_labels, knows = few(data, who, 5, 0.2, 0, cpu, torch.float32)
+    with_labels, knows = with_few_labels(data, who, 5, 0.2, 0, cpu, torch.float32)
     assert knows and len(with_labels.train) + len(with_labels.validation) == len(places[5])
-    without, knows = few(data, who, 0, 0.0, 0, cpu, torch.float32)
+    without, knows = with_few_labels(data, who, 0, 0.0, 0, cpu, torch.float32)
     assert not knows and len(without.train) == len(y)
     assert not torch.cat([y for _, y in without.train.batches(64)]).any()
 
@@ -216,7 +216,9 @@ def test_local_has_no_model_for_them_and_says_so(federation):
     assert [("accuracy_received" in row, "accuracy" in row) for row in rows] == [
         (False, row["samples"] > 0) for row in rows
     ]
-    new, _ = few(fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype)
+    new, _ = with_few_labels(
+        fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype
+    )
     with refuses("local gives a new client no model"):
         join(fed.worker, new, False, 2)
 
@@ -252,7 +254,7 @@ def test_join_gives_what_the_row_says(federation, tmp_path, method):
         "y_test": data._test.labels[who.test].numpy(),
     }
     for count in (0, 5):
-        index = labelled(y, who, count, 0).numpy() if count else slice(None)
+        index = drawn_per_class(y, who, count, 0).numpy() if count else slice(None)
         held = {"x_train": raw[index][:, 0], **(test | {"x_test": test["x_test"][:, 0]})}
         np.savez(tmp_path / "new.npz", **held, **({"y_train": y.numpy()[index]} if count else {}))
         new, knows = from_file(data, str(tmp_path / "new.npz"), 0.2, 0)
@@ -274,7 +276,10 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
     data = prepare(DataConfig(fraction=0.4, alpha=0.1, held_out_clients=0.34), 4, 0)
     [who] = data.held_out
     assert str(who.number) == row["client"]
-    y, index = data._train.labels[who.train], labelled(data._train.labels[who.train], who, 5, 0)
+    y, index = (
+        data._train.labels[who.train],
+        drawn_per_class(data._train.labels[who.train], who, 5, 0),
+    )
     x, test = data._train.raw[who.train][index][:, 0].numpy(), data._test
     np.savez(
         "new.npz",
@@ -295,7 +300,9 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
 def after(fed, count, rounds=2):
     """What the held-out client with so many samples comes to, and its data."""
     run, apart = fed.run, fed.run.config.data.validation
-    new, knows = few(run.data, run.data.held_out[0], count, apart, 0, run.device, run.dtype)
+    new, knows = with_few_labels(
+        run.data, run.data.held_out[0], count, apart, 0, run.device, run.dtype
+    )
     return join(fed.worker, new, knows, rounds), new
 
 
@@ -324,7 +331,7 @@ def test_one_sample_and_batchnorm(federation):
     """It cannot train on one: the sample counts twice."""
     fed = done(federation, FedAvg(), net="norm")
     run = fed.run
-    new, _ = few(run.data, run.data.held_out[0], 1, 0.0, 0, run.device, run.dtype)
+    new, _ = with_few_labels(run.data, run.data.held_out[0], 1, 0.0, 0, run.device, run.dtype)
     [(x, y)] = new.train.batches(1, only=slice(0, 1))
     lone = ClientData(ResidentPart(x, y, None), new.validation, new.test)
     assert join(fed.worker, lone, True, 1).vector.isfinite().all()

@@ -120,7 +120,7 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     )
     planned = rehearsal.rehearse(run)
     assert sum(trained) == 4 * 2 * 16  # a batch in each of two epochs
-    data = rehearsal._data(run)
+    data = rehearsal.data_here(run)
     assert planned.seconds == pytest.approx(
         {
             "clients": 1e-3 * 2 * sum(data.train_sizes),

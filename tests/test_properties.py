@@ -181,7 +181,7 @@ def check_deal(train, test, clients, data, seed):
             data.partition == "dirichlet" and data.sizes == "free"
         ):
             assert len(dealt) == len(pool)
-    left, held = partition.hold_out(shares[0], train, data.validation, np.random.default_rng(seed))
+    left, held = partition.cut_off(shares[0], train, data.validation, np.random.default_rng(seed))
     for whole, a, b in zip(shares[0], left, held, strict=True):
         assert np.array_equal(np.sort(np.concatenate([a, b])), whole)
         assert len(a) >= data.min_samples and (len(b) > 0) == (data.validation > 0)

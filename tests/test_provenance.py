@@ -96,10 +96,10 @@ def test_where_there_is_no_repository_none_is_claimed(tmp_path):
 @pytest.mark.filterwarnings("always:odd data")
 def test_the_log_keeps_what_is_said_and_warned_and_how_it_ends(tmp_path, capsys):
     file = tmp_path / "log.txt"
-    with pytest.raises(KeyboardInterrupt), log.kept(file, "rank 1: "):
+    with pytest.raises(KeyboardInterrupt), log.logged_to(file, "rank 1: "):
         log.say("before the first round")
         assert not file.exists()
-        log.begun()
+        log.write_waiting()
         log.note("a round")
         warnings.warn("odd data", stacklevel=1)
         logging.getLogger("some.library").warning("slow disk")
@@ -119,7 +119,7 @@ def test_the_log_keeps_what_is_said_and_warned_and_how_it_ends(tmp_path, capsys)
 
 def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path):
     for error, left in ((BadInput("a", 1, "no"), False), (RunFailed("client 3\nfailed"), True)):
-        with pytest.raises(type(error)), log.kept(tmp_path / "log.txt"):
+        with pytest.raises(type(error)), log.logged_to(tmp_path / "log.txt"):
             raise error
         assert (tmp_path / "log.txt").exists() == left
     assert (tmp_path / "log.txt").read_text().endswith(" ended by RunFailed: client 3 failed\n")

@@ -20,7 +20,7 @@ from fl_lightning.configuration.ranges import (
     Range,
     ShareBelow1,
     UnitInterval,
-    allowed,
+    bounded_fields,
     limit,
 )
 from fl_lightning.foundation.errors import BadInput
@@ -64,7 +64,7 @@ def test_what_a_type_does_not_allow_is_refused(field, values, said):
     for value in values:
         with pytest.raises(BadInput) as caught:
             Bounded(**{field: value})
-        assert (caught.value.key, caught.value.allowed) == (f"method.{field}", said)
+        assert (caught.value.key, caught.value.requirement) == (f"method.{field}", said)
 
 
 def test_the_ends_are_allowed_where_the_type_holds_them():
@@ -99,7 +99,7 @@ def test_every_number_of_every_method_has_bounds_that_hold():
     for name, (module, _, cls) in METHODS.items():
         kind = getattr(importlib.import_module(module), cls)
         for field in fields(kind):
-            values, _ = limit(allowed(kind).get(field.name))
+            values, _ = limit(bounded_fields(kind).get(field.name))
             if not isinstance(values, Range):
                 number = str(field.type).split(" | ")[0] in ("int", "float")
                 without += [(name, field.name)] if number and (name, field.name) not in FREE else []

@@ -37,8 +37,7 @@ def table(kind: str) -> dict[str, Entry]:
 
 
 def families(kind: str) -> dict[str, list[Entry]]:
-    """Entries of one of `KINDS` by the idea that they belong to, the largest group first; what has
-    none: under ""."""
+    """Entries of one of `KINDS` by family, the largest first; those without one under ""."""
     groups: dict[str, list[Entry]] = {}
     for entry in table(kind).values():
         groups.setdefault(entry.family, []).append(entry)
@@ -56,18 +55,17 @@ def find(kind: str, key: str, name: str) -> Entry:
     if "." in name:
         return Entry(name, name, "")
     names = list(table(kind))
-    allowed = ", ".join(names) if len(names) <= 20 else f"see fl-train list {kind}"
-    raise BadInput(
-        key, name, f"no such name{did_you_mean(name, names)}; {kind}: {allowed}, or an import path"
-    )
+    listed = ", ".join(names) if len(names) <= 20 else f"see fl-train list {kind}"
+    near = did_you_mean(name, names)
+    raise BadInput(key, name, f"no such name{near}; {kind}: {listed}, or an import path")
 
 
 def lookup(kind: str, name: str) -> Entry | None:
-    """The entry called `name` (or with this class path), if there is one."""
-    return next(
-        (e for e in table(kind).values() if _plain(e.name) == _plain(name) or e.class_path == name),
-        None,
-    )
+    """The entry called `name` (or with this class path); None: there is none."""
+    for entry in table(kind).values():
+        if _folded(entry.name) == _folded(name) or entry.class_path == name:
+            return entry
+    return None
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
@@ -76,13 +74,18 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
     if not near:
-        last = {name: name.rpartition(".")[2] for name in names}
-        nearest = difflib.get_close_matches(word.rpartition(".")[2], last.values(), n=1)
-        near = [name for name in names if last[name] in nearest]
+        last_part = {name: name.rpartition(".")[2] for name in names}
+        word = word.rpartition(".")[2]
+        nearest = difflib.get_close_matches(word, last_part.values(), n=1)
+        near = [name for name in names if last_part[name] in nearest]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def nearest_first(word: str, names: Iterable[str], most: int = 20) -> str:
+def nearest_first(
+    word: str,
+    names: Iterable[str],
+    most: int = 20,
+) -> str:
     """Lists names, most similar to `word` first, at most `most` (20: more fill the screen)."""
 
     def likeness(name: str) -> float:
@@ -104,16 +107,17 @@ def _shipped_in(kind: str) -> Path:
     return Path(str(resources.files("fl_lightning.configs"))) / ("" if kind == "configs" else kind)
 
 
-def _plain(name: str) -> str:
+def _folded(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
 def _classes(kind: str) -> dict[str, Entry]:
     """The classes of `index.json`."""
-    entries = index.read()[kind]
-    return {
-        name: Entry(name, e["class"], e["doc"], e.get("family", "")) for name, e in entries.items()
-    }
+    entries = {}
+    for name, content in index.read()[kind].items():
+        family = content.get("family", "")
+        entries[name] = Entry(name, content["class"], content["doc"], family)
+    return entries
 
 
 def _names(texts: dict[str, str]) -> dict[str, Entry]:
@@ -121,14 +125,14 @@ def _names(texts: dict[str, str]) -> dict[str, Entry]:
 
 
 def _shipped(kind: str) -> dict[str, Entry]:
-    """The shipped configs or studies by folder and name; the first line of each is a comment that
-    says what it is."""
+    """The shipped configs or studies by folder and name; the first line of each file is a comment
+    that summarises it."""
+    folder = _shipped_in(kind)
     entries = {}
-    for file in sorted(_shipped_in(kind).glob("*.yaml" if kind == "configs" else "**/*.yaml")):
-        name = file.relative_to(_shipped_in(kind)).with_suffix("").as_posix()
-        entries[name] = Entry(
-            name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        )
+    for file in sorted(folder.glob("*.yaml" if kind == "configs" else "**/*.yaml")):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        first_line = file.read_text(encoding="utf-8").partition("\n")[0]
+        entries[name] = Entry(name, "", first_line.lstrip("# "))
     return entries
 
 

@@ -26,12 +26,13 @@ class Component:
         return getattr(importlib.import_module(module), name)
 
     def check(self) -> None:
-        """Builds and keeps the object, so that its class checks the arguments."""
+        """Build the object, so that its class checks the arguments; the next `build` returns it."""
         vars(self)["built"] = self.load()(**self.init_args)
 
     def build(self) -> Any:
-        """Returns the object that `check` kept, the first time; else a new one."""
-        cls, built = self.load(), vars(self).pop("built", None)
+        """Return the object that `check` has built, once; else a new one."""
+        cls = self.load()
+        built = vars(self).pop("built", None)
         return built if type(built) is cls else cls(**self.init_args)
 
 
@@ -71,12 +72,9 @@ class Network(Component):
     """Values of `AdaptersConfig`; None: there are none, and all weights train."""
 
     def beside(self) -> dict[str, Any]:
-        """What is said of it beside its class and arguments."""
-        return {
-            k: v
-            for k, v in (("weights", self.weights), ("adapters", self.adapters))
-            if v is not None
-        }
+        """Its settings besides class and arguments."""
+        settings = {"weights": self.weights, "adapters": self.adapters}
+        return {key: value for key, value in settings.items() if value is not None}
 
 
 @dataclass
@@ -87,9 +85,11 @@ class ModelConfig:
     count: int | None = None
 
     def beside(self) -> dict[str, Any]:
-        """What is said of it beside its class and arguments."""
-        more = self.component.beside() if isinstance(self.component, Network) else {}
-        return ({} if self.count is None else {"count": self.count}) | more
+        """Its settings besides the component's class and arguments."""
+        settings: dict[str, Any] = {} if self.count is None else {"count": self.count}
+        if isinstance(self.component, Network):
+            settings |= self.component.beside()
+        return settings
 
 
 @dataclass(frozen=True)

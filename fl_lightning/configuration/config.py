@@ -26,7 +26,13 @@ from fl_lightning.configuration.ranges import (
     check_ranges,
 )
 from fl_lightning.foundation.errors import check as check
-from fl_lightning.foundation.metric import CLASS_SHARE, Chosen, FurtherName, JudgeKind, ModelKind
+from fl_lightning.foundation.metric import (
+    CLASS_SHARE,
+    FurtherName,
+    JudgeKind,
+    JudgeMetric,
+    ModelKind,
+)
 
 FLOAT32 = 1.7e38
 """Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
@@ -40,20 +46,17 @@ def are_numbers(clients: object) -> bool:
 def check_finite(key: str, value: Any) -> None:
     """Raise `BadInput` for a number (of a list or mapping, too) that is NaN, infinite, or too large
     for the 32 bits that models have."""
-    numbers = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else [value]
-    )
+    numbers = [value]
+    if isinstance(value, dict):
+        numbers = list(value.values())
+    elif isinstance(value, list | tuple):
+        numbers = list(value)
     is_finite = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
     check(key, value, is_finite, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 
 def held_out(share: float, clients: int, smoke: bool = False) -> int:
-    """How many of `clients` are held out; in a smoke run, which has few, one at least where any are
-    asked for."""
+    """Return how many of `clients` are held out; in a smoke run at least 1 if `share` is not 0."""
     count = round(share * clients)
     return min(max(count, 1), clients - 1) if smoke and share else count
 
@@ -89,17 +92,12 @@ class FederationConfig:
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "federation")
-        epochs, steps = self.local_epochs, self.local_steps
-        check(
-            "federation.local_epochs", epochs, epochs is None or epochs >= 0, "it must be 0 or more"
-        )
-        fine = epochs is None or steps is None
-        check(
-            "federation.local_steps",
-            steps,
-            fine,
-            f"federation.local_epochs is {epochs}: one of them must be null",
-        )
+        epochs = self.local_epochs
+        steps = self.local_steps
+        not_negative = epochs is None or epochs >= 0
+        check("federation.local_epochs", epochs, not_negative, "it must be 0 or more")
+        requirement = f"federation.local_epochs is {epochs}: one of them must be null"
+        check("federation.local_steps", steps, epochs is None or steps is None, requirement)
 
 
 @dataclass
@@ -212,72 +210,75 @@ class DataConfig(SplitKeys, SourceKeys):
         check_ranges(self, "data")
         self.check_dates()
         self.check_splits(self.client_test, self.test_fraction, self.global_test)
-        for key, fixed in (("by", "client"), ("sizes", "equal")):
-            value = getattr(self, key)
-            fine = self.partition != "hsu" or value in (fixed, None)
-            check(
-                f"data.{key}",
-                value,
-                fine,
-                f"data.partition hsu means {fixed}; partition dirichlet takes others",
-            )
-        fine = self.score_on == "test" or self.validation > 0
-        check("data.score_on", self.score_on, fine, "it needs data.validation above 0")
-        size, rest = self.samples_per_client, self.rest_to
-        fine = rest is None or (size is not None and rest >= 0)
-        check(
-            "data.rest_to",
-            rest,
-            fine,
-            "it must be a client's number from 0, with data.samples_per_client, or null",
-        )
-        fine = rest is None or self.partition in ("rotated", "iid")
-        check(
-            "data.rest_to",
-            rest,
-            fine,
-            "it belongs to the partitions rotated and iid, whose clients are alike",
-        )
-        other = self.planted in ("labels", "permuted")
-        fine = not other or self.task == "classification"
-        check(
-            "data.planted",
-            self.planted,
-            fine,
-            "a regression has no classes to move labels on by: none or rotation",
-        )
-        fine = self.drift_every is None or self.planted != "none"
-        check(
-            "data.drift_every",
-            self.drift_every,
-            fine,
-            "clients change tasks where there are several: data.planted",
-        )
-        fine = not (other and self.global_test)
-        allowed = "one test set for all (data.global_test) has one meaning of its labels"
-        check("data.planted", self.planted, fine, allowed)
-        fine = (self.planted, self.partition) != ("rotation", "rotated")
-        check(
-            "data.planted",
-            self.planted,
-            fine,
-            "the rotated partition turns images already: use iid",
-        )
-        share = self.client_test
-        fine = share is None or self.test_fraction is None or self.global_test
-        allowed = (
-            "beside data.test_fraction there is no test part to take a share of, but with "
-            "data.global_test"
-        )
-        check("data.client_test", share, fine, allowed)
-        for key in ("public_root", "public_samples"):
-            value = getattr(self, key)
-            check(
-                f"data.{key}",
-                value,
-                value is None or self.public is not None,
+        is_hsu = self.partition == "hsu"
+        rest = self.rest_to
+        moves_labels = self.planted in ("labels", "permuted")
+        turns_twice = self.planted == "rotation" and self.partition == "rotated"
+        rules = [
+            (
+                "by",
+                not is_hsu or self.by in ("client", None),
+                "data.partition hsu means client; partition dirichlet takes others",
+            ),
+            (
+                "sizes",
+                not is_hsu or self.sizes in ("equal", None),
+                "data.partition hsu means equal; partition dirichlet takes others",
+            ),
+            (
+                "score_on",
+                self.score_on == "test" or self.validation > 0,
+                "it needs data.validation above 0",
+            ),
+            (
+                "rest_to",
+                rest is None or (self.samples_per_client is not None and rest >= 0),
+                "it must be a client's number from 0, with data.samples_per_client, or null",
+            ),
+            (
+                "rest_to",
+                rest is None or self.partition in ("rotated", "iid"),
+                "it belongs to the partitions rotated and iid, whose clients are alike",
+            ),
+            (
+                "planted",
+                not moves_labels or self.task == "classification",
+                "a regression has no classes to move labels on by: none or rotation",
+            ),
+            (
+                "drift_every",
+                self.drift_every is None or self.planted != "none",
+                "clients change tasks where there are several: data.planted",
+            ),
+            (
+                "planted",
+                not (moves_labels and self.global_test),
+                "one test set for all (data.global_test) has one meaning of its labels",
+            ),
+            (
+                "planted",
+                not turns_twice,
+                "the rotated partition turns images already: use iid",
+            ),
+            (
+                "client_test",
+                self.client_test is None or self.test_fraction is None or self.global_test,
+                "data.test_fraction leaves no test part to take a share of: leave one of them out, "
+                "or set data.global_test",
+            ),
+            (
+                "public_root",
+                self.public_root is None or self.public is not None,
                 "it needs data.public",
-            )
+            ),
+            (
+                "public_samples",
+                self.public_samples is None or self.public is not None,
+                "it needs data.public",
+            ),
+        ]
+        for key, holds, requirement in rules:
+            check(f"data.{key}", getattr(self, key), holds, requirement)
 
 
 @dataclass
@@ -294,7 +295,7 @@ class EvaluationConfig:
     models: list[ModelKind] | None = None
     """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always
     evaluated. distilled: after learning from the teacher, before local training."""
-    metric: Chosen | None = None
+    metric: JudgeMetric | None = None
     """Score that chooses: the best round, tuned arguments, what `compare`, `worth` and reports show
     first. null: accuracy, but auroc where one of two classes has less than 20 % of the training
     samples, which accuracy hides; of a regression mae."""
@@ -321,11 +322,10 @@ class EvaluationConfig:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "evaluation")
         counts = self.newcomer_samples
-        fine = counts is None or (
-            bool(counts) and min(counts) >= 0 and len(set(counts)) == len(counts)
-        )
+        distinct = counts is None or 0 < len(counts) == len(set(counts))
+        requirement = "numbers of 0 or more, each once; or null"
         check(
-            "evaluation.newcomer_samples", counts, fine, "numbers of 0 or more, each once; or null"
+            "evaluation.newcomer_samples", counts, distinct and min(counts or [0]) >= 0, requirement
         )
 
 
@@ -366,8 +366,8 @@ class FabricConfig:
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "fabric")
-        devices_fine = self.devices == "auto" or int(self.devices) >= 1
-        check("fabric.devices", self.devices, devices_fine, "it must be at least 1, or auto")
+        enough = self.devices == "auto" or int(self.devices) >= 1
+        check("fabric.devices", self.devices, enough, "it must be at least 1, or auto")
 
 
 @dataclass
@@ -406,14 +406,14 @@ class Config:
 
     @property
     def held_out(self) -> int:
-        """Clients that are held out."""
+        """Number of clients that are held out."""
         if self.data.held_out is not None:
             return len(self.data.held_out)
         return held_out(self.data.held_out_clients, self.federation.clients, self.smoke)
 
     @property
     def clients(self) -> int:
-        """Clients that take part: those of the federation but for the ones that are held out."""
+        """Number of clients that take part: all but those held out."""
         return self.federation.clients - self.held_out
 
     def validate(self) -> None:
@@ -424,48 +424,47 @@ class Config:
             for key, value in vars(group).items():
                 check_finite(f"{name}.{key}", value)
             group.validate()
-        balance, private = self.data.balance, self.optimizer.privacy.on
-        allowed = "a regression (data.task) has no classes: it must be null"
-        check("data.balance", balance, balance is None or self.data.task != "regression", allowed)
-        allowed = "optimizer.privacy bounds what a sample does by drawing each alike: null"
-        check("data.balance", balance, balance is None or not private, allowed)
-        metric, by_class = self.evaluation.metric, self.data.task == "classification"
-        allowed = "a regression (data.task) is judged by mae: it must be null"
-        check("evaluation.metric", metric, metric is None or by_class, allowed)
+        data = self.data
+        clients = self.federation.clients
         metrics = self.evaluation.metrics or []
-        fine = not metrics or self.data.task == "classification"
-        check(
-            "evaluation.metrics",
-            metrics,
-            fine,
-            "a regression (data.task) has no classes: it must be null",
-        )
-        fine = CLASS_SHARE.name not in metrics or self.data.global_test
-        check(
-            "evaluation.metrics", metrics, fine, f"{CLASS_SHARE.name} needs data.global_test true"
-        )
-        share, count = self.data.held_out_clients, self.held_out
-        self.data.check_held_out(share, self.federation.clients)
-        allowed = (
-            f"of {self.federation.clients} clients that is {count}: there must be some on either "
-            f"side"
-        )
-        check(
-            "data.held_out_clients",
-            share,
-            not share or 0 < count < self.federation.clients,
-            allowed,
-        )
-        counts = [m.count for m in self.models]
-        if any(c is not None for c in counts):
-            total = sum(c or 0 for c in counts)
-            clients = self.federation.clients
-            check(
-                "model",
-                counts,
-                total == clients,
-                f"the counts must add up to federation.clients = {clients}",
-            )
+        by_class = data.task == "classification"
+        balance = data.balance
+        metric = self.evaluation.metric
+        count = self.held_out
+        no_classes = "a regression (data.task) has no classes: it must be null"
+        rules: list[tuple[str, object, bool, str]] = [
+            ("data.balance", balance, balance is None or by_class, no_classes),
+            (
+                "data.balance",
+                balance,
+                balance is None or not self.optimizer.privacy.on,
+                "optimizer.privacy bounds what a sample does by drawing each alike: null",
+            ),
+            (
+                "evaluation.metric",
+                metric,
+                metric is None or by_class,
+                "a regression (data.task) is judged by mae: it must be null",
+            ),
+            ("evaluation.metrics", metrics, not metrics or by_class, no_classes),
+            (
+                "evaluation.metrics",
+                metrics,
+                CLASS_SHARE.name not in metrics or data.global_test,
+                f"{CLASS_SHARE.name} needs data.global_test true",
+            ),
+        ]
+        for key, value, holds, requirement in rules:
+            check(key, value, holds, requirement)
+        share = data.held_out_clients
+        data.check_held_out(share, clients)
+        requirement = f"of {clients} clients that is {count}: there must be some on either side"
+        check("data.held_out_clients", share, not share or 0 < count < clients, requirement)
+        counts = [model.count for model in self.models]
+        if counts != [None] * len(counts):
+            total = sum(count or 0 for count in counts)
+            requirement = f"the counts must add up to federation.clients = {clients}"
+            check("model", counts, total == clients, requirement)
 
     def by_key(self) -> dict[str, Any]:
         """Plain data nested by the keys of the command line, with short names: `method.name`,
@@ -504,7 +503,7 @@ GROUPS: dict[str, type] = {
 
 
 def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of nested mappings, and their values."""
+    """Yield dotted keys and values of nested mappings."""
     if not isinstance(values, dict) or not values:
         yield key, values
         return
@@ -513,4 +512,7 @@ def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _short(component: Component) -> dict[str, Any]:
-    return {**component.init_args, "name": component.class_path.rpartition(".")[2].lower()}
+    return {
+        **component.init_args,
+        "name": component.class_path.rpartition(".")[2].lower(),
+    }

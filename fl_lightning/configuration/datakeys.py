@@ -93,7 +93,9 @@ class SourceKeys:
         try:
             date.fromisoformat(self.day_zero)
         except ValueError:
-            raise BadInput("data.day_zero", self.day_zero, "a day such as 2000-12-31") from None
+            raise BadInput(
+                "data.day_zero", self.day_zero, "it must be a day such as 2000-12-31"
+            ) from None
 
 
 @dataclass
@@ -129,23 +131,24 @@ class SplitKeys:
         """Raise `BadInput` for `folds` beside other ways to make a test part."""
         if self.folds is None:
             return
-        allowed = f"data.client_test is {client_test}: one of them must be null"
-        check("data.folds", self.folds, client_test is None, allowed)
-        allowed = (
-            "beside data.test_fraction there is no test part to cut, but with data.global_test"
+        requirement = f"data.client_test is {client_test}: one of them must be null"
+        check("data.folds", self.folds, client_test is None, requirement)
+        requirement = (
+            "data.test_fraction leaves no test part to cut: leave one of them out, or set "
+            "data.global_test"
         )
-        check("data.folds", self.folds, test_fraction is None or global_test, allowed)
+        check("data.folds", self.folds, test_fraction is None or global_test, requirement)
 
     def check_held_out(self, share: float, clients: int) -> None:
         """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is
         drawn."""
-        named = self.held_out
-        if named is None:
+        numbers = self.held_out
+        if numbers is None:
             return
-        some = 0 < len(named) == len(set(named)) < clients
-        fine = some and not share and set(named) <= set(range(clients))
-        allowed = (
+        some = 0 < len(numbers) == len(set(numbers)) < clients
+        exist = set(numbers) <= set(range(clients))
+        requirement = (
             f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients "
             f"0; or null"
         )
-        check("data.held_out", named, fine, allowed)
+        check("data.held_out", numbers, some and exist and not share, requirement)

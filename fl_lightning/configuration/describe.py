@@ -19,7 +19,7 @@ from docstring_parser import parse, parse_from_object
 from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE
-from fl_lightning.configuration.ranges import Range, allowed, limit, words
+from fl_lightning.configuration.ranges import Range, bounded_fields, limit, words
 from fl_lightning.foundation.docstrings import first_paragraph
 
 Entry = dict[str, Any]
@@ -28,9 +28,9 @@ BEGIN, END = "<!-- generated -->", "<!-- end -->"
 
 
 def described(method: Any) -> Entry:
-    """A method's class: what it does, its family and its arguments.
+    """Describe a method's class: summary, family and arguments.
 
-    Of each argument: its type in words, bounds, default, where it is searched, meaning.
+    Of each argument: its type in words, bounds, default, search space, meaning.
     """
     documented = parse(method.__doc__ or "")
     more = documented.long_description or ""
@@ -45,46 +45,46 @@ def described(method: Any) -> Entry:
 
 
 def arguments(kind: type) -> dict[str, Entry]:
-    """Describes each field of a dataclass, as `described` has a method's; those of one within it by
+    """Describe each field of a dataclass, as `described` does; those of a dataclass within it by
     `NAME.FIELD`."""
-    hints, known = get_type_hints(kind), allowed(kind)
+    hints = get_type_hints(kind)
+    bounded = bounded_fields(kind)
     entries: dict[str, Entry] = {}
     for field in fields(kind):
-        if is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
-            entries |= {f"{field.name}.{name}": one for name, one in arguments(inner).items()}
+        hint = hints[field.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            for name, inner_entry in arguments(hint).items():
+                entries[f"{field.name}.{name}"] = inner_entry
             continue
-        values, _ = limit(known.get(field.name))
-        one: Entry = {"words": words(hints[field.name])}
+        entry: Entry = {"words": words(hint)}
+        values, _ = limit(bounded.get(field.name))
         if isinstance(values, Range):
-            one["bounds"] = _bounds(values)
+            entry["bounds"] = _bounds(values)
         if field.default is not MISSING:
-            one["default"] = field.default
+            entry["default"] = field.default
         if space := field.metadata.get("search"):
-            one |= {
-                "search": {"kind": type(space).__name__, **asdict(space)},
-                "why": field.metadata["why"],
-            }
-        entries[field.name] = one | {"doc": _meaning(kind, field.name)}
+            entry["search"] = {"kind": type(space).__name__, **asdict(space)}
+            entry["why"] = field.metadata["why"]
+        entries[field.name] = entry | {"doc": _meaning(kind, field.name)}
     return entries
 
 
 def index() -> dict[str, dict[str, Entry]]:
-    """What `index.json` holds, by kind and name."""
+    """Return the content of `index.json`, by kind and name."""
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
     callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     module = importlib.import_module("torch.nn").Module
-    callbacks = {
-        name: cls
-        for name, cls in classes("callbacks", callback).items()
-        if not issubclass(cls, relation)
-    }
-    logging = {name for name, cls in callbacks.items() if cls.__module__.endswith(".loggers")}
-    return {
+    entries: dict[str, dict[str, Entry]] = {
         "methods": {name: described(cls) for name, cls in methods().items()},
         "models": {name: _entry(cls) for name, cls in classes("models", module).items()},
-        "callbacks": {name: _entry(cls) for name, cls in callbacks.items() if name not in logging},
-        "loggers": {name: _entry(cls) for name, cls in callbacks.items() if name in logging},
+        "callbacks": {},
+        "loggers": {},
     }
+    for name, cls in classes("callbacks", callback).items():
+        kind = "loggers" if cls.__module__.endswith(".loggers") else "callbacks"
+        if not issubclass(cls, relation):
+            entries[kind][name] = _entry(cls)
+    return entries
 
 
 def methods() -> dict[str, type]:
@@ -98,20 +98,22 @@ def text() -> str:
 
 
 def classes(package: str, base: type) -> dict[str, type]:
-    """Collects the documented public subclasses of `base` in a subpackage, sorted by name; bases of
-    others are left out."""
-    named = {}
-    for info in pkgutil.iter_modules(importlib.import_module(f"fl_lightning.{package}").__path__):
-        name = f"fl_lightning.{package}.{info.name}"
-        for cls in vars(importlib.import_module(name)).values() if info.name != "base" else ():
-            if not (isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)):
+    """Collect the documented public subclasses of `base` in a subpackage, sorted by name; abstract
+    ones are left out."""
+    by_name = {}
+    folder = importlib.import_module(f"fl_lightning.{package}").__path__
+    for info in pkgutil.iter_modules(folder):
+        if info.name == "base":
+            continue
+        module = importlib.import_module(f"fl_lightning.{package}.{info.name}")
+        for cls in vars(module).values():
+            is_class = isinstance(cls, type) and cls.__module__ == module.__name__
+            if not (is_class and issubclass(cls, base) and vars(cls).get("__doc__")):
                 continue
-            is_base = inspect.isabstract(cls) or any(
-                above.__name__ == "ABC" for above in cls.__bases__
-            )
-            if vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not is_base:
-                named[cls.__name__.lower()] = cls
-    return dict(sorted(named.items()))
+            is_base = inspect.isabstract(cls) or "ABC" in [c.__name__ for c in cls.__bases__]
+            if not is_base and not cls.__name__.startswith("_"):
+                by_name[cls.__name__.lower()] = cls
+    return dict(sorted(by_name.items()))
 
 
 def _entry(cls: type) -> Entry:
@@ -122,14 +124,18 @@ def _entry(cls: type) -> Entry:
 
 
 def _bounds(values: Range) -> Entry:
-    """What `Range` is made with; JSON has no infinity."""
+    """Return the arguments of a `Range`; JSON has no infinity."""
     high = {"high": values.high} if values.high < math.inf else {}
-    return {"low": values.low, **high, "above": values.above, "below": values.below}
+    return {
+        "low": values.low,
+        **high,
+        "above": values.above,
+        "below": values.below,
+    }
 
 
 def _meaning(kind: type, name: str) -> str:
-    """What the docstring of the class, of one that it descends from, or of the field itself, says
-    of an argument."""
+    """Return the meaning of an argument, by the docstring of the class, a base or the field."""
     for base in kind.__mro__[:-1]:
         for parameter in parse_from_object(base).params:
             if name in parameter.arg_name.split(", "):
@@ -140,32 +146,36 @@ def _meaning(kind: type, name: str) -> str:
 def write() -> None:
     """Write the index, and the generated parts of the docs where there are docs."""
     FILE.write_text(text(), encoding="utf-8")
-    if (docs := FILE.parents[2] / "docs").is_dir():
-        for name, made in (
-            ("privacy.md", viewers.table(methods())),
-            ("reference.md", keys_of_a_run()),
-        ):
-            if (file := docs / name).is_file():
-                file.write_text(replaced(file.read_text(encoding="utf-8"), made), encoding="utf-8")
+    docs = FILE.parents[2] / "docs"
+    if not docs.is_dir():
+        return
+    parts = {"privacy.md": viewers.table(methods()), "reference.md": keys_of_a_run()}
+    for name, part in parts.items():
+        file = docs / name
+        if file.is_file():
+            page = file.read_text(encoding="utf-8")
+            file.write_text(replaced(page, part), encoding="utf-8")
 
 
 def keys_of_a_run() -> str:
-    """A table of the keys of each group of a configuration, in Markdown; inherited ones come
+    """Return a table of the keys of each group of a configuration, in Markdown; inherited keys come
     last."""
+    groups = importlib.import_module("fl_lightning.configuration.config").GROUPS
     tables = []
-    for name, group in importlib.import_module("fl_lightning.configuration.config").GROUPS.items():
-        own = group.__annotations__
-        known = sorted(
-            arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own
-        )
-        tables.append(keys(name, first_paragraph(group.__doc__), dict(known)))
+    for name, group in groups.items():
+        first: dict[str, Entry] = {}
+        inherited: dict[str, Entry] = {}
+        for key, entry in arguments(group).items():
+            is_own = key.partition(".")[0] in group.__annotations__
+            (first if is_own else inherited)[key] = entry
+        tables.append(keys(name, first_paragraph(group.__doc__), first | inherited))
     return "\n".join(tables)
 
 
-def replaced(text: str, made: str) -> str:
-    """A page's `text` with the part between its marks made anew."""
+def replaced(text: str, part: str) -> str:
+    """Return a page's `text` with `part` between its marks."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{part}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -29,15 +29,16 @@ def explained(name: str, entry: dict[str, Any]) -> str:
     lines = [f"{name}: {entry['doc']}"]
     lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
     for key, argument in entry["arguments"].items():
-        default = (
-            f"default: {as_text(argument['default'])}" if "default" in argument else "required"
-        )
-        searched = (
-            f"; fl-train tune searches {_where(argument['search'])}" if "search" in argument else ""
-        )
+        default = "required"
+        if "default" in argument:
+            default = f"default: {as_text(argument['default'])}"
+        searched = ""
+        if "search" in argument:
+            searched = f"; fl-train tune searches {_where(argument['search'])}"
         lines += ["", f"  --method.{key}  {_values(argument)} ({default}{searched})"]
+        indent = 6 * " "
         lines += textwrap.wrap(
-            argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      "
+            argument["doc"], WIDTH, initial_indent=indent, subsequent_indent=indent
         )
     if not entry["arguments"]:
         lines += ["", "  It has no arguments."]
@@ -50,7 +51,11 @@ def page(methods: dict[str, dict[str, Any]]) -> str:
     return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
-def keys(group: str, title: str, arguments: dict[str, Any]) -> str:
+def keys(
+    group: str,
+    title: str,
+    arguments: dict[str, Any],
+) -> str:
     """A table of the keys of one group of a configuration, in Markdown."""
     rows = []
     for key, argument in arguments.items():
@@ -72,19 +77,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _section(name: str, entry: dict[str, Any]) -> str:
     rows = []
     for key, argument in entry["arguments"].items():
-        search = (
-            f"{_where(argument['search'])}: {_markdown(argument['why'])}"
-            if "search" in argument
-            else ""
-        )
-        default, doc = f"`{as_text(argument['default'])}`", _markdown(argument["doc"])
+        search = ""
+        if "search" in argument:
+            search = f"{_where(argument['search'])}: {_markdown(argument['why'])}"
+        default = f"`{as_text(argument['default'])}`"
+        doc = _markdown(argument["doc"])
         rows.append([f"`method.{key}`", _values(argument), default, search, doc])
-    made = (
-        table(("key", "values", "default", "tune", "meaning"), rows)
-        if rows
-        else "It has no arguments."
-    )
-    return f"\n## {name}\n\n{_markdown(entry['doc'])}\n\n{made}\n"
+    arguments = "It has no arguments."
+    if rows:
+        arguments = table(("key", "values", "default", "tune", "meaning"), rows)
+    return f"\n## {name}\n\n{_markdown(entry['doc'])}\n\n{arguments}\n"
 
 
 def _markdown(text: str) -> str:
@@ -114,6 +116,6 @@ def _where(space: dict[str, Any]) -> str:
 
 def as_text(value: Any) -> str:
     """Writes null, true and false as YAML does, anything else as Python's `str`."""
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -31,8 +31,12 @@ class _Loader(yaml.SafeLoader):
     is written out, as on the command line, removes all.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,
+    ) -> dict[Any, Any]:
+        read_keys: set[str] = set()
         node.value = [
             (key, value)
             for key, value in node.value
@@ -40,23 +44,24 @@ class _Loader(yaml.SafeLoader):
         ]
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
+                if key.value in read_keys:
                     problem = f"the key {key.value!r} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                seen.add(key.value)
+                read_keys.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """A number as everybody reads it."""
+        """Return a number that YAML and people read alike."""
         read = self.construct_yaml_int if node.tag == INT else self.construct_yaml_float
-        octal = re.fullmatch(r"[-+]?0[0-7_]+", node.value) and int(node.value, 8) != int(node.value)
-        if octal or ":" in node.value:
+        text = node.value
+        value = read(node)
+        is_octal = re.fullmatch(r"[-+]?0[0-7_]+", text) and int(text, 8) != int(text)
+        if is_octal or ":" in text:
             problem = (
-                f"to YAML {node.value} is {read(node)} (octal, or to base 60): write that, or "
-                f"quote it as text"
+                f"to YAML {text} is {value} (octal, or to base 60): write that, or quote it as text"
             )
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return read(node)
+        return value
 
 
 for _tag in (INT, FLOAT):
@@ -72,8 +77,13 @@ def _is_empty(value: yaml.Node) -> bool:
     )
 
 
-def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
-    """A file and what it holds.
+def read(
+    kind: str,
+    key: str,
+    name: str,
+    folder: Path,
+) -> tuple[Path, Any]:
+    """Find a YAML file and read it; return its path and content.
 
     Args:
         kind: `configs` or `studies`, of which those that ship with the package are also found by
@@ -89,16 +99,14 @@ def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
         file = folder / name if (folder / name).is_file() else catalogue.shipped(kind, name)
         text = "" if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(
-            key, name, f"it cannot be read: {getattr(error, 'strerror', error)}"
-        ) from None
+        reason = getattr(error, "strerror", error)
+        raise BadInput(key, name, f"it cannot be read: {reason}") from None
     if file is None:
         names = list(catalogue.table(kind))
         near = catalogue.did_you_mean(name.removesuffix(".yaml"), names)
         listed = ", ".join(names) if kind == "configs" else f"fl-train list {kind}"
-        raise BadInput(
-            key, name, f"no such file{near}; {kind} that ship with the package: {listed}"
-        )
+        problem = f"no such file{near}; {kind} that ship with the package: {listed}"
+        raise BadInput(key, name, problem)
     try:
         return file, yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -110,8 +118,8 @@ def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
 def read_config(
     name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """The settings in a YAML file, or in the config that ships with the package under this name:
-    first those of the config that it names as its `base`, and so on down the chain.
+    """Read the settings of a config, a file or a shipped one; those of its `base`, and of that
+    one's base, come first.
 
     Args:
         name: of the file or config.
@@ -124,118 +132,117 @@ def read_config(
     """
     file, content = read("configs", key, name, folder)
     place = str(file.resolve())
-    check(
-        key,
-        name,
-        place not in above,
-        f"a config cannot be its own base: {' -> '.join([*above, place])}",
-    )
+    chain = " -> ".join([*above, place])
+    check(key, name, place not in above, f"a config cannot be its own base: {chain}")
     check(key, name, isinstance(content, dict | None), "it must hold keys and values")
-    once: Layer = {}
-    for dotted, value in sorted((content or {}).items(), key=lambda item: "." in str(item[0])):
-        update(once, nested(str(dotted), value), str(dotted))
-    return layers_of(name, content or {}, file.parent, (*above, place))
+    content = content or {}
+    _check_given_once(content)
+    return layers_of(name, content, file.parent, (*above, place))
+
+
+def _check_given_once(content: dict[Any, Any]) -> None:
+    """Raise `BadInput` for a key that is given both with dots and nested."""
+    settings: Layer = {}
+    for key, value in sorted(content.items(), key=lambda item: "." in str(item[0])):
+        update(
+            settings,
+            nested(str(key), value),
+            once=str(key),
+        )
 
 
 def layers_of(
     name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """Returns the layers of a config `name`, those of its base before them. The base is looked for
+    """Return the layers of a config `name`, those of its base before them. The base is looked for
     in `folder`; `above` are the configs that it is the base of."""
-    own = {key: value for key, value in content.items() if key != "base"}
+    own_content = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")
-    check(
-        "base",
-        base,
-        isinstance(base, str | None),
-        f"it must be the name or the file of one config (in {name})",
-    )
-    below = [] if base is None else read_config(base, "base", folder, above)
-    return [*below, *own_layers(name, own)]
+    requirement = f"it must be the name or the file of one config (in {name})"
+    check("base", base, isinstance(base, str | None), requirement)
+    base_layers = [] if base is None else read_config(base, "base", folder, above)
+    return [*base_layers, *own_layers(name, own_content)]
 
 
 def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
-    """Returns the layers of a config without its base: removals by null (`callbacks:`, `loggers:`)
+    """Return the layers of a config without its base: removals by null (`callbacks:`, `loggers:`)
     first, so that later keys can name others."""
-    removed = {key: None for key in NAMED if content.get(key, "") is None}
-    return [
-        *([removed] if removed else []),
-        layer_of(name, {k: v for k, v in content.items() if k not in removed}),
-    ]
+    removals = {key: None for key in NAMED if content.get(key, "") is None}
+    rest = {key: value for key, value in content.items() if key not in removals}
+    layer = layer_of(name, rest)
+    return [removals, layer] if removals else [layer]
 
 
 def layer_of(name: str, content: dict[Any, Any]) -> Layer:
-    """Nests the content of config `name`; `BadInput` for a plain key that does not exist."""
+    """Nest the content of config `name`; raise `BadInput` for a plain key that does not exist."""
     layer: Layer = {}
-    keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
-    for key, head, dot, value in sorted(
-        keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])
-    ):
-        # an empty section sets nothing
-        if value is not None or not (key in COMPONENTS or key in GROUPS):
-            if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
-                layer[head] = _by_name(head, layer[head])
-            update(layer, nested(str(key), value))
+    arguments: Layer = {}
+    for key, value in content.items():
+        key = str(key)
+        is_section = key in COMPONENTS or key in GROUPS
+        if value is None and is_section:  # an empty section sets nothing
+            continue
+        if key.partition(".")[0] in COMPONENTS and "." in key:
+            arguments[key] = value
+        else:
+            update(layer, nested(key, value))
+    # after the components that they belong to
+    for key, value in arguments.items():
+        head = key.partition(".")[0]
+        if not isinstance(layer.get(head, {}), dict):
+            layer[head] = _with_room(head, layer[head])
+        update(layer, nested(key, value))
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
         dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
     except BadInput as error:
-        raise BadInput(error.key, error.value, f"{error.allowed} (in {name})") from None
+        requirement = f"{error.requirement} (in {name})"
+        raise BadInput(error.key, error.value, requirement) from None
     return layer
 
 
-def _by_name(head: str, given: Any) -> Layer:
-    """A method, model, callbacks or loggers that a file only names, as a mapping with room for
+def _with_room(head: str, value: Any) -> Layer:
+    """Return a method, model, callbacks or loggers that a file names as a mapping with room for
     arguments."""
     if head in NAMED:
-        return mapping(head, given)
-    if not isinstance(given, str):
-        raise BadInput(
-            head,
-            given,
-            f"{head}.ARG belongs to one {head}: give a list's items their own arguments",
-        )
-    return {"class_path": given}
+        return mapping(head, value)
+    requirement = f"{head}.ARG belongs to one {head}: give a list's items their own arguments"
+    check(head, value, isinstance(value, str), requirement)
+    return {"class_path": value}
 
 
 def nested(key: str, value: Any) -> Layer:
-    """Returns the value of a dotted key in nested mappings."""
+    """Return the value of a dotted key in nested mappings."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
 def update(old: Layer, new: Layer, once: str = "") -> None:
-    """Puts `new` over `old`. `once`: a dotted key that must not replace a value (`BadInput`)."""
+    """Put `new` over `old`. `once`: a dotted key that must not replace a value (`BadInput`)."""
     for key, value in new.items():
+        adds_arguments = key in COMPONENTS and isinstance(value, dict)
         if isinstance(value, dict) and isinstance(old.get(key), dict):
             update(old[key], value, once)
-        # a name, then its arguments
-        elif once and key in old and not (key in COMPONENTS and isinstance(value, dict)):
-            raise BadInput(
-                once, value, f"it is given twice, also as {old[key]!r}: with dots and nested"
-            )
+        elif once and key in old and not adds_arguments:
+            problem = f"it is given twice, also as {old[key]!r}: with dots and nested"
+            raise BadInput(once, value, problem)
         else:
             old[key] = copy.deepcopy(value)
 
 
-def mapping(kind: str, given: Any) -> Layer:
-    """Callbacks or loggers, given as names with commas, as a list of names or as a mapping, as a
-    mapping."""
-    if isinstance(given, str):
-        given = [name.strip() for name in given.split(",")]
-    if isinstance(given, list) and all(isinstance(name, str) for name in given):
-        given = {short(name): {"class_path": name} for name in given}
-    check(
-        kind,
-        given,
-        isinstance(given, dict),
-        "it must be names, or a mapping of names to their arguments",
-    )
-    return given
+def mapping(kind: str, value: Any) -> Layer:
+    """Return callbacks or loggers as a mapping: `value` may be names with commas, or a list."""
+    if isinstance(value, str):
+        value = [name.strip() for name in value.split(",")]
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        value = {short(name): {"class_path": name} for name in value}
+    requirement = "it must be names, or a mapping of names to their arguments"
+    check(kind, value, isinstance(value, dict), requirement)
+    return value
 
 
 def short(name: str) -> str:
-    """Returns the name of a callback or logger: the last part of an import path, else the word
+    """Return the name of a callback or logger: the last part of an import path, else the word
     itself."""
     return name.rpartition(".")[2].lower() if "." in name else name

@@ -26,19 +26,19 @@ class Flag:
     """`("--key", "value")` or `("--key=value",)`."""
 
     def layers(self) -> list[Layer]:
-        """Returns the settings that it stands for: of `--config` those in the file and its
-        bases."""
+        """Return its settings: of `--config` those in the file and its bases."""
         if self.key == "config":
             return read_config(self.text)
         return [nested(self.key, self._value())]
 
     def _value(self) -> Any:
-        """Returns the text; for a component (name, list, mapping, null), its `init_args`, weights
-        or adapters what it says as YAML."""
+        """Return the text; as YAML where the key is a component (name, list, mapping, null), its
+        `init_args`, weights or adapters."""
         head, *rest = self.key.split(".")
-        depth = 1 if head in NAMED else 0
-        beside = self.key in ("model.weights", "model.adapters")
-        if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args" or beside):
+        names_component = len(rest) <= (1 if head in NAMED else 0)
+        is_init_args = rest[-1:] == ["init_args"]
+        is_yaml = names_component or is_init_args or self.key in ("model.weights", "model.adapters")
+        if head not in COMPONENTS or not is_yaml:
             return self.text
         try:
             return yaml.safe_load(self.text)
@@ -92,16 +92,21 @@ def read_flags(
     return words, flags
 
 
-def _takes_next(key: str, rest: list[str], actions: dict[str, Action], takes_words: bool) -> bool:
+def _takes_next(
+    key: str,
+    rest: list[str],
+    actions: dict[str, Action],
+    takes_words: bool,
+) -> bool:
     """Whether the next word is the value of `key`. A switch of a command with words takes only true
     or false; `sbatch` also takes flags that the command does not have."""
     if not rest:
         return False
-    after = rest[0]
-    if after.startswith("--"):
-        return key == "sbatch" and after[2:].partition("=")[0].replace("-", "_") not in actions
+    word = rest[0]
+    if word.startswith("--"):
+        return key == "sbatch" and word[2:].partition("=")[0].replace("-", "_") not in actions
     is_switch = key in actions and hint(actions[key]) is bool
-    return not is_switch or not takes_words or after.lower() in ("true", "false")
+    return not is_switch or not takes_words or word.lower() in ("true", "false")
 
 
 def layers_of_flags(flags: Sequence[Flag]) -> tuple[list[Layer], str | None]:

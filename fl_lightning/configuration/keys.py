@@ -62,7 +62,11 @@ def hint(action: Action) -> Any:
     return getattr(action, "_typehint", action.type)
 
 
-def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> Namespace:
+def typed(
+    parser: ArgumentParser,
+    values: dict[str, Any],
+    prefix: str = "",
+) -> Namespace:
     """Returns `values` (nested) checked and converted, with every default.
 
     Raises:
@@ -70,10 +74,11 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
             key, after `prefix`.
     """
     actions = keys(parser)
-    given = dict(leaves(values, actions, prefix))
+    values_of_keys = dict(leaves(values, actions, prefix))
     for key, action in actions.items():
-        check(prefix + key, None, not action.required or key in given, "it must be given")
-    for key, value in given.items():
+        present = key in values_of_keys or not action.required
+        check(prefix + key, None, present, "it must be given")
+    for key, value in values_of_keys.items():
         kind = hint(actions[key])
         nullable = kind in (None, Any, types.NoneType) or types.NoneType in get_args(kind)
         check(prefix + key, value, value is not None or nullable, f"it must be {words(kind)}")
@@ -84,8 +89,8 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
         key = str(error).partition('key "')[2].partition('"')[0]
         if key not in actions:
             raise BadInput(prefix.rstrip("."), values, str(error)) from None
-        allowed = f"it must be {words(hint(actions[key]))}"
-        raise BadInput(prefix + key, given.get(key), allowed) from None
+        requirement = f"it must be {words(hint(actions[key]))}"
+        raise BadInput(prefix + key, values_of_keys.get(key), requirement) from None
 
 
 def leaves(
@@ -105,7 +110,12 @@ def leaves(
             raise BadInput(prefix + key, value, f"it is a group of keys: {', '.join(inside)}")
 
 
-def unknown(key: str, value: Any, names: list[str], command: str = "fit") -> BadInput:
+def unknown(
+    key: str,
+    value: Any,
+    names: list[str],
+    command: str = "fit",
+) -> BadInput:
     """Returns the error for a key that does not exist; few keys are listed, many are left to
     `--help`."""
     listed = (", ".join(names) or "none") if len(names) <= 20 else f"see fl-train {command} --help"

@@ -39,13 +39,22 @@ class Settings:
     loggers: dict[str, Component | None] = field(default_factory=dict)
 
     @classmethod
-    def merged(cls, layers: Iterable[Layer], over: Config | None = None) -> Settings:
-        """`layers` over a resolved config, or over the defaults; each over the ones before."""
+    def merged(
+        cls,
+        layers: Iterable[Layer],
+        over: Config | None = None,
+    ) -> Settings:
+        """Merge `layers` into a resolved config, or into the defaults; each goes over those before
+        it."""
         if over is None:
-            settings, layers = cls(), [DEFAULTS, *layers]
+            settings = cls()
+            settings._add(DEFAULTS)
         else:
-            plain: Layer = {"seed": over.seed, "smoke": over.smoke}
-            plain |= over.groups()
+            plain = {
+                "seed": over.seed,
+                "smoke": over.smoke,
+                **over.groups(),
+            }
             settings = cls(
                 plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers)
             )
@@ -70,126 +79,117 @@ class Settings:
 def _component(
     kind: str,
     key: str,
-    given: Any,
+    value: Any,
     old: Component | None,
-    reserved: tuple[str, ...] = ("name", "class_path"),
+    name_keys: tuple[str, ...] = ("name", "class_path"),
 ) -> Component:
-    """`given` over `old`: a name, an import path, or a mapping of a name, `init_args` and plain
-    arguments."""
-    if isinstance(given, str):
-        given = {"class_path": given}
-    if not isinstance(given, dict):
-        raise BadInput(
-            key, given, "it must be a name, an import path, or a mapping {class_path, init_args}"
-        )
-    rest = dict(given)
-    names = [name for name in (rest.pop(word, None) for word in reserved) if name is not None]
-    init_args = rest.pop("init_args", None) or {}
-    check(
-        f"{key}.init_args",
-        init_args,
-        isinstance(init_args, dict),
-        "it must be a mapping of arguments",
-    )
-    if not all(isinstance(name, str) for name in names):
-        raise BadInput(key, names[0], "a name must be text")
-    check(key, given, len(names) < 2, "give its name or its class_path, not both")
-    for name in init_args.keys() & rest.keys():
-        raise BadInput(
-            f"{key}.{name}",
-            rest[name],
-            f"it is also in init_args, as {init_args[name]!r}: give it once",
-        )
-    class_path = (
-        catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
-    )
-    kept = old.init_args if old and old.class_path == class_path else {}
-    arguments = {**kept, **init_args, **rest}
-    return Component(class_path, arguments)
+    """Merge `value` into `old`: a name, an import path, or a mapping of a name, `init_args` and
+    plain arguments."""
+    if isinstance(value, str):
+        value = {"class_path": value}
+    requirement = "it must be a name, an import path, or a mapping {class_path, init_args}"
+    check(key, value, isinstance(value, dict), requirement)
+    arguments = dict(value)
+    names = [arguments.pop(name_key, None) for name_key in name_keys]
+    names = [name for name in names if name is not None]
+    init_args = arguments.pop("init_args", None) or {}
+    requirement = "it must be a mapping of arguments"
+    check(f"{key}.init_args", init_args, isinstance(init_args, dict), requirement)
+    for name in names:
+        check(key, name, isinstance(name, str), "a name must be text")
+    check(key, value, len(names) < 2, "give its name or its class_path, not both")
+    for name in init_args.keys() & arguments.keys():
+        problem = f"it is also in init_args, as {init_args[name]!r}: give it once"
+        raise BadInput(f"{key}.{name}", arguments[name], problem)
+    old = old or Component("")
+    class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path
+    old_arguments = old.init_args if old.class_path == class_path else {}
+    return Component(class_path, {**old_arguments, **init_args, **arguments})
 
 
-def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
-    if isinstance(given, list):
-        check(
+def _models(value: Any, old: list[ModelConfig]) -> list[ModelConfig]:
+    if isinstance(value, list):
+        requirement = "it must be a name, or a list of at least one {name, count}"
+        check("model", value, bool(value), requirement)
+        return [_model(f"model[{i}]", item, None) for i, item in enumerate(value)]
+    has_name = isinstance(value, str)
+    has_name |= isinstance(value, dict) and not {"name", "class_path"}.isdisjoint(value)
+    requirement = "the config lists several models: give the whole list, or one name"
+    check("model", value, len(old) <= 1 or has_name, requirement)
+    return [
+        _model(
             "model",
-            given,
-            bool(given),
-            "it must be a name, or a list of at least one {name, count}",
+            value,
+            old[0] if len(old) == 1 else None,
         )
-        return [_model(f"model[{i}]", item, None) for i, item in enumerate(given)]
-    named = isinstance(given, str) or (
-        isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given)
-    )
-    allowed = "the config lists several models: give the whole list, or one name"
-    check("model", given, len(old) <= 1 or named, allowed)
-    return [_model("model", given, old[0] if len(old) == 1 else None)]
+    ]
 
 
-def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
-    rest = dict(given) if isinstance(given, dict) else {"class_path": given}
-    count = rest.pop("count", None)
-    whole = count is None or (str(count).isdecimal() and int(count) > 0)
-    check(f"{key}.count", count, whole, "it must be a whole number above 0")
-    count = None if count is None else int(count)
-    beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest}
-    component = _component("models", key, rest, old.component if old else None)
-    check(
-        key, given, bool(component.class_path), "it must say which model: {name, count, init_args}"
-    )
-    same = old is not None and old.component.class_path == component.class_path
-    return ModelConfig(
-        _network(key, component, old.component if old and same else None, beside), count
-    )
+def _model(key: str, value: Any, old: ModelConfig | None) -> ModelConfig:
+    settings = dict(value) if isinstance(value, dict) else {"class_path": value}
+    count = settings.pop("count", None)
+    is_count = count is None or (str(count).isdecimal() and int(count) > 0)
+    check(f"{key}.count", count, is_count, "it must be a whole number above 0")
+    network = {name: settings.pop(name) for name in ("weights", "adapters") if name in settings}
+    old_component = old.component if old else None
+    component = _component("models", key, settings, old_component)
+    requirement = "it must say which model: {name, count, init_args}"
+    check(key, value, bool(component.class_path), requirement)
+    if old_component and old_component.class_path != component.class_path:
+        old_component = None
+    component = _network(key, component, old_component, network)
+    return ModelConfig(component, None if count is None else int(count))
 
 
 def _network(
-    key: str, component: Component, old: Component | None, given: dict[str, Any]
+    key: str, component: Component, old: Component | None, settings: dict[str, Any]
 ) -> Component:
-    """A model with what is `given` of its weights and adapters, over the earlier ones."""
-    before = old if isinstance(old, Network) else Network("")
-    weights, adapters = given.get("weights", before.weights), given.get("adapters", before.adapters)
-    check(
-        f"{key}.weights",
-        weights,
-        isinstance(weights, str | None),
-        "it must be a safetensors file, or null",
-    )
+    """Return a model with `settings` of weights and adapters over those of `old`."""
+    if not isinstance(old, Network):
+        old = Network("")
+    weights = settings.get("weights", old.weights)
+    adapters = settings.get("adapters", old.adapters)
+    requirement = "it must be a safetensors file, or null"
+    check(f"{key}.weights", weights, isinstance(weights, str | None), requirement)
     if isinstance(adapters, bool):  # with all defaults, or none
         adapters = {} if adapters else None
-    check(
-        f"{key}.adapters",
-        adapters,
-        isinstance(adapters, dict | None),
-        "it must be a mapping, true, or null",
-    )
-    if adapters and before.adapters:
-        adapters = before.adapters | adapters
+    requirement = "it must be a mapping, true, or null"
+    check(f"{key}.adapters", adapters, isinstance(adapters, dict | None), requirement)
+    if adapters and old.adapters:
+        adapters = old.adapters | adapters
     if weights is None and adapters is None:
         return component
     return Network(component.class_path, component.init_args, weights, adapters)
 
 
-def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str, Component | None]:
-    """Callbacks or loggers by name, `given` over `old`; null alone removes all."""
-    if given is None:
+def _named(
+    kind: str,
+    value: Any,
+    old: dict[str, Component | None],
+) -> dict[str, Component | None]:
+    """Merge callbacks or loggers by name into `old`; null alone removes all."""
+    if value is None:
         return dict.fromkeys(old)
     merged = dict(old)
-    for word, value in mapping(kind, given).items():
+    for word, settings in mapping(kind, value).items():
         key = f"{kind}.{word}"
         entry = catalogue.lookup(kind, str(word))
         name = entry.name if entry else short(str(word))
-        before = merged.get(name)
-        if value is None:
+        if settings is None:
             if name not in merged:
                 catalogue.find(kind, key, str(word))  # raises for a name that nothing has
             merged[name] = None
-        elif isinstance(value, dict):
-            first = {} if before else {"class_path": str(word)}
-            merged[name] = _component(
-                kind, key, {**first, **value}, before, reserved=("class_path",)
-            )
-        else:
-            raise BadInput(
-                key, value, "it must be a mapping of its arguments, or null to go without"
-            )
+            continue
+        requirement = "it must be a mapping of its arguments, or null to go without"
+        check(key, settings, isinstance(settings, dict), requirement)
+        component = merged.get(name)
+        if component is None:
+            settings = {"class_path": str(word), **settings}
+        merged[name] = _component(
+            kind,
+            key,
+            settings,
+            component,
+            name_keys=("class_path",),
+        )
     return merged

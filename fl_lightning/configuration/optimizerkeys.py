@@ -46,7 +46,13 @@ class StepPrivacyConfig:
         check_noise("optimizer.privacy", self.clip, self.noise, self.epsilon_target, self.delta)
 
 
-def check_noise(key: str, clip: Any, noise: Any, target: float | None, delta: float) -> None:
+def check_noise(
+    key: str,
+    clip: Any,
+    noise: Any,
+    target: float | None,
+    delta: float,
+) -> None:
     """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for
     each kind."""
     check(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import check
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,15 @@ class Range:
     below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return abs(value) < math.inf and (
-            (value > self.low if self.above else value >= self.low)
-            and (value < self.high if self.below else value <= self.high)
-        )
+        above_low = value > self.low if self.above else value >= self.low
+        below_high = value < self.high if self.below else value <= self.high
+        return abs(value) < math.inf and above_low and below_high
 
     def __str__(self) -> str:
         if self.high < math.inf:
-            return f"it must lie in {'[('[self.above]}{self.low:g}, {self.high:g}{'])'[self.below]}"
+            begin = "(" if self.above else "["
+            end = ")" if self.below else "]"
+            return f"it must lie in {begin}{self.low:g}, {self.high:g}{end}"
         if self.above:
             return f"it must be above {self.low:g}"
         return f"it must be at least {self.low:g}" if self.low else "it must be 0 or more"
@@ -65,13 +66,17 @@ class Needs:
     other: str
     values: tuple[Any, ...]
     says: str
-    """What is allowed, in words."""
+    """The requirement, in words."""
 
-    def check(self, given: Mapping[str, Any], key: str) -> None:
-        """Raise `BadInput`, for `key`.NAME, where the arguments `given` break the rule."""
-        value = given[self.argument]
-        if value != self.free and given[self.other] not in self.values:
-            raise BadInput(f"{key}.{self.argument}", value, self.says)
+    def check(
+        self,
+        arguments: Mapping[str, Any],
+        key: str,
+    ) -> None:
+        """Raise `BadInput`, for `key`.NAME, where `arguments` break the rule."""
+        value = arguments[self.argument]
+        holds = value == self.free or arguments[self.other] in self.values
+        check(f"{key}.{self.argument}", value, holds, self.says)
 
 
 @dataclass(frozen=True)
@@ -88,21 +93,20 @@ class _Choice:
 
 
 def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
-    """What a type allows, as far as it says it, and whether None is allowed, too."""
+    """Return the values that a type allows (None: it does not say), and whether null is allowed."""
     parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
     values: Range | _Choice | None = None
     for part in parts:
         if get_origin(part) is Literal and {type(None), part}.issuperset(parts):
             values = _Choice(get_args(part))
         elif get_origin(part) is Annotated:
-            values = next(
-                (extra for extra in get_args(part)[1:] if isinstance(extra, Range)), values
-            )
+            for extra in get_args(part)[1:]:
+                values = extra if isinstance(extra, Range) else values
     return values, type(None) in parts
 
 
 def words(kind: Any) -> str:
-    """Returns a type in words."""
+    """Return a type in words."""
     plain = {
         int: "a whole number",
         float: "a number",
@@ -112,53 +116,55 @@ def words(kind: Any) -> str:
     }
     if kind in plain:
         return plain[kind]
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind)))
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(words(part) for part in get_args(kind))
     origin = get_origin(kind) or kind
+    arguments = get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(words, arguments))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return (
-            f"a list: [{', '.join(words(part) for part in get_args(kind) if part is not ...)}, ...]"
-        )
+        items = [words(part) for part in arguments if part is not ...]
+        return f"a list: [{', '.join(items)}, ...]"
     return str(kind).replace("typing.", "")
 
 
 def bare(hint: Any) -> Any:
-    """A type without its bounds: as a command line shows it."""
+    """Return a type without its bounds, as a command line shows it."""
     if get_origin(hint) is Annotated:
         return get_args(hint)[0]
-    inside = [part for part in get_args(hint) if get_origin(part) is Annotated]
-    return get_args(inside[0])[0] | None if inside else hint
+    for part in get_args(hint):
+        if get_origin(part) is Annotated:
+            return get_args(part)[0] | None
+    return hint
 
 
 def check_limit(key: str, value: Any, hint: Any) -> None:
     """Raise `BadInput` for a value that its type does not allow."""
     values, optional = limit(hint)
-    if values is not None and not (value in values if value is not None else optional):
-        raise BadInput(key, value, f"{values}, or null" if optional else str(values))
+    if values is None:
+        return
+    holds = optional if value is None else value in values
+    check(key, value, holds, f"{values}, or null" if optional else str(values))
 
 
 @cache
-def allowed(kind: type) -> dict[str, Any]:
-    """Returns the bounded types among a class's fields, by name; annotations that exist for type
+def bounded_fields(kind: type) -> dict[str, Any]:
+    """Return the bounded types among a class's fields, by name; annotations that exist for type
     checkers alone are left out."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            one = type(
-                "One", (), {"__annotations__": {name: annotation}, "__module__": base.__module__}
-            )
+            fields = {"__annotations__": {name: annotation}, "__module__": base.__module__}
             with contextlib.suppress(NameError):
-                hints |= get_type_hints(one, include_extras=True)
+                hints |= get_type_hints(type("OneField", (), fields), include_extras=True)
     return {name: hint for name, hint in hints.items() if limit(hint)[0] is not None}
 
 
 def check_ranges(thing: object, key: str) -> None:
-    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type
-    does not allow."""
+    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds a value beyond
+    its bounds."""
     kind: Any = type(thing)
-    for name, hint in allowed(kind).items():
+    for name, hint in bounded_fields(kind).items():
         check_limit(f"{key}.{name}", getattr(thing, name, None), hint)

@@ -38,7 +38,7 @@ from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
 from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
 from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""
@@ -58,7 +58,7 @@ BASES = {
 
 
 def start_of(layers: list[Layer]) -> Start:
-    """Returns how the run is to be started; components are not looked at.
+    """Return how the run is to be started; components are not looked at.
 
     Raises:
         BadInput: a plain key that does not exist, or has a wrong value.
@@ -74,13 +74,14 @@ def start_of(layers: list[Layer]) -> Start:
 
 
 def resolve(layers: list[Layer], over: Config | None = None) -> Config:
-    """Returns the config that settings come to, checked, with every default filled in.
+    """Return the config that settings come to, checked, with every default filled in.
 
-    Plain keys and names are checked before any class is imported.
+    Plain keys and names are checked before any class is imported. `optimizer.privacy` adds the
+    callback that accounts for it; `smoke` cuts the run down.
 
     Args:
         layers: settings, each over those before it.
-        over: a resolved config that they change; None: the defaults.
+        over: a resolved config that the settings change; None: the defaults.
 
     Raises:
         BadInput: a key, a name or a value that cannot work.
@@ -110,31 +111,24 @@ def resolve(layers: list[Layer], over: Config | None = None) -> Config:
 
 
 def _with_arguments(config: Config) -> Config:
-    """Returns `config` with every component's class imported, its arguments checked and its
-    defaults filled in."""
+    """Return `config` with every component's class imported, its arguments checked and its defaults
+    filled in."""
     _look_here()
     method = _completed("methods", "method", config.method)
     method.check()
-    one = len(config.models) == 1
-    models = [
-        ModelConfig(_network("model" if one else f"model[{i}]", model.component), model.count)
-        for i, model in enumerate(config.models)
-    ]
-    callbacks = {
-        name: _completed("callbacks", f"callbacks.{name}", c)
-        for name, c in config.callbacks.items()
-    }
-    loggers = {
-        name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()
-    }
-    return dataclasses.replace(
-        config, method=method, models=models, callbacks=callbacks, loggers=loggers
-    )
+    models = []
+    for number, model in enumerate(config.models):
+        key = "model" if len(config.models) == 1 else f"model[{number}]"
+        models.append(dataclasses.replace(model, component=_network(key, model.component)))
+    sections: dict[str, Any] = {}
+    for kind in ("callbacks", "loggers"):
+        components = getattr(config, kind).items()
+        sections[kind] = {name: _completed(kind, f"{kind}.{name}", c) for name, c in components}
+    return dataclasses.replace(config, method=method, models=models, **sections)
 
 
 def method_entry(class_path: str) -> dict[str, Any]:
-    """What `index.json` has of one of our methods; somebody else's class is imported and
-    described."""
+    """Return the entry of `index.json` for one of our methods; describe a class of others."""
     from fl_lightning.configuration.describe import described
 
     _look_here()
@@ -142,15 +136,27 @@ def method_entry(class_path: str) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """`config` as YAML that gives the same config when it is read back."""
-    return yaml.dump(to_settings(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """Return `config` as YAML that is read back as the same config."""
+    return yaml.dump(
+        to_settings(config),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+    )
 
 
 def to_settings(config: Config) -> dict[str, Any]:
-    """`config` as the mapping that a config file holds, of plain values, with short names for our
-    own classes."""
+    """Return `config` as the mapping of plain values that a config file holds, with short names for
+    our own classes."""
     models = [_named("models", m.component) | m.beside() for m in config.models]
-    absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
+    sections: dict[str, Any] = {}
+    for kind in ("callbacks", "loggers"):
+        sections[kind] = {
+            name: _arguments(kind, name, component)
+            for name, component in getattr(config, kind).items()
+        }
+    for name in DEFAULT_CALLBACKS:
+        sections["callbacks"].setdefault(name, None)
     settings: dict[str, Any] = _plain(
         {
             "seed": config.seed,
@@ -158,63 +164,59 @@ def to_settings(config: Config) -> dict[str, Any]:
             "method": _named("methods", config.method),
             "model": models[0] if len(models) == 1 else models,
             **config.groups(),
-            "callbacks": {
-                name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()
-            }
-            | absent,
-            "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
+            **sections,
         }
     )
     return settings
 
 
 def _plain(value: Any) -> Any:
-    """`value` as YAML has it: paths as text, choices by name, tuples as lists."""
+    """Return `value` as YAML has it: paths as text, choices by name, tuples as lists."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return (
-        str(value)
-        if isinstance(value, PurePath)
-        else value.name
-        if isinstance(value, enum.Enum)
-        else value
-    )
+    if isinstance(value, PurePath):
+        return str(value)
+    return value.name if isinstance(value, enum.Enum) else value
 
 
 def _look_here() -> None:
-    """Puts the working directory on `sys.path`, for the user's own classes."""
+    """Put the working directory on `sys.path`, for the user's own classes."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
 
 
 def _shrink(config: Config) -> None:
-    """Applies `--smoke`: one round, full participation, at most four clients; held-out clients,
-    names and architectures follow."""
+    """Apply `--smoke` to `config` in place: one round, full participation, at most four clients;
+    held-out clients, names and architectures follow."""
+    data = config.data
+    full_count = config.federation.clients
+    clients = min(4, full_count)
     config.federation.rounds = 1
     config.federation.participation = 1.0
-    before, data = config.federation.clients, config.data
-    clients = config.federation.clients = min(4, before)
+    config.federation.clients = clients
     if data.held_out is not None:
-        data.held_out = [c for c in data.held_out if c < clients][: clients - 1] or [clients - 1]
-    if data.client_names is not None and len(data.client_names) == before:
+        remaining = [client for client in data.held_out if client < clients]
+        data.held_out = remaining[: clients - 1] or [clients - 1]
+    if data.client_names is not None and len(data.client_names) == full_count:
         data.client_names = data.client_names[:clients]
     counts = [model.count for model in config.models]
     if None in counts:
         return
-    dealt = [0] * len(counts)
-    while sum(dealt) < clients:
+    # one client to each architecture in turn, as long as it has more
+    smoke_counts = [0] * len(counts)
+    while sum(smoke_counts) < clients:
         for i, count in enumerate(counts):
-            dealt[i] += sum(dealt) < clients and dealt[i] < (count or 0)
-    config.models = [
-        ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n
-    ]
+            has_more = smoke_counts[i] < (count or 0)
+            smoke_counts[i] += has_more and sum(smoke_counts) < clients
+    models = zip(config.models, smoke_counts, strict=True)
+    config.models = [ModelConfig(model.component, count) for model, count in models if count]
 
 
 def _network(key: str, component: Component) -> Component:
-    """A model with all its values, and those of its adapters."""
+    """Return a model with all its values, and those of its adapters."""
     # of torchvision, timm, or the user's own
     if inspect.isfunction(_import("models", key, component.class_path)):
         network = Component(component.class_path, _read(key, component))
@@ -224,15 +226,14 @@ def _network(key: str, component: Component) -> Component:
         return network
     adapters = component.adapters
     if adapters is not None:
-        adapters = typed(
-            _parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters."
-        ).as_dict()
+        parser = _parser(AdaptersConfig, frozenset())
+        adapters = typed(parser, adapters, prefix=f"{key}.adapters.").as_dict()
         check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
     return Network(network.class_path, network.init_args, component.weights, adapters)
 
 
 def _read(key: str, component: Component) -> dict[str, Any]:
-    """Parses a function's arguments: text as YAML, 1e-3 as a number, unless the parameter is
+    """Parse a function's arguments: text as YAML, 1e-3 as a number, unless the parameter is
     annotated `str`."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
@@ -249,6 +250,7 @@ def _read(key: str, component: Component) -> dict[str, Any]:
 
 
 def _completed(kind: str, key: str, component: Component) -> Component:
+    """Return a component with checked arguments and all defaults."""
     cls = _import(kind, key, component.class_path)
     parser = _parser(cls, BASES[kind][1].difference(component.init_args))
     values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
@@ -257,13 +259,13 @@ def _completed(kind: str, key: str, component: Component) -> Component:
     parameters = inspect.signature(cls).parameters
     for name in values.keys() - component.init_args.keys():
         if name in parameters and not _is_plain(parameters[name].default):
-            del values[name]  # no YAML can say it: the class fills it in
+            del values[name]  # YAML cannot express it: the class fills it in
     return Component(component.class_path, values)
 
 
 @cache
 def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
-    """Returns a parser of a class's arguments, cached: building it is slow."""
+    """Return a parser of a class's arguments, cached: building it is slow."""
     _look_up_types(cls)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
@@ -285,29 +287,27 @@ def _look_up_types(cls: type) -> None:
 
 
 def _import(kind: str, key: str, class_path: str) -> Any:
-    """The class at an import path (of models also a function that makes one); `BadInput` if there
-    is none, or it is of another kind."""
+    """Import the class at an import path, of models also a function that makes one; `BadInput` if
+    there is none, or it is of another kind."""
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise BadInput(
-            key, class_path, needs(error.name) or f"there is no module {error.name}"
-        ) from None
+        problem = install_hint(error.name) or f"there is no module {error.name}"
+        raise BadInput(key, class_path, problem) from None
     except Exception as error:  # a user's module can raise anything while it is imported
-        if not (isinstance(error, AttributeError) and module in sys.modules):
-            raise BadInput(
-                key, class_path, f"it cannot be imported: {type(error).__name__}: {error}"
-            ) from None
-        names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
-        near = catalogue.did_you_mean(name, names)
-        raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
+        problem = f"it cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and module in sys.modules:
+            members = vars(sys.modules[module]).items()
+            names = [member for member, value in members if isinstance(value, type)]
+            problem = f"module {module} has no {name}{catalogue.did_you_mean(name, names)}"
+        raise BadInput(key, class_path, problem) from None
     if kind == "models" and inspect.isfunction(cls):
         return cls
-    bases = [path.rpartition(".") for path in BASES[kind][0]]
-    allowed = tuple(getattr(importlib.import_module(module), name) for module, _, name in bases)
-    if not (isinstance(cls, type) and issubclass(cls, allowed)):
-        raise BadInput(key, class_path, f"it must be a subclass of {' or '.join(BASES[kind][0])}")
+    base_paths = BASES[kind][0]
+    bases = tuple(Component(path).load() for path in base_paths)
+    is_subclass = isinstance(cls, type) and issubclass(cls, bases)
+    check(key, class_path, is_subclass, f"it must be a subclass of {' or '.join(base_paths)}")
     if kind == "methods":
         _check_fields(key, class_path, cls)
     return cls
@@ -319,9 +319,11 @@ def _check_fields(key: str, class_path: str, method: type) -> None:
     for base in method.__mro__:
         if "__dataclass_fields__" in vars(base):
             continue
-        own = [n for n, t in inspect.get_annotations(base).items() if "ClassVar" not in str(t)]
-        fields = f"{base.__name__} has fields that are no arguments ({', '.join(own)})"
-        check(key, class_path, not own, f"{fields}: write @dataclass(frozen=True) above it")
+        annotations = inspect.get_annotations(base).items()
+        fields = [name for name, kind in annotations if "ClassVar" not in str(kind)]
+        problem = f"{base.__name__} has fields that are no arguments ({', '.join(fields)})"
+        requirement = f"{problem}: write @dataclass(frozen=True) above it"
+        check(key, class_path, not fields, requirement)
 
 
 def _is_plain(value: Any) -> bool:
@@ -333,14 +335,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def _named(kind: str, component: Component) -> dict[str, Any]:
+    """Return a component as a config has it, by name where it has one."""
     entry = catalogue.lookup(kind, component.class_path)
-    which = {"name": entry.name} if entry else {"class_path": component.class_path}
-    return {**which, "init_args": component.init_args}
+    name = {"name": entry.name} if entry else {"class_path": component.class_path}
+    return {**name, "init_args": component.init_args}
 
 
-def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
-    """What a config has under a callback's name: its arguments, and its class where the name does
-    not say it."""
+def _arguments(
+    kind: str,
+    name: str,
+    component: Component,
+) -> dict[str, Any]:
+    """Return the entry of a config under a callback's name: its arguments, and its class where the
+    name does not say it."""
     entry = catalogue.table(kind).get(name)
     if entry and entry.class_path == component.class_path:
         return component.init_args

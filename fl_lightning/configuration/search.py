@@ -57,59 +57,62 @@ twentieth."""
 
 
 def edge(space: Space, value: Any) -> Any:
-    """Returns the end of `space` near `value` (of ranges, the outer `EDGE` share); of whole numbers
-    and choices `value` itself, where it is the first or last of at least three numbers; else
-    None."""
+    """Return the end of `space` that `value` lies at; None: at neither.
+
+    Ranges: within the outer `EDGE` share. Whole numbers and choices: `value` is the first or last
+    of at least three numbers.
+    """
     if isinstance(space, Choice | Whole):
         values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
-        numbers = sorted(
-            v for v in values if isinstance(v, int | float) and not isinstance(v, bool)
-        )
-        return value if len(numbers) > 2 and value in (numbers[0], numbers[-1]) else None
+        numbers = sorted(v for v in values if isinstance(v, int | float) and type(v) is not bool)
+        at_end = len(numbers) > 2 and value in (numbers[0], numbers[-1])
+        return value if at_end else None
     scale = math.log if isinstance(space, LogRange) else float
-    low, high = scale(space.low), scale(space.high)
+    low = scale(space.low)
+    high = scale(space.high)
     share = (scale(value) - low) / (high - low) if high > low else 0.5
-    return space.low if share <= EDGE else space.high if share >= 1 - EDGE else None
+    if share <= EDGE:
+        return space.low
+    return space.high if share >= 1 - EDGE else None
 
 
 def refusal(space: Any) -> str | None:
-    """Returns what is wrong with a space; None if nothing."""
+    """Return the problem of a space; None: there is none."""
     if isinstance(space, Choice):
-        fine = (
-            isinstance(space.values, tuple | list)
-            and space.values
-            and all(map(_plain, space.values))
-        )
-        return (
-            None if fine else "its values must be texts, numbers, true, false or null, at least one"
-        )
+        values = space.values
+        usable = isinstance(values, tuple | list) and values and all(map(_survives, values))
+        requirement = "its values must be texts, numbers, true, false or null, at least one"
+        return None if usable else requirement
     if not isinstance(space, LogRange | Range | Whole):
         return "it must be a LogRange, Range, Whole or Choice"
-    kind = int if isinstance(space, Whole) else (int, float)
-    ends = (space.low, space.high)
-    if any(
-        not isinstance(end, kind) or isinstance(end, bool) or not math.isfinite(end) for end in ends
-    ):
-        return f"its ends must be {'whole ' if kind is int else 'finite '}numbers"
+    kind = "whole" if isinstance(space, Whole) else "finite"
+    if not all(_is_number(end, kind == "whole") for end in (space.low, space.high)):
+        return f"its ends must be {kind} numbers"
     if isinstance(space, LogRange) and space.low <= 0:
         return "its low end must be above 0, for logarithms"
     return None if space.low <= space.high else "its low end must not be above its high end"
 
 
-def _plain(value: Any) -> bool:
+def _is_number(value: Any, whole: bool) -> bool:
+    """Whether `value` is a finite number."""
+    kinds = int if whole else (int, float)
+    return isinstance(value, kinds) and type(value) is not bool and math.isfinite(value)
+
+
+def _survives(value: Any) -> bool:
     """Whether Optuna's journal gives `value` back unchanged."""
     return value is None or (isinstance(value, str | int | float) and value == value)
 
 
 def widened(space: Space, value: Any) -> Space | None:
-    """`space`, widened to hold `value`; None where it cannot: a list, a word or null in a range, 0
-    in one of logarithms."""
+    """Return `space`, widened to hold `value`; None where it cannot: a list, a word or null in a
+    range, 0 in one of logarithms."""
     if isinstance(space, Choice):
-        wider = Choice((*space.values, value)) if _plain(value) else None
-        return space if value in space.values else wider
-    kinds = int if isinstance(space, Whole) else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+        if value in space.values:
+            return space
+        return Choice((*space.values, value)) if _survives(value) else None
+    if not _is_number(value, isinstance(space, Whole)):
         return None
     if isinstance(space, LogRange) and value <= 0:
         return None
-    return type(space)(min(space.low, value), max(space.high, value))  # type: ignore[arg-type]
+    return type(space)(min(space.low, value), max(space.high, value))

@@ -32,22 +32,30 @@ _AS_TEXT = (os.PathLike[str], Iterable[str])
 
 
 def parser_of(function: Callable[..., Any]) -> ArgumentParser:
-    """Returns the keys of a public function: its parameters but for words, a run's `config`, and
-    what only a script can give (`Any`)."""
+    """Return the keys of a public function: its parameters but for words, a run's `config`, and
+    objects that only scripts have (`Any`)."""
     documented = parse(function.__doc__ or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
     parser = ArgumentParser(exit_on_error=False, description=documented.short_description)
     for name, parameter in inspect.signature(function).parameters.items():
         if name in WORDS or name == "config" or parameter.annotation is Any:
             continue
-        required = parameter.default is inspect.Parameter.empty
         text = " ".join(texts[name].split())
         stands_for, colon, rest = text.partition(": ")
         is_metavar = bool(colon) and stands_for.partition(".")[0].isupper()
-        options: dict[str, Any] = {"type": _plain_type(parameter.annotation), "help": text}
+        options: dict[str, Any] = {
+            "type": _plain_type(parameter.annotation),
+            "help": text,
+        }
         if is_metavar:
-            options |= {"metavar": stands_for, "help": rest[:1].upper() + rest[1:]}
-        options |= {"required": True} if required else {"default": parameter.default}
+            options |= {
+                "metavar": stands_for,
+                "help": rest[:1].upper() + rest[1:],
+            }
+        if parameter.default is inspect.Parameter.empty:
+            options["required"] = True
+        else:
+            options["default"] = parameter.default
         parser.add_argument(f"--{name}", **options)
     return parser
 
@@ -73,7 +81,12 @@ def checked(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in signature.parameters:
-                raise unknown(name, kwargs[name], [*signature.parameters], function.__name__)
+                raise unknown(
+                    name,
+                    kwargs[name],
+                    [*signature.parameters],
+                    function.__name__,
+                )
         try:
             arguments = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
@@ -89,9 +102,10 @@ def checked(function: F) -> F:
         for name in WORDS.keys() & signature.parameters.keys():
             is_optional = signature.parameters[name].default is not inspect.Parameter.empty
             check(name, None, is_optional or name in arguments, "it must be given")
-            is_plain = isinstance(arguments.get(name), bool | int | float | None)
-            allowed = "it must be a path, a name or an object"
-            check(name, arguments.get(name), name not in arguments or not is_plain, allowed)
+            if name in arguments:
+                value = arguments[name]
+                is_plain = isinstance(value, bool | int | float | None)
+                check(name, value, not is_plain, "it must be a path, a name or an object")
         return function(**{**arguments, **values})
 
     return call  # type: ignore[return-value]
@@ -110,20 +124,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if field.init and getattr(value, field.name) != field.default
-        }
+        changed = {}
+        for field in dataclasses.fields(value):
+            argument = getattr(value, field.name)
+            if field.init and argument != field.default:
+                changed[field.name] = argument
         return {"class_path": plain(type(value)), "init_args": plain(changed)}
     if callable(value):
-        path = f"{value.__module__}.{getattr(value, '__qualname__', '<none>')}"
-        inside = "<" in path or "." in getattr(value, "__qualname__", ".")
-        check(
-            "config",
-            path,
-            not inside,
-            "it must be at the top of a module, where every process can import it",
-        )
+        name = getattr(value, "__qualname__", "<none>")
+        path = f"{value.__module__}.{name}"
+        is_importable = "<" not in path and "." not in name
+        requirement = "it must be at the top of a module, where every process can import it"
+        check("config", path, is_importable, requirement)
         return path
     return value

@@ -1,5 +1,5 @@
-"""The table of who sees what, by method, from what the methods' classes declare: the head of
-docs/privacy.md."""
+"""The table at the head of docs/privacy.md, of what others receive of a client by method, from the
+declarations of the methods' classes."""
 
 from __future__ import annotations
 
@@ -20,56 +20,64 @@ HEAD = (
 
 
 def table(classes: Mapping[str, Any]) -> str:
-    """A row for each of the methods' `classes` by name, in Markdown."""
+    """Return a row in Markdown for each of the methods' `classes` by name."""
     return explain.table(HEAD, (_row(name, cls()) for name, cls in classes.items()))
 
 
 def _row(name: str, method: Any) -> tuple[str, ...]:
-    entries = method.beside()
-    slots = [f"vector `{slot}`" for slot, given in method.slots().items() if given.exchanged]
-    kinds: dict[str, list[str]] = {}
-    for entry in entries.values():
+    entries = method.beside().values()
+    uploads = [_blocks(method, ("shared", "uploaded"))]
+    uploads += [f"vector `{name}`" for name, slot in method.slots().items() if slot.exchanged]
+    words_of_kind: dict[str, list[str]] = {}
+    for entry in entries:
         if entry.values != "public":
-            kinds.setdefault(entry.kind, []).append(entry.words)
-    described = [f"{', '.join(words)} (`{kind}`)" for kind, words in kinds.items()]
-    sends = "; ".join(filter(None, [_blocks(method, ("shared", "uploaded")), *slots, *described]))
-    relation, down = method.relation(), _blocks(method, ("shared",))
-    gets = f"{'the mean' if relation.is_global else 'its own mix'} of {down}" if down else ""
-    gets = method.traits.receives or ("" if type(relation).__name__ == "Alone" else gets)
-    gets = "; ".join(filter(None, [gets, method.traits.receives_beside]))
-    refused = [entry.kind for entry in entries.values() if entry.values is None]
-    local = f"refused: `{refused[0]}`" if refused else "yes" if sends else "nothing to protect"
-    central = importlib.import_module("fl_lightning.callbacks.central").refusal(method)
-    covered = "nothing to protect" if not sends else "yes" if central is None else "refused"
-    why = importlib.import_module("fl_lightning.callbacks.stepprivacy").refusal(method)
-    return (
-        f"`{name}`",
-        sends or "nothing",
-        gets or "nothing",
-        local,
-        covered,
-        f"refused: {why}" if why else "yes",
-    )
+            words_of_kind.setdefault(entry.kind, []).append(entry.words)
+    uploads += [f"{', '.join(words)} (`{kind}`)" for kind, words in words_of_kind.items()]
+    uploaded = "; ".join(filter(None, uploads))
+    relation = method.relation()
+    mix = "the mean" if relation.is_global else "its own mix"
+    blocks = _blocks(method, ("shared",))
+    received = f"{mix} of {blocks}" if blocks and type(relation).__name__ != "Alone" else ""
+    received = method.traits.receives or received
+    received = "; ".join(filter(None, [received, method.traits.receives_beside]))
+    refused = [entry.kind for entry in entries if entry.values is None]
+    local = central = "yes" if uploaded else "nothing to protect"
+    if refused:
+        local = f"refused: `{refused[0]}`"
+    if uploaded and _refusal("central", method) is not None:
+        central = "refused"
+    why = _refusal("stepprivacy", method)
+    steps = f"refused: {why}" if why else "yes"
+    return f"`{name}`", uploaded or "nothing", received or "nothing", local, central, steps
+
+
+def _refusal(callback: str, method: Any) -> str | None:
+    """Return why a callback refuses a method; None: it does not."""
+    module = importlib.import_module(f"fl_lightning.callbacks.{callback}")
+    refusal: str | None = module.refusal(method)
+    return refusal
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """Names what a typical deep network sends in these scopes; empty: nothing."""
+    """Name the blocks of these scopes in a typical deep network; empty: there are none."""
     nn = importlib.import_module("torch.nn")
+    layout = importlib.import_module("fl_lightning.core.layout")
     matrices = {
         name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)})
         for name in ("lora_A", "lora_B")
     }
-    linear = [nn.ModuleDict(matrices), *(nn.Linear(4, 4) for _ in range(5))]
     network = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), *linear
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+        nn.ModuleDict(matrices),
+        *(nn.Linear(4, 4) for _ in range(5)),
     )
-    blocks = (
-        importlib.import_module("fl_lightning.core.layout")
-        .Layout(network, str(len(network) - 1))
-        .blocks
-    )
-    sent = {block.name for block in blocks if method.scope(block) in scopes}
-    if not sent:
+    head = str(len(network) - 1)
+    blocks = layout.Layout(network, head).blocks
+    named_blocks = {block.name for block in blocks if method.scope(block) in scopes}
+    if not named_blocks:
         return ""
     parts = {
         "models": blocks,
@@ -80,6 +88,7 @@ def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
         "the A of adapters": [b for b in blocks if ".lora_A." in b.name],
         "models without the A of adapters": [b for b in blocks if ".lora_A." not in b.name],
     }
-    return next(
-        (words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers"
-    )
+    for words, part in parts.items():
+        if {block.name for block in part} == named_blocks:
+            return words
+    return "some layers"

@@ -1,5 +1,5 @@
-"""What uploads hold beside models: a method declares it, so that it can be protected, listed, or
-refused by name."""
+"""Declares the tensors of uploads beside models, so that they can be protected, listed, or refused
+by name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Values = Literal[
     "class_counts",
     "public",
 ]
-"""What an entry's numbers are. real, nonnegative: any, or none below 0. counts: of samples. shares:
-each row is a distribution. covariance: symmetric, no negative eigenvalue. classes: numbers of the
-classes that the upload is about; rows, class_counts: a row, or a count, for each of these. public:
-it follows from the numbers of samples and the configuration."""
+"""Kinds of numbers in a tensor. real, nonnegative: any, or none below 0. counts: of samples.
+shares: each row is a distribution. covariance: symmetric, no negative eigenvalue. classes: numbers
+of the classes that the upload is about; rows, class_counts: a row, or a count, for each of these.
+public: it follows from the numbers of samples and the configuration."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Beside:
 
     Args:
         kind: the name under which its bound and its noise are configured; entries may share one.
-        words: what it is.
-        values: what its numbers are, and so what they are again after noise; None: no bound makes
-            sense of it, and noise cannot protect it.
-        once: whether a client uploads it in its first round alone.
+        words: its description.
+        values: the kind of its numbers, onto which noisy numbers are projected; None: it has no
+            bound, and noise cannot protect it.
+        once: whether a client uploads it in its first round only.
     """
 
     kind: str

@@ -37,55 +37,49 @@ def check_modules(model: nn.Module) -> None:
     """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left
     with a client."""
     quantization = sys.modules.get("torch.ao.quantization")
-    observers = (
-        () if quantization is None else (quantization.ObserverBase, quantization.FakeQuantizeBase)
-    )
+    observers: tuple[type, ...] = ()
+    if quantization is not None:
+        observers = (quantization.ObserverBase, quantization.FakeQuantizeBase)
     for name, module in model.named_modules():
         kind = type(module).__name__
+        tensors = module._parameters | module._buffers
+        lazy = next((key for key, tensor in tensors.items() if is_lazy(tensor)), None)
+        reason = None
         if isinstance(module, nn.SyncBatchNorm):
-            allowed = (
-                f"{kind} would mix batches of clients in different processes: use BatchNorm2d or "
-                f"the like"
+            reason = (
+                "would mix batches of clients in different processes: use BatchNorm2d or the like"
             )
-            raise BadInput("model", name, allowed)
-        if isinstance(module, observers):
-            allowed = (
-                f"{kind} keeps ranges of what it has seen, which are in no average: quantise the "
-                f"exported model"
+        elif isinstance(module, observers):
+            reason = (
+                "keeps ranges of what it has seen, which are in no average: quantise the exported "
+                "model"
             )
-            raise BadInput("model", name, allowed)
-        lazy = [
-            key
-            for key, tensor in [*module._parameters.items(), *module._buffers.items()]
-            if is_lazy(tensor)
-        ]
-        if lazy:
-            allowed = (
-                f"{kind} has no {lazy[0]} until it is called, and the model's forward pass does "
-                f"not call it"
+        elif lazy is not None:
+            reason = (
+                f"has no {lazy} until it is called, and the model's forward pass does not call it"
             )
-            raise BadInput("model", name, allowed)
+        if reason is not None:
+            raise BadInput("model", name, f"{kind} {reason}")
 
 
 @dataclass(frozen=True)
 class SpectralWeight:
-    """A weight that is divided by its greatest singular value, and the singular vectors u, v by
-    which that is known.
+    """A weight that is divided by its greatest singular value, with the singular vectors u, v.
 
-    u, v follow from the weight: they are computed anew for whatever weight a model is given, and
-    never averaged. As they do not depend on what they were before, nothing depends on how often
-    that was done.
+    u, v follow from the weight alone: they are computed anew for each weight that is bound, and
+    never averaged. They do not depend on their last values, and so not on how often they were
+    computed.
     """
 
     matrix: Callable[[], Tensor]
     u: Tensor
     v: Tensor
     renewed: Callable[[], None]
-    """What else was computed from an earlier weight is computed anew."""
+    """Computes anew whatever else was computed from an earlier weight."""
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Write to u, v those of the weight as it is now: by power iterations from a fixed
+        """Write the current weight's singular vectors to u, v: by power iterations from a fixed
         vector."""
         matrix = self.matrix().detach()
         if isinstance(matrix, FakeTensor) or not matrix.isfinite().all() or not matrix.any():
@@ -99,7 +93,8 @@ class SpectralWeight:
 
 
 def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the greatest singular value of `matrix` (rows, columns), no more rows than columns."""
+    """Left and right singular vector of the greatest singular value of `matrix` (rows, columns),
+    which has no more rows than columns."""
     rows = len(matrix)
     power: Tensor | None = None
     if rows <= SMALL:
@@ -120,7 +115,8 @@ def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
-    """Of both of torch's spectral normalisations, the parametrisation and the older hook."""
+    """Weights under one of torch's spectral normalisations: the parametrisation or the older
+    hook."""
     weights = []
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
@@ -142,15 +138,21 @@ def _hooked_matrix(module: nn.Module, hook: SpectralNorm) -> Tensor:
 
 
 def _renew(module: nn.Module, hook: SpectralNorm) -> None:
-    """Leave no weight of the last pass: it is of another model, and cannot be copied with the
+    """Replace the weight of the last pass: it is another model's, and cannot be copied with the
     module."""
     setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
 
 
-def _parametrised_matrix(parts: ParametrizationList, place: int, norm: _SpectralNorm) -> Tensor:
-    """What the `norm` at a `place` of a chain of parametrisations is given."""
-    count = 0 if parts.is_tensor else parts.ntensors
-    originals = [getattr(parts, f"original{k}") for k in range(count)] or [parts.original]
+def _parametrised_matrix(
+    parts: ParametrizationList,
+    place: int,
+    norm: _SpectralNorm,
+) -> Tensor:
+    """The input, as a matrix, of the `norm` at a `place` in a chain of parametrisations."""
+    if parts.is_tensor:
+        originals = [parts.original]
+    else:
+        originals = [getattr(parts, f"original{k}") for k in range(parts.ntensors)]
     if place == 0:
         [weight] = originals
     else:
@@ -161,4 +163,4 @@ def _parametrised_matrix(parts: ParametrizationList, place: int, norm: _Spectral
 
 
 def _nothing() -> None:
-    """There is nothing else."""
+    """Nothing else was computed from the weight."""

@@ -4,6 +4,7 @@ its model."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,42 +25,43 @@ from fl_lightning.foundation.rng import generator
 from fl_lightning.storage.state import MODEL, ClientState
 
 
+@dataclass(eq=False, repr=False)
 class Client:
     """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model,
     a vector (D,)."""
 
-    def __init__(
-        self, run: RunContext, group: ModelGroup, id: int, round: int, state: ClientState
-    ) -> None:
-        self.run = run
-        self.group = group
-        self.id = id
-        self.round = round
-        self.state = state
-        self.layout = group.layout
-        self.module = group.module
-        self.lr = run.learning_rate(max(round, 1))
+    run: RunContext
+    group: ModelGroup
+    id: int
+    round: int
+    state: ClientState
+    payload: Payload = field(init=False)
+    """The download of this round."""
+    fits: list[Fit] = field(default_factory=list)
+    """Results of this round's phases so far."""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """Values that a hook leaves for a later hook of this visit."""
+    flops: float = 0.0
+    """Operations outside of the phases: those that hooks add themselves, and metered passes of the
+    model; NaN where they are not known."""
+    prepared: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors from `Method.prepare` for the model that is scored."""
+    gradients: Callable[[Tensor, Batch, bool], tuple[Tensor, Tensor]] | None = None
+    """Computes `gradient` while own steps of many clients run side by side; None: the bound
+    model does."""
+
+    def __post_init__(self) -> None:
+        self.layout = self.group.layout
+        self.module = self.group.module
+        self.lr = self.run.learning_rate(max(self.round, 1))
         """Learning rate of the round."""
-        self.payload: Payload
-        """What it has received in this round."""
-        self.fits: list[Fit] = []
-        """What the phases of this round have come to so far."""
-        self.scratch: dict[str, Any] = {}
-        """What a hook leaves for a later one of this visit."""
-        self.flops = 0.0
-        """Operations beside the phases: those that hooks say themselves, and passes of the model,
-        which are metered; NaN where they are not known."""
-        self.prepared: dict[str, Tensor] = {}
-        """What `Method.prepare` has made for the model that is scored."""
-        self.gradients: Callable[[Tensor, Batch, bool], tuple[Tensor, Tensor]] | None = None
-        """What `gradient` goes by while own steps are taken side by side; None: the bound model."""
 
     def __getitem__(self, slot: str) -> Tensor:
         return self.state.vectors[slot]
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """What is kept for it by name (on the CPU), beside its vectors."""
+        """Named tensors that are kept for it beside its vectors, on the CPU."""
         return self.state.memory
 
     @property
@@ -67,11 +69,11 @@ class Client:
         """Rounds it has taken part in before this one.
 
         Raises:
-            BadInput: nothing is kept of clients, and so not that either.
+            BadInput: the run keeps no client states, and so no counts of rounds.
         """
         if not self.run.policy.keeps_clients:
-            why = "it asks for a client's rounds, and nothing is kept of clients"
-            raise undeclared(self.run.method, "client_memory", why)
+            reason = "it asks for a client's rounds, and nothing is kept of clients"
+            raise undeclared(self.run.method, "client_memory", reason)
         return self.state.rounds
 
     @property
@@ -86,8 +88,8 @@ class Client:
         return torch.from_numpy(self.run.data.trained_counts(self.id))
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Draws for `purpose`: of (seed, purpose, client, round), whatever the rank and the order
-        of clients."""
+        """A generator seeded by (seed, purpose, client, round), whatever the rank and the order of
+        clients."""
         return generator(self.run.config.seed, purpose, self.id, self.round)
 
     def batch(self, draws: torch.Generator) -> Batch:
@@ -95,74 +97,77 @@ class Client:
         part = self.data.train
         size = self.run.config.federation.batch_size
         augment = draws if part.augmented else None
-        return next(iter(part.batches(size, draws, augment, self.group.whole_last, slice(0, 1))))
+        batches = part.batches(
+            size,
+            draws,
+            augment,
+            self.group.whole_last,
+            slice(0, 1),
+        )
+        return next(iter(batches))
 
     # ---------------------------------------------------------------- vectors
 
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
-        """Bool [B]: the blocks of the model for which `holds`."""
+        """Bool [B]: the blocks of the model for which `holds` returns True."""
         return self.layout.mask(holds)
 
     def columns(self, holds: Callable[[Block], bool]) -> Tensor:
-        """Bool (D,): the numbers of the blocks for which `holds`."""
+        """Bool (D,): the columns of the blocks for which `holds` returns True."""
         mask = torch.zeros(self.layout.size, dtype=torch.bool, device=self.run.device)
-        for s in self.layout.segments(self.mask(holds)):
-            mask[s.start : s.stop] = True
+        for segment in self.layout.segments(self.mask(holds)):
+            mask[segment.columns] = True
         return mask
 
     def overwrite(self, payload: Payload, slot: str = MODEL) -> None:
-        """Copy the blocks that have been received into an own vector."""
+        """Copy the received blocks into the client's vector `slot`."""
         copy_columns(self[slot], payload.vector, self.layout.segments(payload.sent))
 
-    def composed(self, payload: Payload) -> Tensor:
-        """A new vector: the own model with what has been received in its place."""
-        return self._over(self[MODEL], payload)
-
-    def _over(self, vector: Tensor, payload: Payload) -> Tensor:
-        vector = vector.clone()
-        copy_columns(vector, payload.vector, self.layout.segments(payload.sent))
-        return vector
+    def composed(self, payload: Payload, vector: Tensor | None = None) -> Tensor:
+        """A copy of `vector` (None: the client's model) in which the received blocks replace its
+        own."""
+        composed = (self[MODEL] if vector is None else vector).clone()
+        copy_columns(composed, payload.vector, self.layout.segments(payload.sent))
+        return composed
 
     @property
     def reference(self) -> Tensor:
-        """The model (D,) that the server counts the client's change from: its last upload, and
-        where the client starts from what it has received, that."""
+        """The model (D,) from which the server counts the client's change: its last upload; where
+        the client starts from the download, that upload with the received blocks."""
         last = self.state.received[MODEL]
-        return last if self.run.method.traits.starts == "own" else self._over(last, self.payload)
+        if self.run.method.traits.starts == "own":
+            return last
+        return self.composed(self.payload, last)
 
     def proximal(
         self, payload: Payload, coefficient: float | Callable[[Block], float]
     ) -> Objective:
-        """The task loss + sum_b c_b ||w_b - s_b||^2 over the parameters b that have been received
-        (s, constant).
+        """The task loss + sum_b c_b ||w_b - s_b||^2 over the received parameters s_b (constant).
 
         Args:
-            payload: what has been received.
-            coefficient: c for all blocks, or of each.
+            payload: the received blocks.
+            coefficient: c for all blocks, or a function of the block.
         """
-        if not callable(coefficient):
-            weight = np.where(payload.sent & self.layout.is_parameter, coefficient, 0.0)
-        else:
-            of_blocks = [
-                coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks
-            ]
-            weight = np.where(payload.sent, np.array(of_blocks), 0.0)
+        weight = np.zeros(len(self.layout.blocks))
+        for k in np.flatnonzero(payload.sent & self.layout.is_parameter):
+            block = self.layout.blocks[k]
+            weight[k] = coefficient(block) if callable(coefficient) else coefficient
         return Objective(payload.vector, weight) if weight.any() else Objective()
 
     # ---------------------------------------------------------------- passes through the model
 
     def bind(self, vector: Tensor | None = None) -> Module:
-        """Have the module be `vector` (None: the own model), with the client's buffers; returns the
-        module."""
-        if self.gradients is not None:  # another client would be bound before this one goes on
-            raise BadInput(
-                "Phase.by_gradient", True, "its step binds the client's model: leave it False"
-            )
-        self.module.binding.rebind(self[MODEL] if vector is None else vector, self.state.buffers)
+        """Bind the module to `vector` (None: the client's model) and the client's buffers; returns
+        the module."""
+        if self.gradients is not None:  # another client's step would bind its model in between
+            requirement = "its step binds the client's model: leave it False"
+            raise BadInput("Phase.by_gradient", True, requirement)
+        vector = self[MODEL] if vector is None else vector
+        self.module.binding.rebind(vector, self.state.buffers)
         return self.module
 
     def ready(self, kind: str, vector: Tensor) -> None:
-        """Have the module be `vector`, with what the method prepares to score it as `kind`."""
+        """Bind the module to `vector`, and have the method prepare to score it as `kind`."""
         self.prepared = self.run.method.prepare(self, vector, kind)
         self.bind(vector)
 
@@ -181,12 +186,16 @@ class Client:
             yield module.features, scores, y
 
     def loss(self, part: Part, vector: Tensor | None = None) -> float:
-        """Mean task loss of `vector` (None: the own model) on `part`, in evaluation mode; NaN on an
-        empty part."""
+        """Mean task loss of `vector` (None: the client's model) on `part`, in evaluation mode; NaN
+        on an empty part."""
         return float(self.bind(vector).mean_loss(part, self.run.config.evaluation.batch_size))
 
     def gradient(
-        self, vector: Tensor, batch: Batch, *, training: bool = True
+        self,
+        vector: Tensor,
+        batch: Batch,
+        *,
+        training: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode
         (which writes running statistics) or in evaluation mode (which writes and draws nothing); 0
@@ -195,26 +204,25 @@ class Client:
             return self.gradients(vector, batch, training)
         module = self.bind(vector)
         module.model.train(training)
-        loss, gradient = module.flat_gradient(batch)
-        return loss, gradient
+        return module.flat_gradient(batch)
 
 
 def client_memory(run: RunContext) -> dict[str, Tensor]:
-    """What the method and transforms keep with every client, with its first values.
+    """First values of the tensors that the method and transforms keep with every client, by name.
 
     Raises:
-        BadInput: one keeps something and does not declare it: it would be lost; or by a name that
-            is another's.
+        BadInput: a part gives tensors without declaring `client_memory`, or under a name that is
+            taken or reserved.
     """
-    named: dict[str, Tensor] = {}
+    memory: dict[str, Tensor] = {}
     for part in (run.method, *run.callbacks):
         init_client = getattr(part, "init_client", None)
-        first = {} if init_client is None else init_client(run)
+        first = init_client(run) if init_client else {}
         if first and not declares(part, "client_memory"):
             raise undeclared(part, "client_memory", "its init_client gives tensors")
         for name, tensor in first.items():
-            if name in named or name.startswith(("optimizer.", "received.")):
-                allowed = "it is another's, or begins with 'optimizer.' or 'received.'"
-                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
-            named[name] = tensor.clone()
-    return named
+            if name in memory or name.startswith(("optimizer.", "received.")):
+                requirement = "it is another's, or begins with 'optimizer.' or 'received.'"
+                raise BadInput(f"{type(part).__name__}.init_client", name, requirement)
+            memory[name] = tensor.clone()
+    return memory

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from fl_lightning.configuration.config import check
 from fl_lightning.core.buffers import spectral_weights
 from fl_lightning.foundation.errors import BadInput
 
+Kind = Literal["parameter", "buffer"]
+
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section
-0)."""
+"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm, too."""
 
 MOST_TABLES = 1000
 """Tables of bytes and of layers that are remembered: with top-k sparsification every payload has
@@ -43,7 +44,7 @@ class Block:
     start: int
     stop: int
     shape: tuple[int, ...]
-    kind: Literal["parameter", "buffer"]
+    kind: Kind
     layer: int
     """Index of its layer; a normalisation's tensors count with the layer before it."""
     normalisation: bool
@@ -61,6 +62,16 @@ class Block:
     def columns(self) -> slice:
         """Its columns of a vector."""
         return slice(self.start, self.stop)
+
+
+class _Entry(NamedTuple):
+    """A tensor that becomes a block."""
+
+    name: str
+    tensor: Tensor
+    kind: Kind
+    layer: int
+    normalisation: bool
 
 
 @dataclass(frozen=True)
@@ -90,74 +101,108 @@ class Layout:
     layer in ResNet-18. All other buffers (BatchNorm's counters, masks, indices) stay with the
     client, whatever their type: `own_names`. `head` is the dotted name of the classifier module.
 
-    The parameters `frozen` are nobody's: they lie once on every rank and in no vector (`frozen`),
-    and so do the buffers of the normalisations that are frozen (`still`), in training those of
-    evaluation: their statistics stay.
+    Frozen parameters are in no vector: all clients of a rank share them (`frozen`). So are the
+    statistics of frozen normalisations (`still`), which normalise by them in training, too.
     """
 
-    def __init__(self, model: nn.Module, head: str, frozen: Collection[nn.Parameter] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str,
+        frozen: Collection[nn.Parameter] = (),
+    ) -> None:
         self.head = head
-        ids = {id(p) for p in frozen}
-        self.frozen = [name for name, p in model.named_parameters() if id(p) in ids]
+        frozen_ids = {id(p) for p in frozen}
+        self.frozen = [name for name, p in model.named_parameters() if id(p) in frozen_ids]
         """Names of the parameters, and then the buffers, that are the same for all clients of a
         rank."""
-        self.still = _still(model, ids)
+        self.still = _frozen_normalisations(model, frozen_ids)
         """Names of the normalisations that are frozen."""
         self.layers: list[str] = []
-        places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
-        buffers = places[:]
         self.own_names: list[str] = []
-        seen = set(ids)
-        for prefix, module in model.named_modules():
-            own = [
-                (n, p)
-                for n, p in module.named_parameters(prefix, recurse=False)
-                if id(p) not in seen
-            ]
-            seen.update(id(p) for _, p in own)
-            is_norm = isinstance(module, NORMALISATION)
-            if own and not is_norm:
-                self.layers.append(prefix or type(module).__name__)
-            layer = max(len(self.layers) - 1, 0)
-            places += [(n, p, "parameter", layer, is_norm) for n, p in own]
-            for name, buffer in module.named_buffers(prefix, recurse=False):
-                if id(buffer) in seen:  # shared by modules, such as a mask
-                    continue
-                seen.add(id(buffer))
-                if prefix in self.still:
-                    self.frozen.append(name)
-                elif is_norm and buffer.is_floating_point():
-                    buffers.append((name, buffer, "buffer", layer, is_norm))
-                else:
-                    self.own_names.append(name)
+        entries = self._entries(model, frozen_ids)
         self.blocks: list[Block] = []
-        end = 0
-        of_head = {
-            id(p)
-            for name, module in model.named_modules()
-            if name == head != ""
-            for p in module.parameters()
-        }
-        for name, tensor, kind, layer, is_norm in places + buffers:
-            real = not tensor.is_complex()
-            check(
-                "model",
-                name,
-                real,
-                "it is complex: write it as two real parameters (torch.view_as_real)",
-            )
-            # its weight may be tied
-            in_head = name == head or name.startswith(f"{head}.") or id(tensor) in of_head
-            stop = end + tensor.numel()
-            above = max(len(self.layers) - 1, 0) - layer
-            self.blocks.append(
-                Block(name, end, stop, tuple(tensor.shape), kind, layer, is_norm, in_head, above)
-            )
-            end = -(-stop // ALIGN) * ALIGN
-        self.size = end
+        self.size = 0
+        self._place(entries, model)
         # masks recur from round to round
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}
         self._tables: dict[tuple[bytes, bytes, int], np.ndarray] = {}
+
+    def _entries(self, model: nn.Module, frozen_ids: set[int]) -> list[_Entry]:
+        """The tensors that become blocks, in the blocks' order; names layers and all other
+        buffers."""
+        parameters: list[_Entry] = []
+        statistics: list[_Entry] = []
+        visited = set(frozen_ids)
+        for prefix, module in model.named_modules():
+            is_norm = isinstance(module, NORMALISATION)
+            own = [
+                (name, p)
+                for name, p in module.named_parameters(prefix, recurse=False)
+                if id(p) not in visited
+            ]
+            visited.update(id(p) for _, p in own)
+            if own and not is_norm:
+                self.layers.append(prefix or type(module).__name__)
+            layer = max(len(self.layers) - 1, 0)
+            parameters += [
+                _Entry(
+                    name,
+                    p,
+                    "parameter",
+                    layer,
+                    is_norm,
+                )
+                for name, p in own
+            ]
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                if id(buffer) in visited:  # shared by modules, such as a mask
+                    continue
+                visited.add(id(buffer))
+                if prefix in self.still:
+                    self.frozen.append(name)
+                elif is_norm and buffer.is_floating_point():
+                    statistics.append(
+                        _Entry(
+                            name,
+                            buffer,
+                            "buffer",
+                            layer,
+                            is_norm,
+                        )
+                    )
+                else:
+                    self.own_names.append(name)
+        return parameters + statistics
+
+    def _place(self, entries: Sequence[_Entry], model: nn.Module) -> None:
+        """Make a block of each entry, one behind the other."""
+        head = self.head
+        named = model.named_parameters(remove_duplicate=False)
+        head_ids = {id(p) for name, p in named if name.startswith(f"{head}.")}
+        last = max(len(self.layers) - 1, 0)
+        requirement = "it is complex: write it as two real parameters (torch.view_as_real)"
+        for name, tensor, kind, layer, is_norm in entries:
+            check("model", name, not tensor.is_complex(), requirement)
+            # by its tensor, too: a tied weight has the name of another layer
+            in_head = name == head or name.startswith(f"{head}.") or id(tensor) in head_ids
+            start = self.size
+            stop = start + tensor.numel()
+            shape = tuple(tensor.shape)
+            self.blocks.append(
+                Block(
+                    name,
+                    start,
+                    stop,
+                    shape,
+                    kind,
+                    layer,
+                    is_norm,
+                    in_head,
+                    last - layer,
+                )
+            )
+            self.size = -(-stop // ALIGN) * ALIGN
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -178,9 +223,9 @@ class Layout:
     def is_own(self) -> np.ndarray:
         """Which blocks are a layer's own parameters: not its normalisation, unless the layer is
         nothing else."""
-        own = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
-        bare = np.setdiff1d(self.layer_of, self.layer_of[own])
-        return own | (self.is_parameter & np.isin(self.layer_of, bare))
+        is_own = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
+        only_normalisation = np.setdiff1d(self.layer_of, self.layer_of[is_own])
+        return is_own | (self.is_parameter & np.isin(self.layer_of, only_normalisation))
 
     @cached_property
     def layer_of(self) -> np.ndarray:
@@ -188,129 +233,141 @@ class Layout:
         return np.array([b.layer for b in self.blocks], dtype=np.int64)
 
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
-        """Bool [B]: the blocks for which `holds`."""
+        """Bool [B]: the blocks for which `holds` returns True."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)
 
     def segments(self, mask: np.ndarray, *, by_layer: bool = False) -> list[Segment]:
         """The columns of the blocks in `mask`, neighbours joined (with `by_layer` only within a
         layer)."""
-        known = self._segments.get((mask.tobytes(), by_layer))
-        if known is not None:
-            return known
-        out: list[Segment] = []
-        follows = -1  # the block that would continue the last segment
-        for k, block in enumerate(self.blocks):
-            if not mask[k]:
-                continue
+        key = mask.tobytes(), by_layer
+        if key in self._segments:
+            return self._segments[key]
+        segments: list[Segment] = []
+        previous = -2
+        for k in np.flatnonzero(mask).tolist():
+            block = self.blocks[k]
+            start = block.start
             layer = block.layer if by_layer else 0
-            if out and follows == k and out[-1].layer == layer:
-                out[-1] = Segment(out[-1].start, block.stop, layer)
-            else:
-                out.append(Segment(block.start, block.stop, layer))
-            follows = k + 1
-        self._segments[mask.tobytes(), by_layer] = out
-        return out
+            if previous == k - 1 and segments[-1].layer == layer:
+                start = segments.pop().start
+            segments.append(Segment(start, block.stop, layer))
+            previous = k
+        self._segments[key] = segments
+        return segments
+
+    @cached_property
+    def gaps(self) -> list[slice]:
+        """Columns behind each block, up to the next one."""
+        ends = [b.start for b in self.blocks[1:]] + [self.size]
+        return [slice(b.stop, end) for b, end in zip(self.blocks, ends, strict=True)]
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
         """Set the numbers of `vector` (D,) between blocks to 0, as where blocks alone travel;
         returns it."""
-        for block, end in zip(
-            self.blocks, [*(b.start for b in self.blocks[1:]), self.size], strict=True
-        ):
-            vector[block.stop : end] = 0
+        for gap in self.gaps:
+            vector[gap] = 0
         return vector
 
     def squared_norms(self, vector: Tensor) -> Tensor:
         """Squared norm of the parameters of each layer in `vector` (D,): float64 (L,), on the
         CPU."""
         norms = torch.zeros(len(self.layers), dtype=torch.float64)
-        for s in self.segments(self.is_parameter, by_layer=True):
-            norms[s.layer] += vector[s.start : s.stop].float().square().sum().cpu()
+        for segment in self.segments(self.is_parameter, by_layer=True):
+            squares = vector[segment.columns].float().square()
+            norms[segment.layer] += squares.sum().cpu()
         return norms
 
-    def bytes_by_layer(self, sent: np.ndarray, block_bytes: np.ndarray, kinds: int) -> np.ndarray:
+    def bytes_by_layer(
+        self,
+        sent: np.ndarray,
+        block_bytes: np.ndarray,
+        kinds: int,
+    ) -> np.ndarray:
         """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds),
         the last row 0."""
-        known = (sent.tobytes(), block_bytes.tobytes(), kinds)
-        if known not in self._tables:
-            shape = (len(self.layers) + 1, kinds)
+        key = (sent.tobytes(), block_bytes.tobytes(), kinds)
+        if key not in self._tables:
+            rows = len(self.layers) + 1
             # the first kind, or the second: buffers
             cells = self.layer_of * kinds + ~self.is_parameter
-            sums = np.bincount(cells[sent], block_bytes[sent], minlength=shape[0] * shape[1])
+            sums = np.bincount(cells[sent], block_bytes[sent], minlength=rows * kinds)
             # sums in float64: exact up to 2^53
-            self._keep(known, sums.astype(np.int64).reshape(shape))
-        return self._tables[known]
+            self._remember(key, sums.astype(np.int64).reshape(rows, kinds))
+        return self._tables[key]
 
     def layers_in(self, sent: np.ndarray) -> np.ndarray:
-        """The layers of which own parameters are in `sent` (bool [B]), bool [L]; not to be written
-        to."""
-        known = (sent.tobytes(), b"", 0)
-        if known not in self._tables:
-            in_layer = np.zeros(len(self.layers), dtype=bool)
-            in_layer[self.layer_of[sent & self.is_own]] = True
-            self._keep(known, in_layer)
-        return self._tables[known]
+        """Bool [L]: the layers of which own parameters are in `sent` (bool [B]); do not write to
+        it."""
+        key = (sent.tobytes(), b"", 0)
+        if key not in self._tables:
+            is_sent = np.zeros(len(self.layers), dtype=bool)
+            is_sent[self.layer_of[sent & self.is_own]] = True
+            self._remember(key, is_sent)
+        return self._tables[key]
 
-    def _keep(self, name: tuple[bytes, bytes, int], table: np.ndarray) -> None:
+    def _remember(self, key: tuple[bytes, bytes, int], table: np.ndarray) -> None:
         if len(self._tables) > MOST_TABLES:
             self._tables.clear()
-        self._tables[name] = table
+        self._tables[key] = table
 
     def read(
         self, model: nn.Module, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, list[Tensor]]:
         """The model's blocks as a new vector (D,), and its other buffers, on the CPU."""
-        tensors = _tensors(model)
+        tensors = tensors_of(model)
         vector = torch.zeros(self.size, dtype=dtype)
-        for b in self.blocks:
-            vector[b.start : b.stop] = tensors[b.name].detach().reshape(-1).cpu()
-        own = [tensors[n].detach().cpu().clone() for n in self.own_names]
-        # as Fabric's precision does: with 32-true, a model's float64 stays so
-        if dtype != torch.float32:
-            own = [b.to(dtype) if b.is_floating_point() else b for b in own]
-        return vector, own
+        for block in self.blocks:
+            vector[block.columns] = tensors[block.name].detach().reshape(-1).cpu()
+        buffers = []
+        for name in self.own_names:
+            buffer = tensors[name].detach().cpu().clone()
+            # as Fabric's precision does: with 32-true, a model's float64 stays so
+            if dtype != torch.float32 and buffer.is_floating_point():
+                buffer = buffer.to(dtype)
+            buffers.append(buffer)
+        return vector, buffers
 
 
-def _still(model: nn.Module, frozen: Collection[int]) -> list[str]:
-    """The normalisations none of whose weights train; of those without weights, the ones in a
-    module that is frozen."""
-    whole: set[str] = set()  # modules that are frozen with all that is in them
+def _frozen_normalisations(model: nn.Module, frozen_ids: set[int]) -> list[str]:
+    """Names of the normalisations none of whose weights train; of those without weights, the ones
+    in a module that is frozen as a whole."""
+    frozen_modules: set[str] = set()
+    names = []
     for name, module in model.named_modules():
-        ids = [id(p) for p in module.parameters()]
-        if (ids and all(i in frozen for i in ids)) or (name and name.rpartition(".")[0] in whole):
-            whole.add(name)
-    return [
-        name
-        for name, module in model.named_modules()
-        if name in whole and isinstance(module, NORMALISATION)
-    ]
+        ids = {id(p) for p in module.parameters()}
+        in_frozen = name != "" and name.rpartition(".")[0] in frozen_modules
+        if in_frozen or (ids and ids <= frozen_ids):
+            frozen_modules.add(name)
+            if isinstance(module, NORMALISATION):
+                names.append(name)
+    return names
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of `model` by name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 class Binding:
     """Points the tensors of one `model` into vectors of its `layout`."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        tensors = _tensors(model)
+        tensors = tensors_of(model)
         self.layout = layout
         self._targets = [(tensors[b.name], b.shape) for b in layout.blocks]
-        ends = [*(b.start for b in layout.blocks[1:]), layout.size]
-        self._sizes = [
-            n for b, end in zip(layout.blocks, ends, strict=True) for n in (b.size, end - b.stop)
-        ]
-        self._own = [tensors[n] for n in layout.own_names]
-        places = [b.name for b in layout.blocks if b.kind == "buffer"] + layout.own_names
-        owned = [
-            (model.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2])
-            for n in places
-        ]
-        self._buffers = [(*own, tensors[n], n) for own, n in zip(owned, places, strict=True)]
+        self._sizes: list[int] = []
+        for block, gap in zip(layout.blocks, layout.gaps, strict=True):
+            self._sizes += [block.size, gap.stop - gap.start]
+        self._own = [tensors[name] for name in layout.own_names]
+        statistics = [b.name for b in layout.blocks if b.kind == "buffer"]
+        self._buffers = []
+        for name in statistics + layout.own_names:
+            owner, _, leaf = name.rpartition(".")
+            module = model.get_submodule(owner)
+            self._buffers.append((module._buffers, leaf, tensors[name], name))
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.spectral = spectral_weights(model)
-        """Weights with buffers that are computed anew of every vector that is bound."""
+        """Weights with buffers that are computed anew for every vector that is bound."""
         self.vector: Tensor | None = None
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
@@ -325,7 +382,8 @@ class Binding:
         self._fit()
 
     def point(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """As `bind`, where the buffers belong to the vector already."""
+        """As `bind`, without computing spectral norms' u, v anew: the buffers belong to the
+        vector."""
         self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
@@ -336,12 +394,12 @@ class Binding:
         self.buffers = buffers
 
     def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """As `bind`; nothing is done where just these are bound already."""
-        if self.vector is not vector or self.buffers is not buffers:
-            self.bind(vector, buffers)
-        else:
+        """As `bind`; tensors that are bound already are not bound again."""
+        if self.vector is vector and self.buffers is buffers:
             self._check_buffers()
             self._fit()
+        else:
+            self.bind(vector, buffers)
 
     def _fit(self) -> None:
         for weight in self.spectral:
@@ -350,14 +408,19 @@ class Binding:
     def _check_buffers(self) -> None:
         for buffers, leaf, tensor, name in self._buffers:
             if buffers.get(leaf) is not tensor:
-                allowed = (
+                requirement = (
                     "this buffer is assigned anew or removed: write into it (copy_, mul_), or it "
                     "is no client's"
                 )
-                raise BadInput("model", name, allowed)
+                raise BadInput("model", name, requirement)
 
 
-def copy_columns(into: Tensor, source: Tensor, segments: Iterable[Segment]) -> None:
+def copy_columns(
+    into: Tensor,
+    source: Tensor,
+    segments: Iterable[Segment],
+) -> None:
     """Copy the columns of `segments` from vector `source` into vector `into`."""
-    for s in segments:
-        into[s.columns].copy_(source[s.columns])
+    for segment in segments:
+        columns = segment.columns
+        into[columns].copy_(source[columns])

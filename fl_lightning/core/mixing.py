@@ -33,12 +33,6 @@ PAD = 48
 places of the caches: the products of 100 models took twice as long (measured)."""
 
 
-def _less_own(A: Tensor, index: Tensor) -> Tensor:
-    """A - I: each row of `A` (..., m, n) less one at its receiver's place, in float64."""
-    own = torch.nn.functional.one_hot(index, A.shape[-1])
-    return A.to(torch.float64) - own
-
-
 def mean_of(W: Tensor, p: Tensor) -> Tensor:
     """One model for everybody, w_0 + sum_j p_j (w_j - w_0), shape (columns,); equal models stay
     equal bit for bit."""
@@ -47,11 +41,11 @@ def mean_of(W: Tensor, p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram:
-    """Inner products of the sources' layers, W_l W_l^T, kept as the centred part and what was taken
-    out.
+    """Inner products of the sources' layers, W_l W_l^T: those of the centred layers, and the parts
+    that centring took out.
 
-    In float32 the plain product is destroyed by cancellation once clients are alike; centred, it is
-    not. All float64.
+    In float32 cancellation destroys the plain product once clients are alike, but not the centred
+    one. All float64.
     """
 
     centred: Tensor
@@ -65,16 +59,18 @@ class Gram:
     def full(self) -> Tensor:
         """W_l W_l^T, (L, n, n)."""
         a = self.offset
-        return self.centred + a[:, :, None] + a[:, None, :] + self.mean_square[:, None, None]
+        outer = self.centred + a[:, :, None] + a[:, None, :]
+        return outer + self.mean_square[:, None, None]
 
     @property
     def distances(self) -> Tensor:
         """Squared distances ||w_i - w_j||^2 by layer, (L, n, n), never negative."""
         d = self.centred.diagonal(dim1=1, dim2=2)
-        return (d[:, :, None] + d[:, None, :] - 2 * self.centred).clamp_min(0.0)
+        squares = d[:, :, None] + d[:, None, :]
+        return (squares - 2 * self.centred).clamp_min(0.0)
 
     def among(self, index: Tensor) -> Gram:
-        """The same of the sources at `index` (k,) alone, centred about their own mean."""
+        """The inner products of the sources at `index` (k,), centred about their own mean."""
         C = self.centred[:, index][:, :, index]
         a = self.offset[:, index]
         # <w_j - mean, d> and <d, mean>, d: how far their mean lies from the old
@@ -82,15 +78,13 @@ class Gram:
         shift = a.mean(1)
         square = to_mean.mean(1)
         centred = C - to_mean[:, :, None] - to_mean[:, None, :] + square[:, None, None]
-        return Gram(
-            centred, a + to_mean - (shift + square)[:, None], self.mean_square + 2 * shift + square
-        )
+        offset = a + to_mean - (shift + square)[:, None]
+        return Gram(centred, offset, self.mean_square + 2 * shift + square)
 
     def total(self) -> Gram:
-        """The same over all layers together, L = 1."""
-        return Gram(
-            self.centred.sum(0, True), self.offset.sum(0, True), self.mean_square.sum(0, True)
-        )
+        """The inner products over all layers together, L = 1."""
+        parts = (self.centred, self.offset, self.mean_square)
+        return Gram(*(part.sum(0, True) for part in parts))
 
 
 class Mixer:
@@ -119,7 +113,9 @@ class Mixer:
         self.work = torch.promote_types(dtype, torch.float32)
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}
-        self.by_rank = [[c for c in self.sources if home[c] == r] for r in range(group.size)]
+        self.by_rank: list[list[int]] = [[] for _ in range(group.size)]
+        for c in self.sources:
+            self.by_rank[home[c]].append(c)
         self.flops = 0
         """Operations so far, over all ranks: those of the matrix products, and of centring."""
         self.working_bytes = 0
@@ -130,55 +126,57 @@ class Mixer:
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
-        self._holds(n if self.group.size == 1 else 5 * n, tiles)
-        pieces = []
+        self._count_work(n if self.group.size == 1 else 5 * n, tiles)
+        rows = []
         for _, collected in self._collected(tiles):
             for _, W in collected:
                 mean = W.mean(0)
                 D = W.sub_(mean)
-                pieces.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
-        width = n * n + n + 1
-        here = (
-            torch.stack(pieces)
-            if pieces
-            else torch.zeros(0, width, dtype=self.work, device=self.group.device)
-        )
-        # MPS has no 64 bits, and is alone
-        here = (here.cpu() if self.group.size == 1 else here).double()
-        total = self._by_layer(tiles, here, layers).cpu()
-        return Gram(total[:, : n * n].view(layers, n, n), total[:, n * n : -1], total[:, -1])
+                rows.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
+        here = torch.zeros(0, n * n + n + 1, dtype=self.work, device=self.group.device)
+        if rows:
+            here = torch.stack(rows)
+        if self.group.size == 1:  # MPS has no 64 bits, and is alone
+            here = here.cpu()
+        total = self._by_layer(tiles, here.double(), layers).cpu()
+        centred, offset, mean_square = total.split([n * n, n, 1], dim=1)
+        return Gram(centred.view(layers, n, n), offset, mean_square[:, 0])
 
-    def _by_layer(self, tiles: list[Segment], here: Tensor, layers: int) -> Tensor:
-        """Sums by layer (layers, width), on every rank, of what the ranks have `here` for their
-        tiles (tiles, width).
+    def _by_layer(
+        self,
+        tiles: list[Segment],
+        here: Tensor,
+        layers: int,
+    ) -> Tensor:
+        """Sums by layer (layers, width), on every rank, of the rows `here` (tiles, width) that each
+        rank has for its tiles.
 
         A layer's tiles are added up on one rank, in their order: the same bits on any number of
         ranks.
         """
         size = self.group.size
         rank = self.group.rank
-        total = here.new_zeros(layers, here.shape[1])
-        to_add = list(enumerate(tiles))
+        width = here.shape[1]
+        total = here.new_zeros(layers, width)
+        numbered = list(enumerate(tiles))
         if size > 1:
-            of_rank = [list(enumerate(tiles))[r::size] for r in range(size)]
-            send = [
-                [k for k, (_, tile) in enumerate(of_rank[rank]) if tile.layer % size == r]
-                for r in range(size)
-            ]
-            came = [
-                [(k, tile) for k, tile in mine if tile.layer % size == rank] for mine in of_rank
-            ]
-            flat = self.group.all_to_all(
-                [here.new_empty(0), *(here[k] for ks in send for k in ks)],
-                [len(ks) * here.shape[1] for ks in send],
-                [len(theirs) * here.shape[1] for theirs in came],
-            )
-            to_add = [entry for theirs in came for entry in theirs]
-            here = torch.cat(flat).view(-1, here.shape[1])
-        for (_, tile), sums in sorted(
-            zip(to_add, here, strict=True), key=lambda entry: entry[0][0]
-        ):
-            total[tile.layer] += sums
+            of_rank = [numbered[r::size] for r in range(size)]
+            numbered = []
+            parts = [here.new_empty(0)]
+            leaving = []
+            coming = []
+            for r, entries in enumerate(of_rank):
+                rows_to = [k for k, (_, t) in enumerate(of_rank[rank]) if t.layer % size == r]
+                entries_from = [entry for entry in entries if entry[1].layer % size == rank]
+                parts += [here[k] for k in rows_to]
+                numbered += entries_from
+                leaving.append(len(rows_to) * width)
+                coming.append(len(entries_from) * width)
+            flat = self.group.all_to_all(parts, leaving, coming)
+            here = torch.cat(flat).view(-1, width)
+        rows = zip(numbered, here, strict=True)
+        for (_, tile), row in sorted(rows, key=lambda entry: entry[0][0]):
+            total[tile.layer] += row
         return self.group.all_reduce(total)
 
     def mix(
@@ -189,8 +187,7 @@ class Mixer:
         into: Mapping[int, Tensor],
         sums_to_one: bool = True,
     ) -> None:
-        """What each of `receivers` receives, written into the columns of `segments` of this rank's
-        vectors `into`.
+        """Write each receiver's mix into the columns of `segments` of this rank's vectors `into`.
 
         Rows `A` are applied to the models W as differences: W_i + (A - I)(W - 1 w_0). Equal models
         stay equal bit for bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails
@@ -201,79 +198,90 @@ class Mixer:
             A: weights (L, m, n), receivers by sources.
             receivers: clients (m of them), all among the sources.
             into: a vector for each receiver whose home is this rank.
-            sums_to_one: what rows do; False: they may have any sum, and are applied as W_i + (A -
-                I) W.
+            sums_to_one: whether rows sum to 1; False: they may have any sum, and are applied as
+                W_i + (A - I) W.
         """
+        n = len(self.sources)
+        m = len(receivers)
         tiles = _tiles(segments)
-        self.flops += (
-            2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)
-        ) * _columns(segments)
+        self.flops += (2 * n * m + n + m) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B = _less_own(A.cpu(), own).to(self.group.device, self.work)
+        identity = torch.nn.functional.one_hot(own, n)
+        change = A.cpu().to(torch.float64) - identity
+        B = change.to(self.group.device, self.work)
         shift = int(sums_to_one)
-        differences = self._room(len(self.sources))
-        products = self._room(len(receivers))
         if self.group.size == 1:
             pairs = [(into[c], self.places[c]) for c in receivers]
-            self._mix_alone(tiles, B, pairs, differences, products, shift)
+            self._mix_alone(tiles, B, pairs, shift)
             return
         places = own.to(self.group.device)
-        mine = [k for k, c in enumerate(receivers) if c in into]
-        by_rank = [
-            [k for k, c in enumerate(receivers) if self.home[c] == r]
-            for r in range(self.group.size)
-        ]
-        self._holds(4 * len(self.sources) + 3 * len(receivers), tiles)
+        self._count_work(4 * n + 3 * m, tiles)
+        differences = self._room(n)
+        products = self._room(m)
         for stripe, collected in self._collected(tiles):
-            outs = []
+            mixed = []
             for t, W in collected:
-                D = torch.sub(W, W[0], alpha=shift, out=differences[:, : W.shape[1]])
-                out = torch.mm(B[t.layer], D, out=products[:, : W.shape[1]])
-                outs.append((W[places] + out).to(self.dtype))
-            width = sum(out.shape[1] for out in outs)
-            rank = self.group.rank
-            shares = self._shared_out(stripe)
-            # what stays here does not travel
-            away = [(r, ks) for r, ks in enumerate(by_rank) if r != rank]
-            parts = [out[k] for _, ks in away for out in outs for k in ks]
-            back = self.group.all_to_all(
-                [self._nothing(), *parts],
-                [len(ks) * width * (r != rank) for r, ks in enumerate(by_rank)],
-                [len(mine) * _columns(ts) * (r != rank) for r, ts in enumerate(shares)],
-            )
-            for (t, _), out in zip(collected, outs, strict=True):
-                for k in mine:
-                    into[receivers[k]][t.start : t.stop].copy_(out[k], non_blocking=True)
-            for r, part in enumerate(back):
-                if r == rank:
-                    continue
-                rows = [(t, k) for t in shares[r] for k in mine]
-                pieces = part.split([t.width for t, _ in rows])
-                for (t, k), row in zip(rows, pieces, strict=True):
-                    into[receivers[k]][t.start : t.stop].copy_(row, non_blocking=True)
+                D = torch.sub(W, W[0], alpha=shift, out=differences[:, : t.width])
+                out = torch.mm(B[t.layer], D, out=products[:, : t.width])
+                mixed.append((W[places] + out).to(self.dtype))
+            self._send_home(stripe, mixed, receivers, into)
+
+    def _send_home(
+        self,
+        stripe: list[Segment],
+        mixed: list[Tensor],
+        receivers: Sequence[int],
+        into: Mapping[int, Tensor],
+    ) -> None:
+        """Send the rows of this rank's tiles of a stripe, `mixed` (m, width) each, to the
+        receivers' home ranks, and write those that arrive here `into` their vectors."""
+        rank = self.group.rank
+        shares = self._shares(stripe)
+        width = _columns(shares[rank])
+        here = [k for k, c in enumerate(receivers) if self.home[c] == rank]
+        parts = [self._nothing()]
+        leaving = []
+        coming = []
+        for r, tiles in enumerate(shares):
+            rows = [k for k, c in enumerate(receivers) if self.home[c] == r and r != rank]
+            parts += [out[k] for out in mixed for k in rows]
+            leaving.append(len(rows) * width)
+            coming.append(len(here) * _columns(tiles) * (r != rank))
+        arrived = self.group.all_to_all(parts, leaving, coming)
+        for t, out in zip(shares[rank], mixed, strict=True):
+            for k in here:
+                into[receivers[k]][t.columns].copy_(out[k], non_blocking=True)
+        for r, tiles in enumerate(shares):
+            if r == rank:  # what stays here has not travelled
+                continue
+            cells = [(t, k) for t in tiles for k in here]
+            rows_of_rank = arrived[r].split([t.width for t, _ in cells])
+            for (t, k), row in zip(cells, rows_of_rank, strict=True):
+                into[receivers[k]][t.columns].copy_(row, non_blocking=True)
 
     def _mix_alone(
         self,
         tiles: list[Segment],
         B: Tensor,
         rows: list[tuple[Tensor, int]],
-        differences: Tensor,
-        products: Tensor,
         shift: int,
     ) -> None:
-        """The same with one rank: from vectors to differences and from products to vectors, without
-        a copy between."""
-        self._holds(len(self.sources) + len(rows), tiles)
+        """`mix` on one rank: from vectors to differences and from products to vectors, without a
+        copy between."""
+        self._count_work(len(self.sources) + len(rows), tiles)
+        differences = self._room(len(self.sources))
+        products = self._room(len(rows))
         device = self.group.device
-        local = [self.vectors[c] for c in self.sources]
+        vectors = [self.vectors[c] for c in self.sources]
         for t in tiles:
-            W = [row[t.start : t.stop].to(device, self.work, non_blocking=True) for row in local]
+            columns = t.columns
+            W = [v[columns].to(device, self.work, non_blocking=True) for v in vectors]
             D = differences[:, : t.width]
             for w, difference in zip(W, D.unbind(0), strict=True):
                 torch.sub(w, W[0], alpha=shift, out=difference)
             out = torch.mm(B[t.layer], D, out=products[:, : t.width])
             for (row, k), change in zip(rows, out.unbind(0), strict=True):
-                place = row[t.start : t.stop]
+                place = row[columns]
                 if place.device == change.device and place.dtype == change.dtype:
                     torch.add(W[k], change, out=place)
                 else:
@@ -286,59 +294,66 @@ class Mixer:
         into: Tensor,
         combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
     ) -> None:
-        """The one model that everybody receives, `p` (L, n) over the sources, written into `into`
-        (D,) on every rank.
+        """Write the one model that everybody receives into `into` (D,) on every rank: rows `p` (L,
+        n) over the sources.
 
         `combine` makes one row of a tile of rows and their weights; operations are counted as those
         of the mean.
         """
+        n = len(self.sources)
         tiles = _tiles(segments)
-        self.flops += (3 * len(self.sources) + 1) * _columns(segments)
+        self.flops += (3 * n + 1) * _columns(segments)
         p = p.to(self.group.device, wide(self.group.device))
-        self._holds((2 if self.group.size == 1 else 6) * len(self.sources), tiles)
-        outs: list[Tensor] = []
-        done: list[list[Segment]] = []
+        self._count_work((2 if self.group.size == 1 else 6) * n, tiles)
+        means: list[Tensor] = []
+        stripes: list[list[Segment]] = []
         for stripe, collected in self._collected(tiles):
             combined = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
             if self.group.size == 1:
-                for (t, _), out in zip(collected, combined, strict=True):
-                    into[t.start : t.stop] = out
+                [mean] = combined
+                into[stripe[0].columns] = mean
                 continue
-            outs = outs + combined
-            done = [*done, stripe]
-            if sum(map(_columns, done)) >= EXCHANGE or stripe[-1] is tiles[-1]:
-                self._spread(done, outs, into)
-                outs = []
-                done = []
+            means += combined
+            stripes.append(stripe)
+            if sum(map(_columns, stripes)) >= EXCHANGE or stripe[-1] is tiles[-1]:
+                self._spread(stripes, means, into)
+                means = []
+                stripes = []
 
-    def _spread(self, stripes: list[list[Segment]], outs: list[Tensor], into: Tensor) -> None:
-        """Write what each rank has for its tiles of `stripes`, here `outs`, into `into` on every
+    def _spread(
+        self,
+        stripes: list[list[Segment]],
+        means: list[Tensor],
+        into: Tensor,
+    ) -> None:
+        """Write the `means` that each rank has for its tiles of `stripes` into `into` on every
         rank."""
-        size = self.group.size
-        shares = [[t for stripe in stripes for t in stripe[rank::size]] for rank in range(size)]
-        parts = self.group.gather_parts(
-            [self._nothing(), *outs], [_columns(theirs) for theirs in shares]
-        )
-        for theirs, came in zip(shares, parts, strict=True):
-            for t, part in zip(theirs, came.split([t.width for t in theirs]), strict=True):
-                into[t.start : t.stop] = part
+        tiles_of: list[list[Segment]] = [[] for _ in range(self.group.size)]
+        for stripe in stripes:
+            for tiles, share in zip(tiles_of, self._shares(stripe), strict=True):
+                tiles += share
+        parts = self.group.gather_parts([self._nothing(), *means], list(map(_columns, tiles_of)))
+        for tiles, part in zip(tiles_of, parts, strict=True):
+            pieces = part.split([t.width for t in tiles])
+            for t, piece in zip(tiles, pieces, strict=True):
+                into[t.columns] = piece
 
-    def _shared_out(self, stripe: list[Segment]) -> list[list[Segment]]:
+    def _shares(self, stripe: list[Segment]) -> list[list[Segment]]:
         """The tiles of a stripe that each rank works on."""
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
-    def _holds(self, rows: int, tiles: list[Segment]) -> None:
-        """`rows` rows of each of the tiles that are collected at a time are in use: rooms, what
-        came, what is sent (the latter two twice, where ranks share memory).
+    def _count_work(self, rows: int, tiles: list[Segment]) -> None:
+        """Count the work space: `rows` rows of each tile that is collected at a time. These are
+        rooms, arrived and sent rows (the latter two twice, where ranks share memory).
         """
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
     def _room(self, rows: int, dtype: torch.dtype | None = None) -> Tensor:
-        """So many rows of a tile, (rows, TILE), not next to each other."""
-        return torch.empty(rows, TILE + PAD, dtype=dtype or self.work, device=self.group.device)[
-            :, :TILE
-        ]
+        """Memory for so many rows of a tile, (rows, TILE), which do not adjoin each other."""
+        dtype = dtype or self.work
+        memory = torch.empty(rows, TILE + PAD, dtype=dtype, device=self.group.device)
+        return memory[:, :TILE]
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.group.device)
@@ -346,27 +361,24 @@ class Mixer:
     def _collected(
         self, tiles: list[Segment]
     ) -> Iterator[tuple[list[Segment], list[tuple[Segment, Tensor]]]]:
-        """Stripes of `tiles`, all of which the ranks work on at the same time, equally many on
-        every rank.
+        """Stripes of `tiles`, which the ranks work on at the same time, equally many on every rank.
 
-        With each come this rank's tiles of it (there may be none) with the sources' columns (n,
-        width), rows in source order. Their memory is used again for the next stripe, and may be
-        written to.
+        With each stripe come this rank's tiles of it (there may be none), each with the sources'
+        columns (n, width), rows in source order. Their memory is used again for the next stripe,
+        and may be written to.
         """
-        size = self.group.size
-        rank = self.group.rank
-        device = self.group.device
         n = len(self.sources)
-        local = [self.vectors[c] for c in self.by_rank[rank]]
+        size = self.group.size
+        vectors = [self.vectors[c] for c in self.by_rank[self.group.rank]]
         if size == 1:
             # One tile's memory serves them all: allocating anew fragments the heap at 30 clients
             # and more.
             tile = self._room(n, self.dtype)
             for t in tiles:
                 W = tile[:, : t.width]
-                torch._foreach_copy_(
-                    list(W.unbind(0)), [row[t.start : t.stop] for row in local], non_blocking=True
-                )
+                columns = t.columns
+                rows = [vector[columns] for vector in vectors]
+                torch._foreach_copy_(list(W.unbind(0)), rows, non_blocking=True)
                 yield [t], [(t, W.to(self.work))]
             return
         order = [self.places[c] for clients in self.by_rank for c in clients]
@@ -374,45 +386,66 @@ class Mixer:
         rooms = [self._room(n, self.dtype) for _ in range(at_once)]
         for first in range(0, len(tiles), size * at_once):
             stripe = tiles[first : first + size * at_once]
-            shares = self._shared_out(stripe)
-            widths = [_columns(theirs) for theirs in shares]
-            others = (t for r, theirs in enumerate(shares) if r != rank for t in theirs)
-            parts = [
-                row[t.start : t.stop].to(device, non_blocking=True) for t in others for row in local
-            ]
-            counts = [
-                len(clients) * widths[rank] * (r != rank) for r, clients in enumerate(self.by_rank)
-            ]
-            came = self.group.all_to_all(
-                [self._nothing(), *parts],
-                [len(local) * width * (r != rank) for r, width in enumerate(widths)],
-                counts,
-            )
+            shares = self._shares(stripe)
+            arrived = self._exchanged(shares, vectors)
             collected = []
-            at = 0
-            for t, room in zip(shares[rank], rooms, strict=False):
-                width = t.width
-                W = room[:, :width]
-                rows: list[Tensor] = []
-                for r, (part, clients) in enumerate(zip(came, self.by_rank, strict=True)):
-                    if r == rank:  # they have not travelled
-                        rows += [
-                            row[t.start : t.stop].to(device, non_blocking=True) for row in local
-                        ]
-                    else:
-                        rows += [
-                            part[(at * len(clients) + k * width) :][:width]
-                            for k in range(len(clients))
-                        ]
+            before = 0  # columns of this rank's tiles before this one
+            for t, room in zip(shares[self.group.rank], rooms, strict=False):
+                W = room[:, : t.width]
+                rows = self._rows_of(t, before, arrived, vectors)
                 torch._foreach_copy_([W[k] for k in order], rows)
                 collected.append((t, W.to(self.work)))
-                at += width
+                before += t.width
             yield stripe, collected
 
+    def _exchanged(self, shares: list[list[Segment]], vectors: list[Tensor]) -> list[Tensor]:
+        """Send each rank the columns of its tiles of this rank's `vectors`; returns the columns
+        that come from each rank, flat."""
+        rank = self.group.rank
+        width = _columns(shares[rank])
+        parts = [self._nothing()]
+        leaving = []
+        coming = []
+        for r, tiles in enumerate(shares):
+            travels = r != rank
+            for t in tiles if travels else ():
+                parts += [v[t.columns].to(self.group.device, non_blocking=True) for v in vectors]
+            leaving.append(len(vectors) * _columns(tiles) * travels)
+            coming.append(len(self.by_rank[r]) * width * travels)
+        return self.group.all_to_all(parts, leaving, coming)
 
-def tiles_at_once(sources: int, tiles: int, ranks: int) -> int:
+    def _rows_of(
+        self,
+        tile: Segment,
+        before: int,
+        arrived: list[Tensor],
+        vectors: list[Tensor],
+    ) -> list[Tensor]:
+        """The sources' columns of a tile, by rank: from this rank's `vectors`, or from the columns
+        that `arrived`, of which each source's tiles `before` this one come first."""
+        rows: list[Tensor] = []
+        for r, clients in enumerate(self.by_rank):
+            if r == self.group.rank:
+                device = self.group.device
+                rows += [v[tile.columns].to(device, non_blocking=True) for v in vectors]
+                continue
+            start = before * len(clients)
+            for k in range(len(clients)):
+                first = start + k * tile.width
+                rows.append(arrived[r][first : first + tile.width])
+        return rows
+
+
+def tiles_at_once(
+    sources: int,
+    tiles: int,
+    ranks: int,
+) -> int:
     """How many of its tiles a rank collects at a time."""
-    return 1 if ranks == 1 else max(1, min(EXCHANGE // (sources * TILE), -(-tiles // ranks)))
+    if ranks == 1:
+        return 1
+    fitting = EXCHANGE // (sources * TILE)
+    return max(1, min(fitting, -(-tiles // ranks)))
 
 
 def _columns(segments: Sequence[Segment]) -> int:
@@ -421,8 +454,9 @@ def _columns(segments: Sequence[Segment]) -> int:
 
 def _tiles(segments: Sequence[Segment]) -> list[Segment]:
     """`segments` cut into pieces of at most TILE columns."""
-    return [
-        Segment(a, min(a + TILE, s.stop), s.layer)
-        for s in segments
-        for a in range(s.start, s.stop, TILE)
-    ]
+    tiles = []
+    for segment in segments:
+        for start in range(segment.start, segment.stop, TILE):
+            stop = min(start + TILE, segment.stop)
+            tiles.append(Segment(start, stop, segment.layer))
+    return tiles

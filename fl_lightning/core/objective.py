@@ -19,18 +19,18 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class PureLoss:
-    """A local loss that depends on the bound model, a batch and a client's `tensors` alone, and
-    keeps nothing.
+    """A local loss that depends only on the bound model, a batch and a client's `tensors`, without
+    side effects.
 
-    Executors may then run it for many clients at once, where `torch.func` can (no drawing, no
-    branch on numbers, no tensor whose shape depends on numbers); elsewhere the loop does. What
-    differs by client must be in `tensors`.
+    Executors may then run it for many clients at once, if `torch.func` can (no random numbers, no
+    branch on numbers, no tensor whose shape depends on numbers); else it runs in the loop. Values
+    that differ by client must be in `tensors`.
 
     Args:
-        function: (tensors, client module, batch) -> loss of shape (). The same for all clients: a
-            function of a file or a bound method of what is compared by its values, as a method is.
+        function: (tensors, client module, batch) -> loss of shape (): a module-level function, or a
+            bound method of a dataclass. Clients whose functions are equal train together.
         tensors: of the client, by name; constant.
-        flops: operations for each sample, there and back, beside passes of the model.
+        flops: operations for each sample, forward and backward, beside passes of the model.
 
     Raises:
         ValueError: the function is made anew for each client.
@@ -42,13 +42,12 @@ class PureLoss:
 
     def __post_init__(self) -> None:
         function = self.function
-        if not (
-            inspect.ismethod(function)
-            or (inspect.isfunction(function) and function.__closure__ is None)
-        ):
+        if inspect.ismethod(function):
+            return
+        if not inspect.isfunction(function) or function.__closure__ is not None:
             raise ValueError(
-                "PureLoss.function must be a function of a file or a method, and no closure or "
-                "partial"
+                "PureLoss.function must be a module-level function or a method, and no closure or "
+                "partial: pass what differs by client in `tensors`"
             )
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
@@ -66,7 +65,7 @@ class Objective:
     """
 
     anchor: Tensor | None = None
-    """(D,); only its blocks of a proximal weight above 0 count."""
+    """(D,); only blocks with a proximal weight above 0 are used."""
     proximal_weight: np.ndarray | None = None
     """float64 [B]: a coefficient for each block of the layout; 0 where nothing was received, and
     for buffers."""
@@ -87,18 +86,18 @@ class Objective:
 
     def proximal_numbers(self, layout: Layout) -> int:
         """Numbers of the model in the proximal term."""
-        return (
-            0
-            if self.proximal_weight is None
-            else int(layout.numbers[self.proximal_weight != 0].sum())
-        )
+        if self.proximal_weight is None:
+            return 0
+        return int(layout.numbers[self.proximal_weight != 0].sum())
 
     def columns(self, layout: Layout) -> list[tuple[int, int, float]]:
-        """Columns of the proximal term, neighbours of one coefficient joined, with twice their
-        coefficient."""
-        if self.proximal_weight is None:
+        """(start, stop, twice the coefficient) of the proximal term's columns, neighbours of one
+        coefficient joined."""
+        weight = self.proximal_weight
+        if weight is None:
             return []
-        terms = []
-        for c in np.unique(self.proximal_weight[self.proximal_weight != 0]).tolist():
-            terms += [(s.start, s.stop, 2 * c) for s in layout.segments(self.proximal_weight == c)]
-        return terms
+        columns = []
+        for c in np.unique(weight[weight != 0]).tolist():
+            segments = layout.segments(weight == c)
+            columns += [(s.start, s.stop, 2 * c) for s in segments]
+        return columns

@@ -1,10 +1,8 @@
-"""What travels between a client and the server in one direction. A payload alone knows its
-bytes."""
+"""A message between a client and the server in one direction, which counts its own bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,8 +15,8 @@ from fl_lightning.results.record import KINDS
 class Payload:
     """Blocks of a model, and further vectors and named tensors.
 
-    What changes numbers puts a new tensor in `vector`: the old one may be shared with the server or
-    with others.
+    A transform that changes numbers puts a new tensor in `vector`: the old one may be shared with
+    the server or with other payloads.
     """
 
     layout: Layout
@@ -39,37 +37,40 @@ class Payload:
     """Float32 [L]: where the vector is a mix, the receiver's weight on itself in each layer. It
     does not travel."""
     block_bytes: np.ndarray = field(init=False)
-    """Int64 [B]: bytes of each block as it would travel. What compresses puts a new array here."""
+    """Int64 [B]: bytes of each block as it would travel. Transforms that compress put a new array
+    here."""
 
     def __post_init__(self) -> None:
         self.block_bytes = self.layout.numbers * self.vector.element_size()
 
     def again(self) -> Payload:
         """A pristine copy, for retrying a visit."""
-        beside: dict[str, Any] = {
-            name: dict(getattr(self, name)) for name in ("vectors", "statistics", "extra")
-        }
-        further = {k: payload.again() for k, payload in self.further.items()}
-        return replace(self, sent=self.sent.copy(), further=further, **beside)
+        return replace(
+            self,
+            sent=self.sent.copy(),
+            vectors=dict(self.vectors),
+            statistics=dict(self.statistics),
+            extra=dict(self.extra),
+            further={k: payload.again() for k, payload in self.further.items()},
+        )
 
     @property
     def by_layer(self) -> np.ndarray:
         """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is
         beside the model."""
-        table = self.layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
+        layout = self.layout
+        table = layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
         for vector in self.vectors.values():
-            item = self.layout.numbers * vector.element_size()
-            table += self.layout.bytes_by_layer(self.layout.is_parameter, item, len(KINDS))
-        if self.statistics or self.extra:
-            table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
+            block_bytes = layout.numbers * vector.element_size()
+            table += layout.bytes_by_layer(layout.is_parameter, block_bytes, len(KINDS))
+        table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         for payload in self.further.values():
             table += payload.by_layer
         return table
 
     @property
     def layers_sent(self) -> np.ndarray:
-        """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation
-        behind them."""
+        """Bool [L]: layers whose own parameters travel, with their normalisation or without."""
         layers = self.layout.layers_in(self.sent)
         for payload in self.further.values():
             layers = layers | payload.layers_sent
@@ -81,4 +82,4 @@ Payloads = dict[int, Payload]
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,12 +1,13 @@
-"""What a method says about a client: the vectors it owns, and the phases of its local training."""
+"""A method's description of a client: its vectors, and the phases of its local training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import check
@@ -15,14 +16,11 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.metric import MODELS
 
-if TYPE_CHECKING:
-    from fl_lightning.core.client import Client
-
 PLAIN = Objective()
 """The task loss alone."""
 
-Step: TypeAlias = "Callable[[Client, Batch], Tensor]"
-"""Of the client and a batch, to the loss."""
+Step = Callable[[Any, Batch], Tensor]
+"""(client, batch) -> loss; the type `Client` is defined above this module."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +28,18 @@ class Slot:
     """One model-shaped vector that every client owns, beside its `model`.
 
     Args:
-        init: what it holds before the client's first round: the common `initial` model, `zeros` or
-            `ones`.
-        exchanged: the server keeps what it last received of it, and may average or mix it.
+        init: its first value: the common `initial` model, `zeros` or `ones`.
+        exchanged: the server keeps its last upload, and may average or mix it.
     """
 
     init: Literal["initial", "zeros", "ones"] = "initial"
     exchanged: bool = False
 
     def first(self, initial: Tensor) -> Tensor:
-        """What it holds before the client's first round, (D,); to be copied."""
+        """Its value before the client's first round, (D,); to be copied."""
         if self.init == "initial":
             return initial
-        return (
-            initial.new_zeros(initial.shape)
-            if self.init == "zeros"
-            else initial.new_ones(initial.shape)
-        )
+        return torch.full_like(initial, float(self.init == "ones"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +60,10 @@ class Phase:
             in which these are stored: soft labels, or labels with weights, for an own loss. None:
             the labels.
         batch_size: of a step; None: the federation's.
-        purpose: what the order of batches is drawn for: phases of one purpose and length take the
+        purpose: seeds the order of batches: in a round, phases of one purpose and length take the
             same batches.
-        budget: epochs that the client trains in such phases in all its rounds; None: as many as it
-            is asked for.
+        budget: most epochs in phases of this purpose, over all rounds of the client; None: no
+            limit.
         step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors
             itself; the loss is recorded. Clients then train one after the other, whatever the
             executor, unless `by_gradient`. None: a step of the optimiser.
@@ -99,14 +92,15 @@ class Phase:
     scores: str | None = None
 
     def __post_init__(self) -> None:
-        known = self.scores is None or self.scores in MODELS
-        kinds = f"it must be a kind of model: {', '.join(MODELS)}"
-        check("Phase.scores", self.scores, known, kinds)
-        asks = self.step is not None or not self.by_gradient
-        check("Phase.by_gradient", True, asks, "it is of an own step")
-        own = self.targets is None or self.part is None
-        allowed = "they are of the client's training data: there can be no other part"
-        check("Phase.targets", "a tensor", own, allowed)
+        is_kind = self.scores in (None, *MODELS)
+        requirement = f"it must be a kind of model: {', '.join(MODELS)}"
+        check("Phase.scores", self.scores, is_kind, requirement)
+        has_step = self.step is not None or not self.by_gradient
+        requirement = "it describes an own step: give `step`, or leave it False"
+        check("Phase.by_gradient", True, has_step, requirement)
+        on_training_data = self.targets is None or self.part is None
+        requirement = "they are of the client's training data: there can be no other part"
+        check("Phase.targets", "a tensor", on_training_data, requirement)
 
 
 Phases = Iterable[Phase]
@@ -115,7 +109,7 @@ Phases = Iterable[Phase]
 
 @dataclass(frozen=True)
 class Fit:
-    """What a phase came to. The losses are tensors of shape (): nothing waits for the device."""
+    """The result of a phase. The losses are tensors of shape (): nothing waits for the device."""
 
     loss: Tensor
     """Mean task-plus-coaching loss over the steps (0 without a step)."""
@@ -123,7 +117,7 @@ class Fit:
     """Mean coaching loss (what the objective adds to the task loss) over the steps."""
     steps: int
     samples: int
-    """Samples that went through, each epoch counted."""
+    """Trained samples, in all epochs."""
     step_sizes: float = 0.0
-    """Sum over the steps of how far the model moves, in all, for each gradient: lr times steps
+    """Sum of the step sizes with which each gradient moves the model, in all: lr times steps
     without momentum."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import Config
-from fl_lightning.core.layout import Layout
+from fl_lightning.core.layout import Layout, tensors_of
 from fl_lightning.core.module import Module
 from fl_lightning.core.protocols import Configured, Cost, Method, Relation
 from fl_lightning.data import FederatedData
@@ -54,47 +54,43 @@ class ModelGroup:
     """The LightningModule of this rank that vectors are bound to; the engine's, once it is put
     together."""
     cost: Cost | None = None
-    """Operations of a pass through it, forward and backward, for a sample; None where they are not
-    known."""
+    """Operations of a sample's forward and backward pass; None: not known."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """What the server keeps, by name; `model` is the global model, if there is one, and else the
     initial model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
     """Where its layers are among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
-    """Vectors that mixes are written into, used again every round."""
+    """The server's vectors for mixes, reused in every round."""
     held_out: list[int] = field(default_factory=list)
-    """Places in `FederatedData.held_out` of those who would run it, and take no part."""
+    """Places in `FederatedData.held_out` of the clients that would run this architecture."""
     spare: list[Tensor] = field(default_factory=list)
-    """Vectors of clients that were not kept: fresh memory costs more than a copy."""
+    """Vectors of clients whose states were dropped, to be used again: fresh memory costs more than
+    a copy."""
 
     def first_buffers(self) -> list[Tensor]:
-        """New copies of `initial_buffers`: a model may write to them in evaluation too."""
+        """Copies of `initial_buffers`: a model may write to them in evaluation, too."""
         return [b.clone() for b in self.initial_buffers]
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """What does not train, by name: parameters and statistics, stored once per rank and shared
-        by its clients."""
+        """Parameters and statistics that do not train, by name: stored once per rank and shared by
+        its clients."""
         if not self.layout.frozen:
             return {}
-        tensors = {
-            **dict(self.module.model.named_parameters()),
-            **dict(self.module.model.named_buffers()),
-        }
+        tensors = tensors_of(self.module.model)
         return {name: tensors[name] for name in self.layout.frozen}
 
     @property
     def feature_width(self) -> int:
-        """d, the width of what the classifier sees.
+        """d, the number of features that the classifier takes.
 
         Raises:
             BadInput: the classifier is not one linear layer.
         """
         if not isinstance(self.head, nn.Linear):
-            raise BadInput(
-                "model", self.name, "the method needs a classifier that is one linear layer"
-            )
+            requirement = "the method needs a classifier that is one linear layer"
+            raise BadInput("model", self.name, requirement)
         return self.head.in_features
 
 
@@ -121,18 +117,18 @@ class RunContext:
     home: list[int]
     """Rank of every client."""
     judge: str
-    """Which kind of model `mean_accuracy` speaks of: before, after, global, finetuned."""
+    """The kind of model that counts as the run's score: before, after, global, finetuned."""
     callbacks: Sequence[Configured]
-    """Transforms and observers, in the order of their configuration."""
+    """Transforms, observers and an aggregator, in the order of their configuration."""
     server: ServerState = field(default_factory=ServerState)
     states: dict[int, ClientState] = field(default_factory=dict)
     """Of the clients whose home is this rank, once they have taken part."""
     resumed_from: int = 0
-    """The last finished round when the run was taken up; 0 on a fresh start."""
+    """The last round of the checkpoint from which the run goes on; 0: a fresh start."""
     most_batches: int | None = None
     """Batches of an epoch, and steps of a phase, at most; None: all."""
     warned: set[str] = field(default_factory=set)
-    """Warnings that the user has had once, by name."""
+    """Names of the warnings that have been printed."""
 
     @property
     def rank(self) -> int:
@@ -151,7 +147,7 @@ class RunContext:
 
     @property
     def metric(self) -> Metric:
-        """By which rounds are chosen, and shown first: `evaluation.metric`."""
+        """The metric that chooses rounds, and is shown first: `evaluation.metric`."""
         return FURTHER.get(str(self.config.evaluation.metric), self.data.metric)
 
     @property
@@ -167,7 +163,7 @@ class RunContext:
     @property
     def cohort_size(self) -> int:
         """Clients that take part in a round."""
-        return max(1, round(self.config.federation.participation * self.clients))
+        return cohort_size(self.config, self.clients)
 
     @property
     def tolerant(self) -> bool:
@@ -181,44 +177,44 @@ class RunContext:
 
     @property
     def feature_width(self) -> int:
-        """d, the width of what every client's classifier sees.
+        """d, the number of features that every client's classifier takes.
 
         Raises:
             BadInput: it differs between architectures, or a classifier is not one linear layer.
         """
-        widths = [g.feature_width for g in self.groups]
-        if len(set(widths)) > 1:
-            listed = ", ".join(
-                f"{g.name} {width}" for g, width in zip(self.groups, widths, strict=True)
-            )
-            allowed = (
+        widths = {group.feature_width for group in self.groups}
+        if len(widths) > 1:
+            listed = ", ".join(f"{group.name} {group.feature_width}" for group in self.groups)
+            requirement = (
                 f"{self.method_name} exchanges features: all architectures must give equally many"
             )
-            raise BadInput("model", listed, allowed)
-        return widths[0]
+            raise BadInput("model", listed, requirement)
+        return widths.pop()
 
     def check_validation(self, why: str) -> None:
         """Raise `BadInput` unless every client has validation data, which the method needs."""
         if not all(self.data.validation_sizes[c] for c in range(self.clients)):
-            allowed = f"{self.method_name} {why}: above 0, and enough for every client"
-            raise BadInput("data.validation", self.config.data.validation, allowed)
+            requirement = f"{self.method_name} {why}: above 0, and enough for every client"
+            raise BadInput("data.validation", self.config.data.validation, requirement)
 
     def at_home(self, clients: Iterable[int]) -> list[int]:
         """Those of `clients` whose home is this rank."""
         return [c for c in clients if self.home[c] == self.rank]
 
     def took_part(self, client: int) -> bool:
-        """Whether a visit of a client of this rank has counted: one whose visits have all failed
-        may have a state, too, which says what it has spent of its privacy."""
+        """Whether a visit of this rank's `client` has succeeded. (A client whose visits have all
+        failed may have a state, too: the privacy that it has spent.)"""
         return client in self.states and self.states[client].rounds > 0
 
     def group_of(self, client: int) -> ModelGroup:
         """The group of `client`."""
         if len(self.groups) == 1:
             return self.groups[0]
-        # From the last on: a newcomer, whose number is the last of all, may be the last member of
-        # any.
-        return next(g for g in reversed(self.groups) if g.members[0] <= client <= g.members[-1])
+        # From the last on: a newcomer has the last number of all, in whichever group it is.
+        for group in reversed(self.groups):
+            if group.members[0] <= client <= group.members[-1]:
+                return group
+        raise LookupError(f"no client {client}")
 
     def learning_rate(self, t: int) -> float:
         """Of round `t`."""
@@ -227,30 +223,29 @@ class RunContext:
 
 
 def cohort_of(config: Config, t: int) -> list[int]:
-    """The clients that are drawn for round `t`, max(1, round(participation N)) of them,
-    ascending."""
+    """The clients that are drawn for round `t`, ascending."""
     clients = config.clients
-    size = max(1, round(config.federation.participation * clients))
+    size = cohort_size(config, clients)
     if size == clients:
         return list(range(clients))
-    return sorted(numpy_rng(config.seed, "cohort", t).choice(clients, size, replace=False).tolist())
+    rng = numpy_rng(config.seed, "cohort", t)
+    return sorted(rng.choice(clients, size, replace=False).tolist())
+
+
+def cohort_size(config: Config, clients: int) -> int:
+    """max(1, round(participation N)) of N clients."""
+    return max(1, round(config.federation.participation * clients))
 
 
 def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
-    """Give each group its place on the axis of all layers; returns their names (`NAME:LAYER` where
-    several)."""
-    start = 0
-    for group in groups:
-        group.axis = slice(start, start + len(group.layout.layers))
-        start = group.axis.stop
-    if len(groups) == 1:
-        return list(groups[0].layout.layers)
-    names = [g.name for g in groups]
-    labels = [
-        n if names.count(n) == 1 else f"{n}{names[:k].count(n) + 1}" for k, n in enumerate(names)
-    ]
-    return [
-        f"{label}:{layer}"
-        for label, g in zip(labels, groups, strict=True)
-        for layer in g.layout.layers
-    ]
+    """Give each group its place on the axis of all layers; returns the layers' names (`NAME:LAYER`
+    with several groups)."""
+    names = [group.name for group in groups]
+    labels: list[str] = []
+    for k, group in enumerate(groups):
+        layers = group.layout.layers
+        group.axis = slice(len(labels), len(labels) + len(layers))
+        number = names[:k].count(group.name) + 1
+        label = f"{group.name}{number}" if names.count(group.name) > 1 else group.name
+        labels += [f"{label}:{layer}" if len(groups) > 1 else layer for layer in layers]
+    return labels

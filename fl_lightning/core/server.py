@@ -1,12 +1,12 @@
-"""The server of a round, as methods see it: what it keeps, who answered, and means, mixes and inner
-products of the clients' vectors. Every method of it runs on all ranks; client vectors lie on their
-home ranks and are reached only through it.
+"""The server of a round, as methods see it: its memory, who answered, and means, mixes and inner
+products of the clients' vectors. All of its methods run on every rank; clients' vectors lie on
+their home ranks and are reached through it alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.ranges import allowed
+from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
@@ -30,41 +30,39 @@ from fl_lightning.storage.state import MODEL
 Since = Literal["zero", "initial", "sent"]
 
 
+@dataclass(eq=False, repr=False)
 class Server:
-    """The server in one round: valid from its first to its last line. `reducer` makes one vector of
-    many."""
+    """The server in one round. `reducer` makes one vector of a round's uploads."""
 
-    def __init__(
-        self, run: RunContext, round: int, cohort: Sequence[int], reducer: Reducer
-    ) -> None:
-        self.run = run
-        self.round = round
-        self.cohort = list(cohort)
-        self.reducer = reducer
-        self.memory = run.server.memory
+    run: RunContext
+    round: int
+    cohort: list[int]
+    reducer: Reducer
+    answered: list[int] = field(default_factory=list)
+    """The clients whose upload has arrived."""
+    sent: dict[int, Payload] = field(default_factory=dict)
+    """Downloads of this rank's clients of the cohort."""
+    scratch: dict[int, Tensor] = field(default_factory=dict)
+    """Vectors of this rank's clients that `broadcast` leaves for `aggregate`."""
+    reduced: bool = False
+    """Whether the reducer was used: a method that only calls `mean` does not use it."""
+    flops: int = 0
+    """Operations of the server so far."""
+    working_bytes: int = 0
+    """The most work space at once on this rank."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the round, which observers add."""
+    view: RelationView | None = None
+    """Who received whose model, where a method sets it; None: the weights of its relation."""
+
+    def __post_init__(self) -> None:
+        self.memory = self.run.server.memory
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
-        self.answered: list[int] = []
-        """The clients whose upload has arrived, once it has."""
         self._statistics: dict[int, dict[str, Tensor]] = {}
-        self.sent: dict[int, Payload] = {}
-        """What this rank's clients of the cohort were sent."""
-        self.groups = [
-            GroupServer(self, g, [c for c in cohort if run.group_of(c) is g]) for g in run.groups
-        ]
-        self.scratch: dict[int, Tensor] = {}
-        """Vectors of this rank's clients that `broadcast` leaves for `aggregate`."""
-        self.reduced = False
-        """Whether the reducer was asked for: a method that only calls `mean` passes a robust one
-        by."""
-        self.flops = 0
-        """Operations of the server so far."""
-        self.working_bytes = 0
-        """The most work space at once on this rank."""
-        self.metrics: dict[str, float] = {}
-        """Further metrics of the round, which observers add."""
-        self.view: RelationView | None = None
-        """Who received whose knowledge, where a method says so; None: what relations were asked
-        for."""
+        self.groups = []
+        for group in self.run.groups:
+            members = [c for c in self.cohort if self.run.group_of(c) is group]
+            self.groups.append(GroupServer(self, group, members))
 
     @property
     def clients(self) -> int:
@@ -73,8 +71,7 @@ class Server:
 
     @property
     def statistics(self) -> dict[int, dict[str, Tensor]]:
-        """What those who answered uploaded beside vectors, by client and name, on every rank (on
-        the CPU).
+        """Uploaded tensors beside vectors, by client and name, on every rank (on the CPU).
 
         Raises:
             BadInput: the method does not declare `statistics`: they have not been gathered.
@@ -85,18 +82,17 @@ class Server:
 
     @property
     def only(self) -> GroupServer:
-        """The only group of clients; a method that asks for it takes one architecture.
+        """The only group of clients, for methods that take one architecture.
 
         Raises:
             BadInput: there are several.
         """
         if len(self.groups) > 1:
-            name = type(self.run.method).__name__
-            allowed = (
-                f"{name} asks for the only group (server.only, server[...]): set `several = False` "
-                f"in its class"
+            requirement = (
+                f"{type(self.run.method).__name__} asks for the only group (server.only, "
+                "server[...]): set `several = False` in its class"
             )
-            raise BadInput("model", [g.group.name for g in self.groups], allowed)
+            raise BadInput("model", [g.group.name for g in self.groups], requirement)
         return self.groups[0]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -107,7 +103,8 @@ class Server:
 
     def samples(self, clients: Sequence[int]) -> Tensor:
         """Training samples, float64 (n,)."""
-        return torch.tensor([self.run.data.train_sizes[c] for c in clients], dtype=torch.float64)
+        sizes = [self.run.data.train_sizes[c] for c in clients]
+        return torch.tensor(sizes, dtype=torch.float64)
 
     def shares(self, clients: Sequence[int]) -> Tensor:
         """Shares of the training samples, float64 (n,), summing to 1."""
@@ -115,16 +112,16 @@ class Server:
         return samples / samples.sum()
 
     def collect(self, answered: Sequence[int], statistics: Mapping[int, dict[str, Tensor]]) -> None:
-        """The uploads of `answered` have arrived (the engine's call)."""
+        """Take in the uploads of `answered` (the engine's call)."""
         self.answered = list(answered)
         self._statistics = dict(statistics)
-        here = set(answered)
+        arrived = set(answered)
         for group in self.groups:
-            group.answered = [c for c in group.cohort if c in here]
+            group.answered = [c for c in group.cohort if c in arrived]
 
     def relation_view(self) -> RelationView:
-        """Who received whom in this round, ready to be drawn; nobody, and that is said, where it is
-        too large."""
+        """Who received whom in this round, ready to be drawn; empty, with a line in the log, where
+        it is too large."""
         if self.view is not None:
             return self.view
         run = self.run
@@ -132,19 +129,17 @@ class Server:
         several = len(self.groups) > 1
         receivers = sum(len(part.receivers) for part in parts)
         sources = sum(len(part.sources) for part in parts)
-        size = receivers * sources * (1 if several else len(run.layer_names))
-        if size > MOST_KEPT:
-            if "relation" not in run.warned and run.is_main:
-                what = (
-                    f"{receivers:,} receivers by {sources:,} sources by layer is "
-                    f"{4 * size / 2**30:.1f} GiB a round"
-                )
-                log.say(
-                    f"relation: {what}: it is not kept, nor drawn; with a lower "
-                    f"federation.participation it is"
-                )
-            run.warned.add("relation")
+        layers = 1 if several else len(run.layer_names)
+        size = receivers * sources * layers
         if not parts or size > MOST_KEPT:
+            if size and "relation" not in run.warned and run.is_main:
+                gib = 4 * size / 2**30
+                log.say(
+                    f"relation: {receivers:,} receivers by {sources:,} sources by layer is "
+                    f"{gib:.1f} GiB a round: it is not kept, nor drawn; with a lower "
+                    "federation.participation it is"
+                )
+                run.warned.add("relation")
             return RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
         return one_view(parts) if several else parts[0].view(run.layer_names)
 
@@ -154,21 +149,23 @@ MOST_KEPT = 10**8
 layers (ours)."""
 
 
+@dataclass(eq=False, repr=False)
 class GroupServer:
-    """The clients of one architecture, and what the server keeps for them."""
+    """The clients of one architecture, with the server's vectors for them."""
 
-    def __init__(self, server: Server, group: ModelGroup, cohort: list[int]) -> None:
-        self.server = server
-        self.group = group
-        self.cohort = cohort
-        self.answered: list[int] = []
-        self.layout = group.layout
-        self.members = group.members
-        self.initial = group.initial
-        self.here = server.run.at_home(cohort)
+    server: Server
+    group: ModelGroup
+    cohort: list[int]
+    answered: list[int] = field(default_factory=list)
+    weighed: Weights | None = None
+    """The last weights of the relation in this round."""
+
+    def __post_init__(self) -> None:
+        self.layout = self.group.layout
+        self.members = self.group.members
+        self.initial = self.group.initial
+        self.here = self.server.run.at_home(self.cohort)
         """The clients of the cohort whose home is this rank."""
-        self.weighed: Weights | None = None
-        """What the relation was last asked for in this round."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.group.vectors[name]
@@ -180,11 +177,11 @@ class GroupServer:
         return name in self.group.vectors
 
     def send(self, vectors: Mapping[int, Tensor]) -> dict[int, Payload]:
-        """`vectors` by client (this rank's) as payloads with all that clients share."""
-        return {
-            c: Payload(self.layout, vector, self.group.down_mask.copy())
-            for c, vector in vectors.items()
-        }
+        """Payloads of this rank's `vectors` by client, with all blocks that clients share."""
+        payloads = {}
+        for c, vector in vectors.items():
+            payloads[c] = Payload(self.layout, vector, self.group.down_mask.copy())
+        return payloads
 
     # ---------------------------------------------------------------- by a relation
 
@@ -200,12 +197,18 @@ class GroupServer:
             weights = relation.weights(inputs)
             self._warn(relation, weights, receivers, sources)
         weights = relation.as_mixed(weights, receivers, sources, self.server.round)
-        self._weighed(relation, weights, receivers, sources, len(receivers))
-        sent = self.send(self.mix(weights, receivers, sources, by_layer=relation.per_layer))
-        assert self.weighed is not None
-        for c, own in zip(receivers, self.weighed.own(), strict=True):
+        weighed = self._weighed(
+            relation,
+            weights,
+            receivers,
+            sources,
+            len(receivers),
+        )
+        mixes = self.mix(weights, receivers, sources, by_layer=relation.per_layer)
+        sent = self.send(mixes)
+        for c, own_weights in zip(receivers, weighed.own(), strict=True):
             if c in sent:
-                sent[c].own_weights = own
+                sent[c].own_weights = own_weights
         return sent
 
     def mean_by(self, relation: Relation, who: list[int] | None = None) -> Tensor:
@@ -213,42 +216,63 @@ class GroupServer:
         row of `relation` and the reducer."""
         who = self.answered if who is None else who
         inputs = self.inputs(relation, who, who)
-        weights = self.server.reducer.weights(relation.weights(inputs)[:, 0], inputs)
-        self._weighed(relation, weights[:, None].expand(-1, len(who), -1), who, who, 1)
+        reducer = self.server.reducer
+        weights = reducer.weights(relation.weights(inputs)[:, 0], inputs)
+        self._weighed(
+            relation,
+            weights[:, None].expand(-1, len(who), -1),
+            who,
+            who,
+            1,
+        )
         self.server.reduced = True
-        how = self.server.reducer.combine
-        mean = self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
-        return self.server.reducer.finished(mean, self, who)
+        mean = self.mean(
+            weights,
+            who,
+            by_layer=relation.per_layer,
+            like=self[MODEL],
+            combine=reducer.combine,
+        )
+        return reducer.finished(mean, self, who)
 
     def inputs(
-        self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]
+        self,
+        relation: Relation,
+        receivers: Sequence[int],
+        sources: Sequence[int],
     ) -> RelationInputs:
-        """What a relation may look at."""
+        """All that a relation may look at."""
         server = self.server
 
         @cache
         def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
-            parameters = self.layout.is_parameter
-            down = self.group.down_mask
-            blocks = {"zero": down, "parameters": parameters & down}.get(of, parameters)
             since: Since = "zero" if of == "parameters" else of
+            blocks = self.group.down_mask if since == "zero" else self.layout.is_parameter
+            if of == "parameters":
+                blocks = blocks & self.layout.is_parameter
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
 
-        samples = server.samples(sources)
-        layers = self._layers(relation)
         return RelationInputs(
-            list(receivers), list(sources), samples, layers, server.clients, server.memory, gram
+            list(receivers),
+            list(sources),
+            server.samples(sources),
+            self._layers(relation.per_layer),
+            server.clients,
+            server.memory,
+            gram,
         )
 
-    def _layers(self, relation: Relation) -> int:
-        return len(self.layout.layers) if relation.per_layer else 1
+    def _layers(self, by_layer: bool) -> int:
+        return len(self.layout.layers) if by_layer else 1
 
     def _candidates(self, sources: str) -> list[int]:
         run = self.server.run
         if sources == "all":
             return list(self.members)
-        known = self.cohort if sources == "cohort" else run.server.uploaded.union(self.cohort)
-        return sorted(c for c in known if run.group_of(c) is self.group)
+        clients = set(self.cohort)
+        if sources != "cohort":
+            clients |= run.server.uploaded
+        return sorted(c for c in clients if run.group_of(c) is self.group)
 
     def _weighed(
         self,
@@ -257,35 +281,42 @@ class GroupServer:
         receivers: list[int],
         sources: list[int],
         rows: int,
-    ) -> None:
-        self.server.flops += relation.flops(self._layers(relation), rows, len(sources))
+    ) -> Weights:
+        """Remember a relation's weights, and count the operations of their `rows`."""
+        layers = self._layers(relation.per_layer)
+        self.server.flops += relation.flops(layers, rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
+        return self.weighed
 
     def _warn(
-        self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int]
+        self,
+        relation: Relation,
+        weights: Tensor,
+        receivers: list[int],
+        sources: list[int],
     ) -> None:
-        """Say once how much of what is received are initial models, of clients that have not
+        """Log once which share of the received models is the initial one, of clients that have not
         uploaded yet."""
         run = self.server.run
-        uploaded = self.server.run.server.uploaded
-        strange = torch.tensor([c not in uploaded for c in sources])
-        if "initial" in run.warned or not uploaded or not strange.any():
+        uploaded = run.server.uploaded
+        initial = torch.tensor([c not in uploaded for c in sources])
+        if "initial" in run.warned or not uploaded or not initial.any():
             return
-        others = strange & (torch.tensor(receivers)[:, None] != torch.tensor(sources))
-        share = float((weights * others).sum(-1).mean())
+        of_others = torch.tensor(receivers)[:, None] != torch.tensor(sources)
+        share = float((weights * (initial & of_others)).sum(-1).mean())
         if share <= 0:
             return
         run.warned.add("initial")
+        if not run.is_main:
+            return
         kind: type = type(run.method)
-        choices = str(allowed(kind).get("sources", ""))
-        way = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
-        mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
-        if run.is_main:
-            what = (
-                f"{mixed} are of clients that have not uploaded yet: the initial model makes up "
-                f"{share:.0%}"
-            )
-            log.say(f"round {self.server.round}: {what} of what is received{way}")
+        choices = str(bounded_fields(kind).get("sources", ""))
+        cure = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
+        log.say(
+            f"round {self.server.round}: {int(initial.sum())} of the {len(sources)} models that "
+            "are mixed are of clients that have not uploaded yet: the initial model makes up "
+            f"{share:.0%} of what is received{cure}"
+        )
 
     # ---------------------------------------------------------------- on vectors
 
@@ -307,10 +338,10 @@ class GroupServer:
             weights: (n,), or (L, n) with `by_layer`, float64; each row sums to 1.
             sources: clients, ascending.
             slot: which of their vectors.
-            since: `sent`: their changes since what they were sent in this round; `initial`: since
-                the initial model.
+            since: `zero`: the vectors themselves; `sent`: their changes since the downloads of this
+                round; `initial`: since the initial model.
             by_layer: every layer has weights of its own.
-            like: what the blocks hold that do not travel; None: 0.
+            like: gives the numbers of blocks that do not travel; None: 0.
             combine: makes one row of a tile of rows and their weights: this mean, or a robust one.
 
         Returns:
@@ -321,14 +352,13 @@ class GroupServer:
                 vector.
         """
         weights = weights.reshape(-1, len(sources))
-        if not torch.allclose(
-            weights.sum(1), torch.ones(len(weights), dtype=weights.dtype), atol=1e-6, rtol=0
-        ):
-            raise RunFailed(f"the weights of a mean sum to {weights.sum(1).tolist()}, not to 1")
+        sums = weights.sum(1)
+        if not torch.allclose(sums, torch.ones_like(sums), atol=1e-6, rtol=0):
+            raise RunFailed(f"the weights of a mean sum to {sums.tolist()}, not to 1")
         into = torch.zeros_like(self.initial) if like is None else like.clone()
         mixer = self._mixer(sources, slot, since)
         mixer.mean(self._segments(by_layer, slot), weights, into, combine)
-        self._count(mixer)
+        self.count(mixer)
         return into
 
     def mix(
@@ -340,36 +370,35 @@ class GroupServer:
         by_layer: bool = False,
         fresh: bool = False,
     ) -> dict[int, Tensor]:
-        """What each of `receivers` (this rank's) is to receive: rows of `weights` applied to the
+        """Mixes for those of `receivers` whose home is this rank: rows of `weights` applied to the
         sources' models.
 
         Args:
-            weights: (1 or L, m, n), float64; rows sum to 1, but where a relation goes without a
-                projection.
+            weights: (1 or L, m, n), float64; rows sum to 1, unless the relation does not project
+                them.
             receivers: m clients among the sources.
             sources: n clients, ascending.
             by_layer: every layer has weights of its own.
-            fresh: into new vectors, on the device, and not into those that the round's downloads
-                lie in.
+            fresh: into new vectors, on the device; else into those of the round's downloads.
         """
-        mine = self.server.run.at_home(receivers)
+        run = self.server.run
+        here = run.at_home(receivers)
         segments = self._segments(by_layer, MODEL)
         mixer = self._mixer(sources, MODEL, "zero")
         if not segments:  # where nothing is sent, nothing is read
-            return dict.fromkeys(mine, self.initial)
-        into = {
-            c: torch.zeros_like(self.initial) if fresh else self._buffer(k)
-            for k, c in enumerate(mine)
-        }
-        layers = len(self.layout.layers) if by_layer else 1
+            return dict.fromkeys(here, self.initial)
+        into = {}
+        for k, c in enumerate(here):
+            into[c] = torch.zeros_like(self.initial) if fresh else self._buffer(k)
+        by_layers = weights.expand(self._layers(by_layer), -1, -1)
         mixer.mix(
             segments,
-            weights.expand(layers, -1, -1),
+            by_layers,
             list(receivers),
             into,
-            self.server.run.relation.sums_to_one,
+            run.relation.sums_to_one,
         )
-        self._count(mixer)
+        self.count(mixer)
         return into
 
     def gram(
@@ -382,30 +411,37 @@ class GroupServer:
         blocks: np.ndarray | None = None,
     ) -> Gram:
         """Inner products of the sources' vectors, or of their changes `since`, by layer (else L =
-        1).
-
-        `blocks` (bool [B]): those that count; None: all that travel.
-        """
+        1), over `blocks` (bool [B]; None: all that travel)."""
         mixer = self._mixer(sources, slot, since)
         segments = self._segments(by_layer, slot)
         if blocks is not None:
             segments = self.layout.segments(blocks, by_layer=by_layer)
-        products = mixer.gram(segments, len(self.layout.layers) if by_layer else 1)
-        self._count(mixer)
+        products = mixer.gram(segments, self._layers(by_layer))
+        self.count(mixer)
         return products
 
-    def vector(self, client: int, slot: str = MODEL, since: Since = "zero") -> Tensor:
-        """What the server last received of one client (D,), on every rank: for methods that learn
-        from each upload."""
+    def vector(
+        self,
+        client: int,
+        slot: str = MODEL,
+        since: Since = "zero",
+    ) -> Tensor:
+        """The vector (D,) that the server last received of one client, on every rank: for methods
+        that learn from each upload."""
         return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
         mask = self.group.down_mask if slot == MODEL else self.layout.is_parameter
         return self.layout.segments(mask, by_layer=by_layer)
 
-    def _mixer(self, sources: Sequence[int], slot: str, since: Since) -> Mixer:
-        """The kernel over the server's last copies of `sources`; of what never arrived that is the
-        first value."""
+    def _mixer(
+        self,
+        sources: Sequence[int],
+        slot: str,
+        since: Since,
+    ) -> Mixer:
+        """The kernel over the server's last copies of `sources`; the slot's first value stands in
+        for vectors that never arrived."""
         run = self.server.run
         first = self.initial if slot == MODEL else run.method.slots()[slot].first(self.initial)
         vectors: dict[int, Tensor] = {}
@@ -415,52 +451,62 @@ class GroupServer:
             if since != "zero":  # the store may have its vectors elsewhere than where clients train
                 base = self.initial if since == "initial" else self.server.sent[c].vector
                 vector = vector.to(run.device) - base.to(run.device)
-                copied += vector.numel() * vector.element_size()
+                copied += vector.nbytes
             vectors[c] = vector
         self.server.working_bytes = max(self.server.working_bytes, copied)
-        return Mixer(run.processes, run.home, vectors, list(sources), run.dtype)
+        return Mixer(
+            run.processes,
+            run.home,
+            vectors,
+            list(sources),
+            run.dtype,
+        )
 
-    def _count(self, mixer: Mixer) -> None:
+    def count(self, mixer: Mixer) -> None:
+        """Add the operations and the work space of a kernel."""
         self.server.flops += mixer.flops
         self.server.working_bytes = max(self.server.working_bytes, mixer.working_bytes)
 
     def _buffer(self, k: int) -> Tensor:
-        """The vector (D,) that the mix for the k-th of a round's receivers here is written into."""
+        """The vector (D,) for the mix of the k-th of a round's receivers here."""
         if k not in self.group.buffers:
             self.group.buffers[k] = self.server.run.store.allocate(self.initial)
         return self.group.buffers[k]
 
 
-def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int]) -> Tensor:
-    """Rows of `relation`, (layers or 1, m, n), in which no client counts whose upload has not
+def among_uploaded(
+    relation: Relation,
+    inputs: RelationInputs,
+    uploaded: set[int],
+) -> Tensor:
+    """Rows of `relation`, (layers or 1, m, n), without weights on clients whose upload has not
     arrived yet.
 
-    A receiver that has not uploaded itself counts in its own row, with the initial model.
+    A receiver that has not uploaded itself has a weight in its own row, on the initial model.
     """
-    known = [c for c in inputs.sources if c in uploaded]
-    groups = [([c for c in inputs.receivers if c in uploaded], known)]
-    groups += [([c], sorted([*known, c])) for c in inputs.receivers if c not in uploaded]
-    shape = len(inputs.receivers), len(inputs.sources)
-    rows_of_all: Tensor | None = None
-    for receivers, sources in groups:
+    arrived = [c for c in inputs.sources if c in uploaded]
+    blocks = [([c for c in inputs.receivers if c in uploaded], arrived)]
+    blocks += [([c], sorted([*arrived, c])) for c in inputs.receivers if c not in uploaded]
+    parts = []
+    for receivers, sources in blocks:
         if not receivers:
             continue
-        index = places(sources, inputs.sources)
+        columns = places(sources, inputs.sources)
         rows = places(receivers, inputs.receivers)
 
-        def gram(*since: str, index: Tensor = index) -> Gram:
-            return inputs.gram(*since).among(index)
+        def gram(*since: str, columns: Tensor = columns) -> Gram:
+            return inputs.gram(*since).among(columns)
 
-        within = replace(
+        among_sources = replace(
             inputs,
             receivers=receivers,
             sources=sources,
-            samples=inputs.samples[index],
+            samples=inputs.samples[columns],
             gram=gram,
         )
-        part = relation.weights(within)
-        if rows_of_all is None:
-            rows_of_all = part.new_zeros(len(part), *shape)
-        rows_of_all[:, rows[:, None], index] = part
-    assert rows_of_all is not None
-    return rows_of_all
+        parts.append((rows, columns, relation.weights(among_sources)))
+    layers = len(parts[0][2])
+    table = parts[0][2].new_zeros(layers, len(inputs.receivers), len(inputs.sources))
+    for rows, columns, weights in parts:
+        table[:, rows[:, None], columns] = weights
+    return table

@@ -84,7 +84,11 @@ def is_shipped(method: object) -> bool:
     return type(method).__module__.startswith("fl_lightning.methods.")
 
 
-def undeclared(part: Any, trait: str, why: str) -> BadInput:
+def undeclared(
+    part: Any,
+    trait: str,
+    why: str,
+) -> BadInput:
     """The error of a method or callback that does what only `trait` allows."""
     place = "traits." if hasattr(part, "traits") else ""
     return BadInput(f"{type(part).__name__}.{place}{trait}", False, f"{why}: set it to True")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check, held_out
 from fl_lightning.data import identity, newcomers, owntest, partition, planted, public, units
@@ -27,15 +28,19 @@ __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 
 
 def prepare(
-    data: DataConfig, clients: int, seed: int, smoke: bool = False, fit: bool = True
+    data: DataConfig,
+    clients: int,
+    seed: int,
+    smoke: bool = False,
+    fit: bool = True,
 ) -> FederatedData:
     """Load `data.source`, deal it out to `clients` and work out the normalisation; without `fit`
     samples stay as they were read, with neither `data.impute` nor `data.scale`.
 
-    Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold
-    on its place in it. Raises `BadInput` for data that are absent, malformed or too few. `smoke`
-    takes a few samples only, with fewer for each client than `data.min_samples`, and makes them up
-    where the real are absent.
+    Randomness depends on `seed` alone; with `data.folds` the seed is `cycle * folds + fold`: the
+    cycle draws the split, and the fold is the test part. Raises `BadInput` for data that are
+    absent, malformed or too few. `smoke` takes a few samples only, with fewer for each client than
+    `data.min_samples`, and makes them up where the real are absent.
     """
     if smoke:
         heir = None if data.rest_to is None else data.rest_to % clients
@@ -46,7 +51,7 @@ def prepare(
             groups=min(clients, data.groups),
         )
     seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
-    is_told = identity.is_told(data)
+    keeps_digest = identity.keeps_digest(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
     tasks = planted.tasks(
@@ -62,7 +67,14 @@ def prepare(
         source,
         data.partition == partition.NATURAL,
     )
-    dealt = _deal(source, data, clients, seed, fold, smoke)
+    dealt = _deal(
+        source,
+        data,
+        clients,
+        seed,
+        fold,
+        smoke,
+    )
     rotated = data.partition == "rotated"
     angles = (
         partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
@@ -95,7 +107,7 @@ def prepare(
         smoke,
         fit,
     )
-    if is_told:
+    if keeps_digest:
         digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
     absent = {newcomer.number for newcomer in away}
@@ -117,7 +129,7 @@ def prepare(
 def _samples(
     source: Source,
     dealt: _Dealt,
-    labels: tuple[np.ndarray, np.ndarray],
+    labels: tuple[ndarray, ndarray],
     away: list[HeldOut],
     data: DataConfig,
     unlabelled: Pool | None,
@@ -140,9 +152,17 @@ def _samples(
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
+        public_, made_up = public.load(
+            data,
+            unlabelled,
+            train,
+            made_up,
+            seed,
+            smoke,
+        )
     if fits is not None:
-        shared = np.delete(np.arange(len(dealt.names)), [newcomer.number for newcomer in away])
+        absent = [newcomer.number for newcomer in away]
+        shared = np.delete(np.arange(len(dealt.names)), absent)
         seen = np.concatenate([dealt.shares[0][c] for c in shared])
         train, test = fits.all_of(
             train,
@@ -154,37 +174,46 @@ def _samples(
     mean, std = _normalisation(data, train, dealt.shares, away)
 
     def samples(
-        raw: np.ndarray,
-        own: np.ndarray,
-        fitted: bool = False,
+        raw: ndarray,
+        labels: ndarray,
+        pool: Pool | None = None,
     ) -> Samples:
-        raw = raw if fitted or fits is None else fits.transformed(0, "all clients", raw)
+        if pool is None:
+            raw = raw if fits is None else fits.transformed(0, "all clients", raw)
+            return Samples(
+                torch.from_numpy(raw),
+                torch.from_numpy(labels),
+                mean,
+                std,
+            )
+        numbers = pool.numbers, pool.independent, pool.lines
         return Samples(
             torch.from_numpy(raw),
-            torch.from_numpy(own),
+            torch.from_numpy(labels),
             mean,
             std,
+            *numbers,
         )
 
-    def with_units(these: Samples, pool: Pool) -> Samples:
-        return replace(these, rows=pool.numbers, units=pool.independent, lines=pool.lines)
-
-    tested = with_units(samples(test, labels[1], fitted=True), dealt.test)
+    tested = samples(test, labels[1], dealt.test)
     common = tested if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
         common = samples(dealt.common.read_all(), dealt.common.labels)
-    shared_by_all = None if public_ is None else samples(public_, np.zeros(0, np.int64))
     named = client_names(source, data, len(dealt.names))
-    reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
-    trained = with_units(samples(train, labels[0], fitted=True), dealt.train)
-    pools = {"train": trained, "test": tested, "public": shared_by_all, "common": common}
-    return {**pools, "reading": reading, "made_up": made_up}
+    return {
+        "train": samples(train, labels[0], dealt.train),
+        "test": tested,
+        "public": None if public_ is None else samples(public_, np.zeros(0, np.int64)),
+        "common": common,
+        "reading": replace(source.reading, client_names=named, columns=columns, preprocessing=fits),
+        "made_up": made_up,
+    }
 
 
 def _normalisation(
     data: DataConfig,
-    raw: np.ndarray,
-    shares: Sequence[Sequence[np.ndarray]],
+    raw: ndarray,
+    shares: Sequence[Sequence[ndarray]],
     away: Sequence[HeldOut],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and deviation of the training samples `raw`, without those of clients that are held out.
@@ -197,8 +226,11 @@ def _normalisation(
     unseen = [index for newcomer in away for index in (newcomer.train, newcomer.validation)]
     if data.fitted == "own":
         dealt = [index for part in shares[:2] for index in part]
-        unseen.append(np.setdiff1d(np.arange(len(raw)), np.concatenate(dealt)))
-    return normalisation(np.delete(raw, np.concatenate(unseen), 0) if unseen else raw)
+        owned = np.concatenate(dealt)
+        unseen.append(np.setdiff1d(np.arange(len(raw)), owned))
+    if unseen:
+        raw = np.delete(raw, np.concatenate(unseen), 0)
+    return normalisation(raw)
 
 
 def _check_images(data: DataConfig, axes: int) -> None:
@@ -233,113 +265,56 @@ class _Dealt:
 
 
 def _deal(
-    source: Source, data: DataConfig, clients: int, seed: int, fold: int, smoke: bool
+    source: Source,
+    data: DataConfig,
+    clients: int,
+    seed: int,
+    fold: int,
+    smoke: bool,
 ) -> _Dealt:
-    train = source.train
-    pooled = data.pooled
-    if not data.reads_test:
-        source = replace(source, test=train)  # is dealt out in its place, and then nobody's
-    if pooled:
-        train = train.beside(source.test)
+    """Choose the samples in use, hold public ones back, deal, cut each client's own test part, thin
+    and cap training parts, and cut validation parts off them."""
     dealer = _dealer(data, seed)
-    used = _used(
-        train,
-        data,
-        data.fraction,
-        clients,
-        SMOKE_TRAIN if smoke else None,
-        numpy_rng(dealer, "data.train"),
-    )
-    held_back = None
-    if data.public == public.HELD_BACK:
-        used, out = public.hold_back(used, data, dealer, smoke)
-        held_back = train.part(out)
-    train = train.part(used)
-    test = train
-    if not pooled:
-        share = data.fraction if data.test_fraction is None else data.test_fraction
-        few = SMOKE_TEST if smoke else None
-        test = source.test.part(
-            _used(
-                source.test,
-                data,
-                share,
-                clients,
-                few,
-                numpy_rng(dealer, "data.test"),
-            )
-        )
+    train, test, held_back = _in_use(source, data, clients, dealer, smoke)
     common = test if data.global_test else None
     test = train if data.own_test else test
     groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(dealer, "partition")
-    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
+    trains, tests = partition.deal(
+        train.strata,
+        test.strata,
+        clients,
+        data,
+        rng,
+        groups,
+    )
     if train.units is not None:
         _check_units(data, train, test, trains, names)
     if data.own_test:  # what was dealt as training data is all that a client has
-        trains, tests = owntest.cut(train, trains, data, seed, fold, names)
-        tested = np.sort(np.concatenate(tests))
-        trained = np.setdiff1d(
-            np.arange(len(used)),
-            tested,
-            assume_unique=True,
-        )
-        # windows that overlap a test's are nobody's: not in the normalisation either
-        if train.spans is not None:
-            trained = np.sort(np.concatenate(trains))
-        trains = [np.searchsorted(trained, share) for share in trains]
-        tests = [np.searchsorted(tested, share) for share in tests]
-        train, test = train.part(trained), train.part(tested)
-    if data.train_share < 1:
-        # one will be held out
-        least = 1 + (data.validation > 0)
-        rng = numpy_rng(seed, "data.train_share")
-        trains = owntest.thinned(
+        train, test, trains, tests = owntest.as_pools(
+            train,
             trains,
-            train.strata,
-            data.train_share,
-            least,
-            rng,
+            data,
+            seed,
+            fold,
+            names,
         )
-    trains = partition.keep(
-        trains,
-        train.strata,
-        data,
-        numpy_rng(seed, "data.samples_per_client"),
-    )
-    trains, validations = owntest.hold_out(
-        train, trains, data.validation, numpy_rng(seed, "data.validation")
-    )
-    fewest = min(map(len, trains))
-    problem = (
-        f"some client has {fewest} windows left that overlap none held out: lower it, or "
-        f"data.validation"
-    )
-    check(
-        "data.min_samples",
-        data.min_samples,
-        fewest >= data.min_samples or train.spans is None,
-        problem,
-    )
+    trains, validations = _training_parts(train, trains, data, seed)
     if held_back is not None:
-        held_back = public.apart(
-            held_back,
-            (train, validations),
-            (test, tests),
-        )
+        held_back = public.apart(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
+        shares = trains, validations, validations
         return _Dealt(
             train,
             train,
-            (trains, validations, validations),
+            shares,
             names,
             held_back,
             None,
         )
-    owntest.check_positives(
-        test.labels, tests, source.class_names, data.least_test_positives, names
-    )
+    least = data.least_test_positives
+    owntest.check_positives(test.labels, tests, source.class_names, least, names)
     return _Dealt(
         train,
         test,
@@ -350,7 +325,80 @@ def _deal(
     )
 
 
-def _groups(train: Pool, test: Pool, names: list[str]) -> partition.Groups | None:
+def _in_use(
+    source: Source,
+    data: DataConfig,
+    clients: int,
+    dealer: int,
+    smoke: bool,
+) -> tuple[Pool, Pool, Pool | None]:
+    """Returns the training and the test samples in use, one pool where they are pooled, and those
+    that are held back as public ones."""
+    train = source.train
+    # where no test samples are read, training samples are dealt out in their place: then nobody's
+    test = source.test if data.reads_test else train
+    if data.pooled:
+        train = train.followed_by(test)
+    most = SMOKE_TRAIN if smoke else None
+    rng = numpy_rng(dealer, "data.train")
+    used = _used(
+        train,
+        data,
+        data.fraction,
+        clients,
+        most,
+        rng,
+    )
+    held_back = None
+    if data.public == public.HELD_BACK:
+        used, out = public.hold_back(used, data, dealer, smoke)
+        held_back = train.part(out)
+    train = train.part(used)
+    if data.pooled:
+        return train, train, held_back
+    share = data.fraction if data.test_fraction is None else data.test_fraction
+    most = SMOKE_TEST if smoke else None
+    used = _used(
+        test,
+        data,
+        share,
+        clients,
+        most,
+        numpy_rng(dealer, "data.test"),
+    )
+    return train, test.part(used), held_back
+
+
+def _training_parts(
+    train: Pool,
+    trains: partition.Shares,
+    data: DataConfig,
+    seed: int,
+) -> tuple[partition.Shares, partition.Shares]:
+    """Returns each client's training part, thinned and capped as `data` says, and the validation
+    part that is cut off it."""
+    if data.train_share < 1:
+        least = 1 + (data.validation > 0)  # one will be held out
+        rng = numpy_rng(seed, "data.train_share")
+        trains = owntest.thinned(trains, train.strata, data.train_share, least, rng)
+    rng = numpy_rng(seed, "data.samples_per_client")
+    trains = partition.keep(trains, train.strata, data, rng)
+    rng = numpy_rng(seed, "data.validation")
+    trains, validations = owntest.cut_off(train, trains, data.validation, rng)
+    if train.spans is not None:
+        fewest = min(map(len, trains))
+        problem = f"some client has {fewest} windows left that overlap none held out"
+        remedy = "lower it, or data.validation"
+        is_enough = fewest >= data.min_samples
+        check("data.min_samples", data.min_samples, is_enough, f"{problem}: {remedy}")
+    return trains, validations
+
+
+def _groups(
+    train: Pool,
+    test: Pool,
+    names: list[str],
+) -> partition.Groups | None:
     """Returns the groups of the samples; None where a part has none."""
     if train.groups is None or test.groups is None:
         return None
@@ -358,12 +406,16 @@ def _groups(train: Pool, test: Pool, names: list[str]) -> partition.Groups | Non
 
 
 def _check_units(
-    data: DataConfig, train: Pool, test: Pool, shares: partition.Shares, names: list[str]
+    data: DataConfig,
+    train: Pool,
+    test: Pool,
+    shares: partition.Shares,
+    names: list[str],
 ) -> None:
     """Raise `BadInput` where samples of one unit lie in two clients or in two parts."""
     assert train.units is not None
     units.check_apart(data.unit_column, train.units, shares, names)
-    requirement = "samples that are held back may be of units that clients have: null"
+    requirement = "samples that are held back may be of units that clients have: set it to null"
     check("data.public", data.public, data.public != public.HELD_BACK, requirement)
     if test.units is not None and data.reads_test and not data.own_test:
         twice = np.intersect1d(train.units, test.units).size
@@ -393,12 +445,12 @@ def client_names(
     value = data.root if data.client_names is None else names
     valid = data.client_names is None or len(names) == clients
     check(key, value, valid, f"{len(names)} names for {clients} clients (federation.clients)")
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    check(key, value, twice is None, f"two clients are called {twice!r}")
+    for name, count in Counter(names).items():
+        check(key, value, count == 1, f"two clients are called {name!r}")
     return list(names)
 
 
-def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def normalisation(raw: ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1]
     or [features].
 
@@ -418,13 +470,15 @@ def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         total += block.sum(axes, keepdims=True)
         squares += np.square(block, out=block).sum(axes, keepdims=True)
     count = raw.size / origin.size
-    std = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
+    variance = squares / count - (total / count) ** 2
+    std = np.sqrt(np.maximum(variance, 0))
     mean = origin + total / count
     std = np.where(std > 0, std, 1)
-    return torch.from_numpy(mean[0].astype(np.float32)), torch.from_numpy(std[0].astype(np.float32))
+    center, spread = (torch.from_numpy(values[0].astype(np.float32)) for values in (mean, std))
+    return center, spread
 
 
-def _first(strata: np.ndarray, size: int) -> np.ndarray:
+def _first(strata: ndarray, size: int) -> ndarray:
     """Indices of the first `size` samples of each stratum."""
     order = np.argsort(strata, kind="stable")
     first = np.searchsorted(strata[order], strata[order])
@@ -438,7 +492,7 @@ def _used(
     clients: int,
     smoke: int | None,
     rng: np.random.Generator,
-) -> np.ndarray:
+) -> ndarray:
     """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per
     client."""
     grouped = data.partition == partition.NATURAL and pool.groups is not None

@@ -8,11 +8,12 @@ from typing import Any, Literal, cast
 from zipfile import is_zipfile
 
 import numpy as np
+from numpy import ndarray
 
-from fl_lightning.configuration.config import DataConfig, check
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data.columns import say_merged, say_merged_samples
-from fl_lightning.data.source import Absent, Pool, Source, check_class_names, source_of
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.data.source import Absent, Pool, Setting, Source, source_of
+from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.metric import Task
 from fl_lightning.foundation.named import composed
 
@@ -37,341 +38,343 @@ def load(data: DataConfig) -> Source:
     test part.
     """
     root = data.root
-    task = data.task
     if root is None or not root.lower().endswith(".npz"):
-        raise Absent(
-            "data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}"
-        )
+        problem = f"the source arrays wants the path of an .npz file: {LAYOUT}"
+        raise Absent("data.root", root, problem)
+    setting = Setting("data.root", root)
     parts = ["train", "test"] if data.reads_test else ["train"]
-    names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
-    names += [f"unit_{part}" for part in parts]
-    names += ["class_names", "client_names", "vocabulary", *SHAPED]
-    with _opened("data.root", root) as archive:
+    names = [f"{kind}_{part}" for part in parts for kind in ("x", "y", "client", "unit")]
+    with _opened(setting) as archive:
         missing = [key for key in KEYS if key not in archive]
-        arrays = _arrays(archive, names)
-    raw = "raw" in arrays
-    whole = raw and missing == ["x_test", "y_test"]
-    check(
-        "data.root",
-        root,
-        whole or not missing,
-        f"it lacks {', '.join(missing)}; it must hold {LAYOUT}",
-    )
-    parts = ["train"] if whole else parts
-    layout = _layout("data.root", root, arrays)
-    pools = {
-        p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, layout)
-        for p in parts
-    }
-    pools, group_names = _grouped(root, _with_units(root, pools, arrays), arrays)
-    ours, theirs = (arrays[f"x_{part}"].shape[1:] for part in ("train", parts[-1]))
-    check(
-        "data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}"
-    )
-    class_names: list[Any] = []
-    if task == "classification":
-        classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
-        samples = len(pools["train"].labels)
-        problem = f"label {classes - 1} is above {samples} training samples: number from 0"
-        check("data.root", root, classes <= samples, problem)
-        class_names = (
-            arrays["class_names"].tolist()
-            if "class_names" in arrays
-            else [str(k) for k in range(classes)]
-        )
-        class_names = [composed(name) if isinstance(name, str) else name for name in class_names]
-        check_class_names("data.root", root, class_names, classes)
-    source = source_of(
-        data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names
-    )
+        arrays = _arrays(archive, [*names, "class_names", "client_names", "vocabulary", *SHAPED])
+    has_test = "raw" not in arrays or missing != ["x_test", "y_test"]
+    problem = f"it lacks {', '.join(missing)}; it must hold {LAYOUT}"
+    setting.check(not missing or not has_test, problem)
+    return as_source(setting, arrays, data, has_test)
+
+
+def as_source(
+    setting: Setting,
+    arrays: dict[str, ndarray],
+    data: DataConfig,
+    has_test: bool,
+) -> Source:
+    """Returns the source of `arrays`, with the keys of a file.
+
+    Args:
+        setting: for messages.
+        arrays: of training, and where it is read of the test part.
+        data: says what the targets are, and how a test part is drawn.
+        has_test: whether there is one, be it unread; else a fifth of the training part is.
+
+    Raises:
+        BadInput: the arrays do not fit together.
+    """
+    layout = _layout(setting, arrays)
+    pools = {}
+    for part in ("train", "test"):
+        if f"x_{part}" in arrays:
+            x = arrays[f"x_{part}"]
+            y = arrays[f"y_{part}"]
+            pools[part] = _pool(
+                setting,
+                part,
+                x,
+                y,
+                data.task,
+                layout,
+            )
+    pools, group_names = _grouped(setting, _with_units(setting, pools, arrays), arrays)
+    shape, *others = [arrays[f"x_{part}"].shape[1:] for part in pools]
+    problem = f"x_train and x_test differ in shape: {shape}, {others}"
+    setting.check(others in ([], [shape]), problem)
+    class_names = _class_names(setting, pools, arrays) if data.task == "classification" else []
+    test = pools.get("test", pools["train"]) if has_test else None
+    source = source_of(data, pools["train"], test, class_names, group_names)
     return replace(source, vocabulary=int(arrays.get("vocabulary", 0)))
 
 
+def _class_names(
+    setting: Setting,
+    pools: Mapping[str, Pool],
+    arrays: Mapping[str, ndarray],
+) -> list[str]:
+    """Returns `class_names`, different texts and one for each class; else the classes' numbers."""
+    labels = np.concatenate([pool.labels for pool in pools.values()])
+    classes = 1 + int(labels.max())
+    samples = len(pools["train"].labels)
+    problem = f"label {classes - 1} of {samples} training samples: number classes from 0 on"
+    setting.check(classes <= samples, problem)
+    if "class_names" not in arrays:
+        return [str(number) for number in range(classes)]
+    names = arrays["class_names"].tolist()
+    for name in names:
+        problem = f"the class name {name!r} is no text: class_names must hold texts"
+        setting.check(isinstance(name, str), problem)
+    problem = f"class_names has {len(names)} names for {classes} classes"
+    setting.check(len(names) >= classes, problem)
+    names = [composed(name) for name in names]
+    setting.check(len(set(names)) == len(names), "class_names has a name twice")
+    return names
+
+
 def _grouped(
-    root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]
+    setting: Setting,
+    pools: dict[str, Pool],
+    arrays: Mapping[str, ndarray],
 ) -> tuple[dict[str, Pool], list[str]]:
     """The pools with each sample's client, and the clients' names: `client_names`, or the values in
     order."""
     if "client_train" not in arrays:
         return pools, []
-    clients = _clients(arrays["client_train"])
-    values: list[object] = sorted({*clients}, key=lambda v: (isinstance(v, str), v))
+    values = sorted(
+        set(_clients(arrays, "train")),
+        key=lambda value: (isinstance(value, str), value),
+    )
+    names: list[Any] = [str(value) for value in values]
     if "client_names" in arrays:
-        values = list(range(arrays["client_names"].size))
+        names = arrays["client_names"].ravel().tolist()
+        values = list(range(len(names)))
     places = {value: place for place, value in enumerate(values)}
     grouped = {}
     for part, pool in pools.items():
-        own = _clients(arrays.get(f"client_{part}", np.zeros(0)))
-        valid = len(own) == len(pool.labels)
-        check(
-            "data.root",
-            root,
-            valid,
-            f"client_{part} holds {len(own)} clients of {len(pool.labels)} samples",
-        )
-        stranger = next((value for value in own if value not in places), None)
-        check(
-            "data.root",
-            root,
-            stranger is None,
-            f"client_{part} holds {stranger!r}, which no name or training sample has",
-        )
-        grouped[part] = replace(pool, groups=np.array([places[value] for value in own], np.int64))
-    names = (
-        arrays["client_names"].ravel().tolist()
-        if "client_names" in arrays
-        else [str(value) for value in values]
-    )
-    stranger = next((name for name in names if not isinstance(name, str)), None)
-    check("data.root", root, stranger is None, f"client_names holds {stranger!r}, which is no text")
+        clients = _clients(arrays, part)
+        samples = len(pool.labels)
+        problem = f"client_{part} holds {len(clients)} clients of {samples} samples"
+        setting.check(len(clients) == samples, problem)
+        for client in clients:
+            problem = f"client_{part} holds {client!r}, which no name or training sample has"
+            setting.check(client in places, problem)
+        numbers = np.array([places[client] for client in clients], np.int64)
+        grouped[part] = replace(pool, groups=numbers)
+    for name in names:
+        setting.check(isinstance(name, str), f"client_names holds {name!r}, which is no text")
     return grouped, [composed(name) for name in names]
 
 
+def _clients(
+    arrays: Mapping[str, ndarray],
+    part: str,
+) -> list[Any]:
+    """The client of each sample of a part: its number, or its name."""
+    column = arrays.get(f"client_{part}", np.zeros(0))
+    values = column.ravel().tolist()
+    return [composed(value) if isinstance(value, str) else value for value in values]
+
+
 def _with_units(
-    root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]
+    setting: Setting,
+    pools: dict[str, Pool],
+    arrays: Mapping[str, ndarray],
 ) -> dict[str, Pool]:
     """The pools with the unit of each sample, where the file has `unit_train`."""
     if "unit_train" not in arrays:
         return pools
-    columns = {part: arrays.get(f"unit_{part}", np.zeros(0)).ravel() for part in pools}
-    for part, pool in pools.items():
-        size = len(columns[part])
-        requirement = f"unit_{part} holds {size} units of {len(pool.labels)} samples"
-        check("data.root", root, size == len(pool.labels), requirement)
-    numbers = np.unique(np.concatenate([*columns.values()]), return_inverse=True)[1]
-    ends = np.cumsum([len(column) for column in columns.values()])[:-1]
-    each = zip(pools.items(), np.split(numbers, ends), strict=True)
-    return {part: replace(pool, units=own) for (part, pool), own in each}
-
-
-def _clients(column: np.ndarray) -> list[Any]:
-    """The client of each sample: its number, or its name."""
-    return [
-        composed(value) if isinstance(value, str) else value for value in column.ravel().tolist()
-    ]
+    columns = [arrays.get(f"unit_{part}", np.zeros(0)).ravel() for part in pools]
+    for (part, pool), column in zip(pools.items(), columns, strict=True):
+        problem = f"unit_{part} holds {len(column)} units of {len(pool.labels)} samples"
+        setting.check(len(column) == len(pool.labels), problem)
+    numbers = np.unique(np.concatenate(columns), return_inverse=True)[1]
+    ends = np.cumsum([len(column) for column in columns])[:-1]
+    parts = np.split(numbers, ends)
+    with_units = {}
+    for (part, pool), units in zip(pools.items(), parts, strict=True):
+        with_units[part] = replace(pool, units=units)
+    return with_units
 
 
 def public(key: str, path: str) -> Pool:
     """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for
     `key`."""
-    with _opened(key, path) as archive:
-        samples = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
-        layout = _layout(key, path, _arrays(archive, ["channels"]))
+    setting = Setting(key, path)
+    with _opened(setting) as archive:
+        content = _arrays(archive, ["x_train", "x_public", "channels"])
+    samples = content.get("x_public", content.get("x_train"))
     if samples is None:
-        raise BadInput(key, path, "it must hold x_public or x_train")
-    check(
-        key,
-        path,
-        len(samples.shape) > 0 and len(samples) > 0,
-        "it holds no samples",
-    )
-    return _pool(
-        key,
-        path,
-        "public",
-        samples,
-        np.zeros(len(samples), np.int64),
-        layout=layout,
-    )
+        raise setting.error("it must hold x_public or x_train")
+    setting.check(samples.size > 0, "it holds no samples")
+    labels = np.zeros(len(samples), np.int64)
+    return _pool(setting, "public", samples, labels, layout=_layout(setting, content))
 
 
-def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+def newcomer(
+    root: str,
+    task: Task,
+) -> dict[str, tuple[ndarray, ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where
     the file has any."""
-    with _opened("data", root) as archive:
+    setting = Setting("data", root)
+    with _opened(setting) as archive:
         arrays = _arrays(archive, [*KEYS, "channels"])
-    layout = _layout("data", root, arrays)
-    if "x_train" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
-        raise BadInput(
-            "data",
-            root,
-            "it must hold x_train, y_train where there are labels, and x_test with y_test",
-        )
-    parts: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    layout = _layout(setting, arrays)
+    has_parts = "x_train" in arrays and ("x_test" in arrays) == ("y_test" in arrays)
+    requirement = "it must hold x_train, y_train where there are labels, and x_test with y_test"
+    setting.check(has_parts, requirement)
+    parts: dict[str, tuple[ndarray, ndarray | None]] = {}
     for part in ("train", "test"):
-        if f"x_{part}" not in arrays:
-            continue
-        x = arrays[f"x_{part}"]
-        y = arrays.get(f"y_{part}")
-        pool = _pool(
-            "data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task, layout
-        )
-        parts[part] = (pool.read_all(), None if y is None else pool.labels)
+        if f"x_{part}" in arrays:
+            x = arrays[f"x_{part}"]
+            y = arrays.get(f"y_{part}")
+            labels = np.zeros(len(x), np.int64) if y is None else y
+            pool = _pool(
+                setting,
+                part,
+                x,
+                labels,
+                task,
+                layout,
+            )
+            own_labels = None if y is None else pool.labels
+            parts[part] = pool.read_all(), own_labels
     return parts
 
 
-def site(
-    root: str, task: Task
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], ndarray | None]:
     """One site's samples and labels by part (`train`, `validation` and `test`, of which the last
     two may be empty), and the public samples where the file has any. A file with the key `raw` has
     its axes as clients train on them."""
-    names = [f"{letter}_{part}" for part in ("train", "validation", "test") for letter in "xy"]
-    with _opened("data", root) as archive:
+    setting = Setting("data", root)
+    names = [f"{kind}_{part}" for part in ("train", "validation", "test") for kind in "xy"]
+    with _opened(setting) as archive:
         content = _arrays(archive, [*names, "x_public", *SHAPED])
-    layout = _layout("data", root, content)
+    layout = _layout(setting, content)
     public = content.get("x_public")
-
-    def read(
-        part: str,
-        x: np.ndarray,
-        y: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        pool = _pool("data", root, part, x, y, task, layout)
-        return pool.read_all(), pool.labels
-
-    parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    parts: dict[str, tuple[ndarray, ndarray]] = {}
     for part in ("train", "validation", "test"):
-        lacks = (f"x_{part}" in content) != (f"y_{part}" in content)
-        check("data", root, not lacks, f"it must hold x_{part} and y_{part} together")
-        if len(content.get(f"x_{part}", ())):
-            parts[part] = read(part, content[f"x_{part}"], content[f"y_{part}"])
-    check("data", root, bool(parts) or public is not None, "it must hold x_train and y_train")
-    some = next(iter(parts.values()), None)
-    if some is not None:
-        nothing = some[0][:0], some[1][:0]
+        has_both = (f"x_{part}" in content) == (f"y_{part}" in content)
+        setting.check(has_both, f"it must hold x_{part} and y_{part} together")
+        x = content.get(f"x_{part}", ())
+        if len(x):
+            pool = _pool(
+                setting,
+                part,
+                x,
+                content[f"y_{part}"],
+                task,
+                layout,
+            )
+            parts[part] = pool.read_all(), pool.labels
+    setting.check(bool(parts) or public is not None, "it must hold x_train and y_train")
+    for x, y in [*parts.values()][:1]:
+        nothing = x[:0], y[:0]
         parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}
     if public is None:
         return parts, None
-    return parts, read(
-        "public", public, np.zeros(len(public), np.float32 if task == "regression" else np.int64)
-    )[0]
+    kind = np.float32 if task == "regression" else np.int64
+    labels = np.zeros(len(public), kind)
+    pool = _pool(
+        setting,
+        "public",
+        public,
+        labels,
+        task,
+        layout,
+    )
+    return parts, pool.read_all()
 
 
 @contextlib.contextmanager
-def _opened(key: str, root: str) -> Iterator[Mapping[str, np.ndarray]]:
-    """The archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken where
-    it is read."""
-    path = Path(root).expanduser()
+def _opened(setting: Setting) -> Iterator[Mapping[str, ndarray]]:
+    """The archive that the setting names; `Absent` if there is none, `BadInput` if it is broken
+    where it is read."""
+    path = Path(str(setting.value)).expanduser()
     if not path.is_file():
-        raise Absent(key, root, "there is no such file")
-    check(
-        key,
-        root,
-        is_zipfile(path),
-        "it cannot be read: it is no .npz archive, which numpy.savez writes",
-    )
+        raise Absent(setting.key, setting.value, "there is no such file")
+    requirement = "it cannot be read: it is no .npz archive, which numpy.savez writes"
+    setting.check(is_zipfile(path), requirement)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             yield archive
     # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
     except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise BadInput(key, root, f"it cannot be read as an .npz archive ({reason})") from error
+        problem = f"it cannot be read as an .npz archive ({first_line(error)})"
+        raise setting.error(problem) from error
 
 
-def _arrays(archive: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, np.ndarray]:
+def _arrays(
+    archive: Mapping[str, ndarray],
+    names: Iterable[str],
+) -> dict[str, ndarray]:
     """Those of `names` that it holds."""
     return {name: archive[name] for name in names if name in archive}
 
 
 def _layout(
-    key: str,
-    root: str,
-    arrays: Mapping[str, np.ndarray],
+    setting: Setting,
+    arrays: Mapping[str, ndarray],
 ) -> Layout:
     """How the samples of a file lie: what it says itself, else `unsaid`."""
     if "raw" in arrays:
         return "raw"
-    layout = str(arrays.get("channels", "unsaid"))
-    valid = "channels" not in arrays or layout in ("first", "last")
-    check(key, root, valid, f"channels holds {layout!r}, and must be first or last")
+    if "channels" not in arrays:
+        return "unsaid"
+    layout = str(arrays["channels"])
+    problem = f"channels holds {layout!r}, and must be first or last"
+    setting.check(layout in ("first", "last"), problem)
     return cast(Layout, layout)
 
 
 def _pool(
-    key: str,
-    root: str,
+    setting: Setting,
     part: str,
-    x: np.ndarray,
-    y: np.ndarray,
+    x: ndarray,
+    y: ndarray,
     task: Task = "classification",
     layout: Layout = "unsaid",
 ) -> Pool:
-    check(
-        key,
-        root,
-        len(x.shape) > 0 and len(y.shape) > 0 and len(x) > 0,
-        f"x_{part} or y_{part} is empty",
-    )
-    y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
-    check(
-        key,
-        root,
-        y.shape == (len(x),),
-        f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}",
-    )
+    """The samples of a part, checked, with their channels first."""
+    is_filled = min(x.ndim, y.ndim, x.size, y.size) > 0
+    setting.check(is_filled, f"x_{part} or y_{part} is empty")
+    if y.shape == (len(y), 1):
+        y = y[:, 0]
+    problem = f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}"
+    setting.check(y.shape == (len(x),), problem)
     if task == "regression":
-        if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
-            raise BadInput(key, root, f"y_{part} must hold finite numbers")
+        are_numbers = y.dtype.kind in "iuf" and bool(np.isfinite(y).all())
+        setting.check(are_numbers, f"y_{part} must hold finite numbers")
         say_merged([f"y_{part}"], y[:, None])
         y = y.astype(np.float32)
-    elif not np.issubdtype(y.dtype, np.integer):
-        raise BadInput(
-            key, root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)"
-        )
-    elif y.min() < 0:
-        raise BadInput(
-            key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})"
-        )
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
-        raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
-    raw = layout == "raw"
-    if x.dtype == np.uint8 or (raw and x.dtype == np.int64):
-        return Pool.of(x if raw else _channels_first(key, root, part, x, layout), y)
-    stored = x.astype(np.float32)
-    if not (finite := np.isfinite(stored)).all():
-        raise BadInput(
-            key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})"
-        )
-    say_merged_samples(f"x_{part}", x)
-    return Pool.of(
-        stored
-        if raw
-        else _channels_first(
-            key,
-            root,
-            part,
-            stored,
-            layout,
-        ),
-        y,
-    )
-
-
-def _first(bad: np.ndarray) -> int:
-    """The number, from 1, of the first sample of which something is so."""
-    return 1 + int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
+    else:
+        problem = f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)"
+        setting.check(y.dtype.kind in "iu", problem)
+        problem = f"y_{part} holds the negative label {y.min()} (sample {1 + (y < 0).argmax()})"
+        setting.check(y.min() >= 0, problem)
+    setting.check(x.dtype.kind in "iufb", f"x_{part} holds {x.dtype} but must hold numbers")
+    is_raw = layout == "raw"
+    are_tokens = is_raw and x.dtype == np.int64
+    if x.dtype != np.uint8 and not are_tokens:
+        stored = x.astype(np.float32)
+        rows = stored.reshape(len(x), -1)
+        is_finite = np.isfinite(rows).all(1)
+        first = 1 + is_finite.argmin()
+        problem = f"x_{part} holds values that are not finite (sample {first})"
+        setting.check(bool(is_finite.all()), problem)
+        say_merged_samples(f"x_{part}", x)
+        x = stored
+    if not is_raw:
+        x = _channels_first(setting, part, x, layout)
+    return Pool.of(x, y)
 
 
 def _channels_first(
-    key: str,
-    root: str,
+    setting: Setting,
     part: str,
-    x: np.ndarray,
+    x: ndarray,
     layout: Layout,
-) -> np.ndarray:
+) -> ndarray:
     if x.ndim == 2:
         return x
     if x.ndim == 3:
         return x[:, None]
-    check(key, root, x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
-    where = channels_of(x.shape) if layout == "unsaid" else layout
-    if where == "unsaid":
-        problem = f"x_{part} of shape {x.shape} may have its channels first or last"
-        raise BadInput(
-            key,
-            root,
-            f"{problem}: say so in the file, numpy.savez(..., channels='first') or 'last'",
-        )
-    if where == "first" and layout == "unsaid":
-        problem = f"x_{part} of shape {x.shape} seems to have its channels first"
-        raise BadInput(
-            key,
-            root,
-            f"{problem}: put them last, or say so in the file, numpy.savez(..., channels='first')",
-        )
-    return x if where == "first" else x.transpose(0, 3, 1, 2)
+    setting.check(x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
+    place = channels_of(x.shape) if layout == "unsaid" else layout
+    shown = f"x_{part} of shape {x.shape}"
+    remedy = "say so in the file, numpy.savez(..., channels='first')"
+    problem = f"{shown} may have its channels first or last: {remedy} or 'last'"
+    setting.check(place != "unsaid", problem)
+    problem = f"{shown} seems to have its channels first: put them last, or {remedy}"
+    setting.check(place == "last" or layout != "unsaid", problem)
+    return x if place == "first" else x.transpose(0, 3, 1, 2)
 
 
 def channels_of(shape: tuple[int, ...]) -> Layout:

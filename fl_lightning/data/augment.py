@@ -22,24 +22,22 @@ class Augmentation:
     black: Tensor
     """What a black pixel is after normalisation, [channels, 1, 1] float32."""
 
-    def draw(self, samples: int, generator: torch.Generator) -> Tensor:
+    def draw(
+        self,
+        samples: int,
+        generator: torch.Generator,
+    ) -> Tensor:
         """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down,
         shift right."""
-        flips = torch.randint(
-            0,
-            2,
-            (samples, 1),
-            generator=generator,
-        )
-        shifts = torch.randint(
-            0,
-            2 * PAD + 1,
-            (samples, 2),
-            generator=generator,
-        )
+        flips = torch.randint(0, 2, (samples, 1), generator=generator)
+        shifts = torch.randint(0, 2 * PAD + 1, (samples, 2), generator=generator)
         return torch.cat([flips, shifts], dim=1)
 
-    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+    def apply(
+        self,
+        x: Tensor,
+        draws: Tensor,
+    ) -> Tensor:
         """Augment `x` [b, channels, height, width] by the rows of `draws` [b, 3]."""
         draws = sent(draws, x.device)
         if self.crop:
@@ -47,20 +45,17 @@ class Augmentation:
             black = sent(self.black.to(x.dtype), x.device)
             frame = black.expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
             frame[:, :, PAD:-PAD, PAD:-PAD] = x
-            windows = frame.unfold(2, height, 1).unfold(
-                3,
-                width,
-                1,
-            )
-            x = windows[torch.arange(b, device=x.device), :, draws[:, 1], draws[:, 2]]
-        return torch.where(
-            draws[:, 0, None, None, None] == 1,
-            x.flip(-1),
-            x,
-        )
+            windows = frame.unfold(2, height, 1).unfold(3, width, 1)
+            image = torch.arange(b, device=x.device)
+            _, down, right = draws.unbind(1)
+            x = windows[image, :, down, right]
+        is_flipped = draws[:, 0, None, None, None] == 1
+        return torch.where(is_flipped, x.flip(-1), x)
 
     def over(
-        self, batches: Iterator[tuple[Tensor, Tensor]], draws: Sequence[Tensor]
+        self,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        draws: Sequence[Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """`batches` (x, y) with x augmented, each by its rows of `draws`."""
         for (x, y), rows in zip(batches, draws, strict=True):

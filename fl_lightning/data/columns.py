@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.tables import form_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.cells import is_empty
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import some
 
 SCALERS = {
@@ -59,21 +60,23 @@ class Columns:
     """How the table is written (`tables.form_of`)."""
 
     @property
-    def numeric(self) -> np.ndarray:
-        """Which features are numbers (others: whether the cell holds a certain value), bool
-        (features,)."""
-        return np.concatenate(
-            [np.full(len(self.values.get(n, "1")), n not in self.values) for n in self.names]
-        )
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """The column of each feature, and its one-hot value; None: the feature is a number."""
+        pairs: list[tuple[str, str | None]] = []
+        for name in self.names:
+            values = self.values.get(name, [None])
+            pairs += [(name, value) for value in values]
+        return pairs
+
+    @property
+    def numeric(self) -> ndarray:
+        """Which features are numbers, bool (features,)."""
+        return np.array([value is None for _, value in self.pairs], bool)
 
     @property
     def features(self) -> list[str]:
         """A name for each feature: the column, or `column=value`."""
-        return [
-            f
-            for n in self.names
-            for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])
-        ]
+        return [name if value is None else f"{name}={value}" for name, value in self.pairs]
 
     @classmethod
     def of(
@@ -82,56 +85,68 @@ class Columns:
         data: DataConfig,
     ) -> Columns:
         """Of cells by column; the values of a column are ordered as text, without empty cells."""
-        one_hot = [name for name in data.one_hot or [] if name in cells]
-        values = {n: sorted(v for v in {*cells[n]} if not is_empty(v)) for n in one_hot}
+        values = {}
+        for name in data.one_hot or []:
+            if name in cells:
+                filled = [cell for cell in set(cells[name]) if not is_empty(cell)]
+                values[name] = sorted(filled)
         return cls(list(cells), values, form_of(data))
 
     @classmethod
     def unknown(cls, shape: Sequence[int]) -> Columns | None:
         """Of a table that is not there and was made up: numbers (n, features) alone."""
-        return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
+        if len(shape) != 2:
+            return None
+        names = [f"feature {k}" for k in range(shape[1])]
+        return cls(names, {})
 
 
-def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
+def say_merged(names: Sequence[str], numbers: ndarray) -> None:
     """A line on columns of `numbers` (n, columns), called `names`, whose values float32 merges or
     rounds coarsely."""
     if numbers.dtype.name in EXACT or not len(numbers):
         return
     rows = numbers[:: -(-len(numbers) // PROBED)]
     rounded = (rows.astype(np.float32) != rows).any(axis=0)
-    losses = {names[place]: _loss(rows[:, place]) for place in np.flatnonzero(rounded).tolist()}
-    lossy = [name for name, loss in losses.items() if loss]
-    if lossy:
-        also = f" (and {some(lossy[1:])})" if lossy[1:] else ""
-        instead = "subtract a constant in the file, such as the time of the first sample"
-        log.say(f"data: {lossy[0]}{also}: {losses[lossy[0]]}; {instead}")
+    losses = {}
+    for place in np.flatnonzero(rounded).tolist():
+        loss = _loss(rows[:, place])
+        if loss:
+            losses[names[place]] = loss
+    if losses:
+        first, *others = losses
+        also = f" (and {some(others)})" if others else ""
+        remedy = "subtract a constant in the file, such as the time of the first sample"
+        log.say(f"data: {first}{also}: {losses[first]}; {remedy}")
 
 
-def say_merged_samples(name: str, samples: np.ndarray) -> None:
+def say_merged_samples(name: str, samples: ndarray) -> None:
     """`say_merged` for the array `name`: by feature of vectors (n, features), of images and series
     all values."""
-    vectors = samples.ndim == 2
-    names = [f"feature {k} of {name}" for k in range(samples.shape[1])] if vectors else [name]
-    say_merged(names, samples if vectors else samples.reshape(-1, 1))
+    if samples.ndim != 2:
+        say_merged([name], samples.reshape(-1, 1))
+        return
+    names = [f"feature {k} of {name}" for k in range(samples.shape[1])]
+    say_merged(names, samples)
 
 
-def _loss(column: np.ndarray) -> str:
+def _loss(column: ndarray) -> str:
     """What float32 loses of the numbers in a column, in words; empty: nothing to speak of."""
-    values = np.sort(column[np.isfinite(column)])
+    finite = column[np.isfinite(column)]
+    values = np.unique(finite)
     stored = values.astype(np.float32)
-    if not len(values):
+    count = len(values)
+    stored_count = len(np.unique(stored))
+    if stored_count < (1 - MERGED) * count:
+        return f"of {count} different values {stored_count} are left in 32 bits"
+    if count < 2:
         return ""
-    before, after = (1 + int(np.count_nonzero(each[1:] != each[:-1])) for each in (values, stored))
-    if after < (1 - MERGED) * before:
-        return f"of {before} different values {after} are left in 32 bits"
-    error = float(np.abs(stored.astype(np.float64) - values).max())
-    deviation = float(values.std())
-    coarse = before > 1 and error > BLURRED * deviation
-    return (
-        f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}"
-        if coarse
-        else ""
-    )
+    errors = np.abs(stored - values.astype(np.float64))
+    error = float(errors.max())
+    deviation = float(finite.std())
+    if error <= BLURRED * deviation:
+        return ""
+    return f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}"
 
 
 class Preprocessing:
@@ -158,7 +173,7 @@ class Preprocessing:
         cls,
         data: DataConfig,
         columns: Columns | None,
-        raw: np.ndarray,
+        raw: ndarray,
     ) -> Preprocessing | None:
         """What fits on samples like `raw` (n, features); None: nothing is to be fitted.
 
@@ -166,47 +181,35 @@ class Preprocessing:
             BadInput: samples are no vectors or no table's, or some belong to no client that could
                 fit its own.
         """
+        requirement = "the samples are no columns of a table (source table)"
         for key in ("one_hot", "impute", "dates"):
-            valid = getattr(data, key) is None or columns is not None
-            check(
-                f"data.{key}",
-                getattr(data, key),
-                valid,
-                "the samples are no columns of a table (source table)",
-            )
-        key = "data.impute" if data.impute is not None else "data.scale"
+            value = getattr(data, key)
+            check(f"data.{key}", value, value is None or columns is not None, requirement)
+        is_own = data.fitted == "own"
+        key = "data.scale" if data.impute is None else "data.impute"
         value = data.impute or data.scale
-        valid = value is not None or data.fitted == "shared"
-        check(
-            "data.fitted",
-            data.fitted,
-            valid,
-            "nothing is fitted: it needs data.impute or data.scale",
-        )
+        requirement = "nothing is fitted: it needs data.impute or data.scale"
+        check("data.fitted", data.fitted, value is not None or not is_own, requirement)
         if value is None:
             return None
-        vectors = raw.ndim == 2 and raw.dtype != np.int64
-        check(
-            key,
-            value,
-            vectors,
-            "the samples are no vectors: it belongs to tables and arrays of features",
-        )
-        common = data.public is not None or data.global_test
+        are_vectors = raw.ndim == 2 and raw.dtype != np.int64
+        requirement = "the samples are no vectors: it belongs to tables and arrays of features"
+        check(key, value, are_vectors, requirement)
+        has_common = data.public is not None or data.global_test
         requirement = (
             "public samples, and those of data.global_test, belong to no client: it must be shared"
         )
-        check("data.fitted", data.fitted, data.fitted == "shared" or not common, requirement)
+        check("data.fitted", data.fitted, not is_own or not has_common, requirement)
         return cls(data, columns, raw.shape[1])
 
     def all_of(
         self,
-        train: np.ndarray,
-        test: np.ndarray,
-        shares: Sequence[Sequence[np.ndarray]],
-        shared: np.ndarray,
+        train: ndarray,
+        test: ndarray,
+        shares: Sequence[Sequence[ndarray]],
+        shared: ndarray,
         names: Sequence[str],
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[ndarray, ndarray]:
         """Training and test samples (n, features), which may be one array, after fits on training
         samples.
 
@@ -216,32 +219,26 @@ class Preprocessing:
             shared: the training samples of the clients that take part.
             names: of the clients.
         """
-        one = test is train
+        is_one = test is train
         if not self.own:
             self.fit(0, "all clients", train[np.sort(shared)])
             values = self.transformed(0, "all clients", train)
-            return values, values if one else self.transformed(0, "all clients", test)
-        out = np.zeros(train.shape, np.float32)
-        other = out if one else np.zeros(test.shape, np.float32)
+            return values, values if is_one else self.transformed(0, "all clients", test)
+        train_values = np.zeros(train.shape, np.float32)
+        test_values = train_values if is_one else np.zeros(test.shape, np.float32)
         for client, name in enumerate(names):
-            self.fit(client, name, train[shares[0][client]])
-            for values, raw, share in (
-                (out, train, shares[0]),
-                (out, train, shares[1]),
-                (other, test, shares[2]),
-            ):
-                values[share[client]] = self.transformed(
-                    client,
-                    name,
-                    raw[share[client]],
-                )
-        return out, other
+            trained, validated, tested = (part[client] for part in shares)
+            self.fit(client, name, train[trained])
+            for share in (trained, validated):
+                train_values[share] = self.transformed(client, name, train[share])
+            test_values[tested] = self.transformed(client, name, test[tested])
+        return train_values, test_values
 
     def fit(
         self,
         who: int,
         name: str,
-        raw: np.ndarray,
+        raw: ndarray,
     ) -> None:
         """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all
         with `shared`."""
@@ -250,47 +247,37 @@ class Preprocessing:
         if self.data.impute is not None:
             from sklearn.impute import SimpleImputer
 
-            without = np.isnan(numbers).all(0)
-            feature = np.array(self.features)[self.numeric][without][:1]
-            problem = f"column {''.join(feature)!r} of {name} has no value to impute from: drop it"
-            instead = ", or data.fitted shared" if self.own else ""
-            check(
-                "data.impute",
-                self.data.impute,
-                not without.any(),
-                problem + instead,
-            )
-            steps.append(("data.impute", SimpleImputer(strategy=self.data.impute)))
+            is_empty_column = np.isnan(numbers).all(0)
+            empty = np.array(self.features)[self.numeric][is_empty_column]
+            remedy = "drop it, or data.fitted shared" if self.own else "drop it"
+            problem = f"column {''.join(empty[:1])!r} of {name} has no value to impute from"
+            check("data.impute", self.data.impute, not len(empty), f"{problem}: {remedy}")
+            steps.append(("impute", SimpleImputer(strategy=self.data.impute)))
         if self.data.scale is not None:
-            steps.append(("data.scale", _made(self.data.scale)))
+            steps.append(("scale", _transformer(self.data.scale)))
         for key, step in steps:
-            with _blamed(
-                key,
-                getattr(self.data, key.removeprefix("data.")),
-                name,
-            ):
+            with _blamed(f"data.{key}", getattr(self.data, key), name):
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
 
-    def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
+    def affine(
+        self,
+        who: int,
+    ) -> tuple[list[float], list[list[float]]]:
         """What fills an empty cell of each feature, and centre, spread, slope and shift behind it
         (`_affine`).
 
         Raises:
             BadInput: the scaler does more than that.
         """
-        width = int(self.numeric.sum())
-        fills = np.zeros(len(self.numeric))
-        rule = np.repeat(
-            [[0.0], [1.0], [1.0], [0.0]],
-            len(self.numeric),
-            1,
-        )
-        for key, step in self._fits[who if self.own else 0]:
-            if key == "data.impute":
-                fills[self.numeric] = step.statistics_
-                continue
-            factors = _affine(step, width)
+        width = len(self.numeric)
+        fills = np.zeros(width)
+        rule = np.repeat([[0.0], [1.0], [1.0], [0.0]], width, 1)
+        steps = dict(self._fits[who if self.own else 0])
+        if "impute" in steps:
+            fills[self.numeric] = steps["impute"].statistics_
+        if "scale" in steps:
+            factors = _affine(steps["scale"], int(self.numeric.sum()))
             requirement = (
                 f"it does more than scale each column, which an exported file cannot: "
                 f"{', '.join(SCALERS)}"
@@ -303,64 +290,57 @@ class Preprocessing:
         self,
         who: int,
         name: str,
-        raw: np.ndarray,
-    ) -> np.ndarray:
+        raw: ndarray,
+    ) -> ndarray:
         """Samples (n, features) of client `who`, float32 of the same shape."""
+        samples = raw.astype(np.float32)
         if not len(raw):
-            return raw.astype(np.float32)
+            return samples
         numbers = raw[:, self.numeric].astype(np.float64)
-        out = raw.astype(np.float32)
-        for key, step in self._fits[who if self.own else 0]:
-            value = getattr(self.data, key.removeprefix("data."))
+        for step_name, step in self._fits[who if self.own else 0]:
+            key = f"data.{step_name}"
+            value = getattr(self.data, step_name)
             with _blamed(key, value, name):
                 values = np.asarray(step.transform(numbers), np.float64)
-            problem = (
-                f"it makes features of shape {values.shape[1:]} of {numbers.shape[1:]} on the part "
-                f"of {name}"
-            )
+            shapes = f"features of shape {values.shape[1:]} of {numbers.shape[1:]}"
+            problem = f"it makes {shapes} on the part of {name}"
             check(key, value, values.shape == numbers.shape, problem)
             with np.errstate(invalid="ignore"):
-                valid = bool((np.abs(values) < FLOAT32).all())
-            check(key, value, valid, f"it makes numbers that are not finite on the part of {name}")
+                is_finite = bool((np.abs(values) < FLOAT32).all())
+            problem = f"it makes numbers that are not finite on the part of {name}"
+            check(key, value, is_finite, problem)
             numbers = values
-        out[:, self.numeric] = numbers
-        return out
+        samples[:, self.numeric] = numbers
+        return samples
 
 
-def _affine(step: Any, width: int) -> np.ndarray | None:
+def _affine(step: Any, width: int) -> ndarray | None:
     """Centre, spread, slope and shift (4, width) by which a scaler makes `(x - centre) / spread *
     slope + shift`.
 
     Bit by bit for those of scikit-learn, which compute in this order. None: it does more.
     """
-    probes = np.random.default_rng(0).normal(
-        0,
-        100,
-        (PROBES, width),
-    )
+    probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
     outputs = np.asarray(step.transform(probes), np.float64)
     zero = np.zeros(width)
     one = np.ones(width)
     if type(step).__module__.startswith("sklearn.preprocessing."):
-        centre = getattr(step, "mean_", getattr(step, "center_", None))
         spread = getattr(step, "scale_", None)
-        centre = zero if centre is None else centre
         spread = one if spread is None else spread
-        rule = (
-            (zero, one, spread, step.min_) if hasattr(step, "min_") else (centre, spread, one, zero)
-        )
-        if np.array_equal(outputs, (probes - rule[0]) / rule[1] * rule[2] + rule[3]):
+        centre = getattr(step, "mean_", getattr(step, "center_", None))
+        rule = (zero if centre is None else centre, spread, one, zero)
+        if hasattr(step, "min_"):
+            rule = (zero, one, spread, step.min_)
+        scaled = (probes - rule[0]) / rule[1]
+        if np.array_equal(outputs, scaled * rule[2] + rule[3]):
             return np.array(rule)
-    shift, far = (
-        np.asarray(step.transform(np.full((1, width), value)), np.float64)[0]
-        for value in (0.0, FAR)
-    )
+    shift = np.asarray(step.transform(zero[None]), np.float64)[0]
+    far = np.asarray(step.transform(np.full((1, width), FAR)), np.float64)[0]
+
     slope = (far - shift) / FAR
-    return (
-        np.array([zero, one, slope, shift])
-        if np.allclose(outputs, probes * slope + shift, 1e-5, 1e-5)
-        else None
-    )
+    if not np.allclose(outputs, probes * slope + shift, 1e-5, 1e-5):
+        return None
+    return np.array([zero, one, slope, shift])
 
 
 @contextlib.contextmanager
@@ -376,26 +356,25 @@ def _blamed(
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         raise BadInput(key, value, f"it fails on the part of {name}: {line}") from error
 
 
-def _made(name: str) -> Any:
+def _transformer(name: str) -> Any:
     """The transformer that a name or an import path (of a class or a function without arguments)
     gives."""
     path = SCALERS.get(name, name)
-    transformers = (
+    choices = (
         f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of "
         f"scikit-learn"
     )
-    check("data.scale", name, path.find(".") > 0, transformers)
+    check("data.scale", name, path.find(".") > 0, choices)
     try:
         transformer = Component(path).build()
     except Exception as error:  # a user's function can raise anything
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput("data.scale", name, f"it cannot be made: {line}; {transformers}") from error
-    valid = callable(getattr(transformer, "fit", None)) and callable(
-        getattr(transformer, "transform", None)
-    )
-    check("data.scale", name, valid, f"it has no fit and transform; {transformers}")
+        line = first_line(error)
+        raise BadInput("data.scale", name, f"it cannot be made: {line}; {choices}") from error
+    methods = [getattr(transformer, method, None) for method in ("fit", "transform")]
+    requirement = f"it has no fit and transform; {choices}"
+    check("data.scale", name, all(map(callable, methods)), requirement)
     return transformer

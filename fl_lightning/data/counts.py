@@ -2,23 +2,36 @@
 clients."""
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.data.sampling import apportion
 
 
-def class_sizes(train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def class_sizes(
+    train_labels: ndarray,
+    test_labels: ndarray,
+) -> tuple[ndarray, ndarray]:
     """Samples of each class, [C], for training and for test."""
-    classes = 1 + max(int(train_labels.max()), int(test_labels.max()))
+    largest = max(train_labels.max(), test_labels.max())
+    classes = 1 + int(largest)
     return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
 
 
-def share_out(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+def share_out(
+    mass: ndarray,
+    class_sizes: ndarray,
+) -> ndarray:
     """Counts [N, C]: each class dealt out whole, in proportion to its column of `mass`."""
-    columns = [apportion(column, size) for column, size in zip(mass.T, class_sizes, strict=True)]
+    columns = []
+    for column, size in zip(mass.T, class_sizes, strict=True):
+        columns.append(apportion(column, size))
     return np.stack(columns, axis=1)
 
 
-def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+def fill_in_turn(
+    mass: ndarray,
+    class_sizes: ndarray,
+) -> ndarray:
     """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes
     not yet used up."""
     size = int(class_sizes.sum()) // len(mass)
@@ -28,7 +41,8 @@ def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
         short = size
         while short:
             weights = np.where(left > 0, row, 0)
-            take = np.minimum(apportion(weights if weights.any() else left, short), left)
+            shares = apportion(weights if weights.any() else left, short)
+            take = np.minimum(shares, left)
             counts[client] += take
             left -= take
             short -= int(take.sum())
@@ -36,7 +50,11 @@ def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
 
 
 def top_up(
-    counts: np.ndarray, size: int, weights: np.ndarray, keep: int = 0, strict: bool = False
+    counts: ndarray,
+    size: int,
+    weights: ndarray,
+    keep: int = 0,
+    strict: bool = False,
 ) -> bool:
     """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether
     that could be done.
@@ -48,11 +66,13 @@ def top_up(
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):
-        fitting = [c for c in np.argsort(-weights[poor], kind="stable") if weights[poor, c] > 0]
+        by_weight = np.argsort(-weights[poor], kind="stable")
+        fitting = [c for c in by_weight if weights[poor, c] > 0]
         while sizes[poor] < size:
             for c in fitting:
                 spare = np.minimum(counts[:, c] - keep, sizes - size)
-                donor = int(np.argmax(np.where(spare > 0, sizes, -1)))
+                sizes_of_donors = np.where(spare > 0, sizes, -1)
+                donor = int(np.argmax(sizes_of_donors))
                 if spare[donor] > 0:
                     break
             else:
@@ -70,11 +90,11 @@ def top_up(
 
 
 def holders(
-    room: np.ndarray,
+    room: ndarray,
     clients: int,
     k: int,
     rng: np.random.Generator,
-) -> np.ndarray:
+) -> ndarray:
     """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each
     column."""
     quota = np.zeros_like(room)
@@ -91,7 +111,8 @@ def holders(
     for client in range(clients):
         # Largest remaining quota first (ties at random): no class can then be left with more places
         # than clients.
-        chosen = np.argsort(-(quota + rng.random(len(quota))))[:k]
+        order = quota + rng.random(len(quota))
+        chosen = np.argsort(-order)[:k]
         holds[client, chosen] = 1
         quota[chosen] -= 1
     return holds

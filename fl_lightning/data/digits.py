@@ -19,7 +19,8 @@ def load(data: DataConfig) -> Source:
     """Images (1, 8, 8) of 17 grey levels."""
     table = _table()
     # torch sees both memory formats in it
-    images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)[:, None]
+    pixels = table[:, :-1].astype(np.uint8)
+    images = pixels.reshape(-1, 8, 8)[:, None]
     names = [str(digit) for digit in range(10)]
     return source_of(
         data,

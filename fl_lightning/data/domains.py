@@ -38,7 +38,8 @@ def load(data: DataConfig) -> Source:
             TEST_SHARE,
             numpy_rng(data.split_seed, "data.split"),
         )
-        parts.append((pool.part(train), pool.part(test if data.reads_test else train)))
+        read_test = test if data.reads_test else train
+        parts.append((pool.part(train), pool.part(read_test)))
     return of_domains(
         parts, names, [composed(domain.name) for domain in folders], data.clients_per_domain
     )
@@ -51,28 +52,27 @@ def digit_pair(data: DataConfig) -> Source:
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features
     alone.
     """
-    ours = digits.load(data)
-    theirs = vision.load(replace(data, source="mnist", score_on="test"))
-    parts = []
-    for name in ("train", "test"):
-        one = getattr(ours, name)
-        other = getattr(theirs, name)
-        chosen = stratified(
-            other.labels,
-            min(len(one.labels), len(other.labels)),
-            numpy_rng(0, f"digit_pair {name}"),
-        )
-        small = Pool.of(_averaged(other.read(chosen)), other.labels[chosen])
-        parts.append(
-            (Pool.of((one.read_all() * (255 / 16)).round().astype(np.uint8), one.labels), small)
-        )
-    (digits_train, mnist_train), (digits_test, mnist_test) = parts
-    pairs = [(digits_train, digits_test), (mnist_train, mnist_test)]
-    return of_domains(pairs, ours.class_names, ["digits", "mnist"], data.clients_per_domain)
+    digit_source = digits.load(data)
+    mnist = vision.load(replace(data, source="mnist", score_on="test"))
+    digit_pools = []
+    mnist_pools = []
+    for part in ("train", "test"):
+        digit_pool = getattr(digit_source, part)
+        mnist_pool = getattr(mnist, part)
+        size = min(len(digit_pool.labels), len(mnist_pool.labels))
+        chosen = stratified(mnist_pool.labels, size, numpy_rng(0, f"digit_pair {part}"))
+        mnist_images = _averaged(mnist_pool.read(chosen))
+        mnist_pools.append(Pool.of(mnist_images, mnist_pool.labels[chosen]))
+        digit_images = (digit_pool.read_all() * (255 / 16)).round()
+        digit_pools.append(Pool.of(digit_images.astype(np.uint8), digit_pool.labels))
+    names = digit_source.class_names
+    return of_domains(
+        [digit_pools, mnist_pools], names, ["digits", "mnist"], data.clients_per_domain
+    )
 
 
 def of_domains(
-    parts: Sequence[tuple[Pool, Pool]],
+    parts: Sequence[Sequence[Pool]],
     class_names: list[str],
     domain_names: Sequence[str],
     per_domain: int,
@@ -83,21 +83,25 @@ def of_domains(
     They share each part of their domain equally, with its class mix as far as whole samples allow;
     `Source.domains` says which is whose.
     """
-    both: tuple[list[Pool], list[Pool]] = ([], [])
+    pools_of_part = {"train": list[Pool](), "test": list[Pool]()}
     for number, pools in enumerate(parts):
-        for out, pool, name in zip(
-            both,
-            pools,
-            ("train", "test"),
-            strict=True,
-        ):
-            place = in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {name}"))
-            out.append(replace(pool, groups=number * per_domain + place))
-    train, test = (reduce(Pool.beside, pools) for pools in both)
-    numbered = [(name, k) for name in domain_names for k in range(per_domain)]
-    names = [name if per_domain == 1 else f"{name} {k + 1}" for name, k in numbered]
+        for pool, part in zip(pools, pools_of_part, strict=True):
+            place = in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {part}"))
+            groups = number * per_domain + place
+            pools_of_part[part].append(replace(pool, groups=groups))
+    train, test = (reduce(Pool.followed_by, pools) for pools in pools_of_part.values())
+    names = []
+    domains = []
+    for number, name in enumerate(domain_names):
+        for k in range(per_domain):
+            names.append(name if per_domain == 1 else f"{name} {k + 1}")
+            domains.append(number)
     return Source(
-        train, test, class_names, names, [place // per_domain for place in range(len(names))]
+        train,
+        test,
+        class_names,
+        names,
+        domains,
     )
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 import xxhash
+from numpy import ndarray
 from torch import Tensor
 
 from fl_lightning.configuration import catalogue
@@ -18,11 +19,11 @@ from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.part import (
+    ClientSamples,
     LoadedPart,
     Part,
     Relabelling,
     ResidentPart,
-    Rows,
     Samples,
     TargetPart,
 )
@@ -52,7 +53,7 @@ class FederatedData:
         self,
         train: Samples,
         test: Samples,
-        shares: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
+        shares: tuple[list[ndarray], list[ndarray], list[ndarray]],
         class_names: list[str],
         angles: list[float],
         augment: Literal["none", "flip", "crop_flip"] = "none",
@@ -83,7 +84,8 @@ class FederatedData:
         self.clients = len(angles)
         self.held_out = list(held_out)
         away = {newcomer.number for newcomer in held_out}
-        self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
+        dealt_to = range(self.clients + len(away))
+        self.numbers = [client for client in dealt_to if client not in away]
         """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
         """The true group of every client, planted, of a mixture or of a domain; all 0 where there
@@ -95,27 +97,15 @@ class FederatedData:
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes, self.validation_sizes, self.test_sizes = (
-            [len(i) for i in indices] for indices in shares
+            [len(index) for index in indices] for indices in shares
         )
-        labels = [_strata(pool, task) for pool in (train, train, test)]
-        counts = [
-            _class_counts(*pair, self.num_classes) for pair in zip(shares, labels, strict=True)
-        ]
-        self.class_counts, self.validation_counts, self.test_counts = counts
+        self.class_counts, self.validation_counts, self.test_counts = (
+            _class_counts(indices, _strata(pool, task), self.num_classes)
+            for indices, pool in zip(shares, (train, train, test), strict=True)
+        )
         """Samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has
         one class. By the labels that were dealt: `trained_counts` has those that a client trains
         on."""
-        self.public_size = 0 if public is None else len(public.raw)
-        """Public samples that `public` gives."""
-        pools = [
-            pool
-            for pool in (train, test, public, common if common is not test else None)
-            if pool is not None
-        ]
-        self.raw_bytes = sum(
-            t.numel() * t.element_size() for pool in pools for t in (pool.raw, pool.labels)
-        )
-        """What every process keeps of the samples as they were read."""
         self._train = train
         self._test = test
         self._public = public
@@ -130,9 +120,22 @@ class FederatedData:
             None if augment == "none" else Augmentation(augment == "crop_flip", black)
         )
         self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
-        self._fitting: dict[torch.device, bool] = {}
+        self._memory_answers: dict[torch.device, bool] = {}
         self._relabelled: dict[int, Relabelling] = {}
         self._newcomer: ClientData | None = None
+
+    @property
+    def public_size(self) -> int:
+        """Public samples that `public` gives."""
+        return 0 if self._public is None else len(self._public.raw)
+
+    @property
+    def raw_bytes(self) -> int:
+        """What every process keeps of the samples as they were read."""
+        common = None if self._common is self._test else self._common
+        pools = [self._train, self._test, self._public, common]
+        tensors = [t for pool in pools if pool is not None for t in (pool.raw, pool.labels)]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     @property
     def least_test_class(self) -> int:
@@ -163,7 +166,10 @@ class FederatedData:
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None
 
     def client(
-        self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        i: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
         device = torch.device(device)
@@ -172,34 +178,25 @@ class FederatedData:
         key = (i, device, dtype)
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
-            angle = self._angles[i]
-            training = self._part(
-                Rows(self._train, train, angle, device, dtype), self._augmentation
-            )
+            where = self._angles[i], device, dtype
+            training = self._part(self._train, train, *where, self._augmentation)
+            labels = self._trained_labels(i).to(device)
             if i in self._relabelled:
-                training = TargetPart(training, self._trained_labels(i).to(device))
+                training = TargetPart(training, labels)
             if self.balance is not None:
-                labels = self._trained_labels(i).to(device)
-                training.balance(self.balance, labels, self.num_classes)
+                training.set_balance(self.balance, labels, self.num_classes)
             self._cache[key] = ClientData(
                 training,
-                self._part(
-                    Rows(
-                        self._train,
-                        validation,
-                        angle,
-                        device,
-                        dtype,
-                    )
-                ),
-                self._part(Rows(self._test, test, angle, device, dtype)),
+                self._part(self._train, validation, *where),
+                self._part(self._test, test, *where),
             )
         return self._cache[key]
 
     def raw(self, i: int) -> tuple[Tensor, Tensor]:
         """Client `i`'s training and test samples as they were read, in the order of its parts:
         whatever the seed, equal samples are equal."""
-        return self._train.raw[self._shares[0][i]], self._test.raw[self._shares[2][i]]
+        trained, _, tested = (share[i] for share in self._shares)
+        return self._train.raw[trained], self._test.raw[tested]
 
     def global_test(
         self,
@@ -218,7 +215,7 @@ class FederatedData:
                     everything, np.concatenate([newcomer.test for newcomer in self.held_out])
                 )
             self._common_parts[device, dtype] = self._part(
-                Rows(self._common, everything, 0.0, device, dtype)
+                self._common, everything, 0.0, device, dtype
             )
         return self._common_parts.get((device, dtype))
 
@@ -258,9 +255,12 @@ class FederatedData:
     ) -> tuple[Tensor, Tensor]:
         """Two samples at most of client `i`, as it trains on them: what operations are counted
         on."""
-        return next(iter(self.client(i, device, dtype).train.batches(2)))
+        batches = self.client(i, device, dtype).train.batches(2)
+        return next(iter(batches))
 
-    def inputs(
+    # ---------------------------------------------------------------- new clients
+
+    def newcomer_inputs(
         self,
         raw: Tensor,
         device: torch.device,
@@ -271,55 +271,55 @@ class FederatedData:
         A transformer of each client's own must have been fitted for it (`fit_newcomer`).
         """
         raw = raw.long() if self.vocabulary else raw
-        if (fits := self.reading.preprocessing) is not None:
-            raw = torch.from_numpy(
-                fits.transformed(
-                    NEWCOMER,
-                    "the new client",
-                    raw.numpy(),
-                )
-            )
-        samples = Samples(
-            raw,
-            torch.empty(0),
-            self._train.mean,
-            self._train.std,
-        )
-        return samples.inputs(
-            torch.arange(len(raw)),
-            0.0,
-            device,
-            dtype,
-        )
+        preprocessing = self.reading.preprocessing
+        if preprocessing is not None:
+            values = preprocessing.transformed(NEWCOMER, "the new client", raw.numpy())
+            raw = torch.from_numpy(values)
+        samples = Samples(raw, torch.empty(0), *self.statistics)
+        return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
-    def fit_newcomer(self, raw: np.ndarray) -> None:
+    def fit_newcomer(self, raw: ndarray) -> None:
         """Fit on the training samples of a client that is new, where each client has a transformer
         of its own."""
-        if (fits := self.reading.preprocessing) is not None and fits.own:
-            fits.fit(NEWCOMER, "the new client", raw)
+        preprocessing = self.reading.preprocessing
+        if preprocessing is not None and preprocessing.own:
+            preprocessing.fit(NEWCOMER, "the new client", raw)
 
-    def training(self, x: Tensor, y: Tensor) -> Part:
+    def newcomer_part(
+        self,
+        x: Tensor,
+        y: Tensor,
+    ) -> Part:
         """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""
         part = ResidentPart(x, y, self._augmentation)
-        return part if self.balance is None else part.balance(self.balance, y, self.num_classes)
+        if self.balance is not None:
+            part.set_balance(self.balance, y, self.num_classes)
+        return part
 
-    def of_held_out(
-        self, who: HeldOut, device: torch.device, dtype: torch.dtype
+    def held_out_samples(
+        self,
+        who: HeldOut,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> list[tuple[Tensor, Tensor]]:
         """Inputs and labels of all training and of all test samples of a client that is held
         out."""
-        parts = (
-            (self._train, torch.from_numpy(who.train)),
-            (self._test, torch.from_numpy(who.test)),
-        )
-        return [
-            (s.inputs(index, who.angle, device, dtype), s.labels[index].to(device))
-            for s, index in parts
-        ]
+        parts = []
+        for pool, share in ((self._train, who.train), (self._test, who.test)):
+            samples = ClientSamples(
+                pool,
+                share,
+                who.angle,
+                device,
+                dtype,
+            )
+            parts.append(samples.at(samples.index))
+        return parts
 
     def with_newcomer(self, parts: ClientData) -> FederatedData:
-        """The same with one client more, who has these parts; it counts as one sample at least. Not
-        a copy."""
+        """Returns a shallow copy with one client more, who has these parts; it counts as one
+        training sample at least. Tensors and caches are shared; names and counts of validation and
+        test samples are not extended."""
         extended = copy.copy(self)
         labels = [y.cpu().numpy() for _, y in parts.train.batches(4096)]
         extended._newcomer = parts
@@ -329,61 +329,76 @@ class FederatedData:
         extended.validation_sizes = [*self.validation_sizes, len(parts.validation)]
         extended.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
-            y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)
+            y = np.concatenate([np.zeros(0, np.int64), *map(np.ravel, labels)])
             counts = np.bincount(y[y != NO_TARGET], minlength=self.num_classes)
             extended.class_counts = np.vstack([self.class_counts, counts[None]]).astype(
                 self.class_counts.dtype
             )
         return extended
 
-    def some(
+    # ---------------------------------------------------------------- samples of a client
+
+    def first_samples(
         self,
         i: int,
         most: int,
     ) -> tuple[Tensor, Tensor]:
         """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the
         CPU."""
-        rows = Rows(
+        index = self._shares[0][i][:most]
+        cpu = torch.device("cpu")
+        samples = ClientSamples(
             self._train,
-            self._shares[0][i][:most],
+            index,
             self._angles[i],
-            torch.device("cpu"),
+            cpu,
             torch.float32,
         )
-        return rows.at(rows.index)
+        return samples.at(samples.index)
 
-    def relabel(self, i: int, change: Relabelling) -> None:
+    def relabel(
+        self,
+        i: int,
+        change: Relabelling,
+    ) -> None:
         """From now on client `i` trains on changed labels; `class_counts` stay those of the labels
         that were dealt."""
         self._relabelled[i] = change
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
 
-    def units(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def units(
+        self,
+        i: int,
+    ) -> tuple[ndarray, ndarray]:
         """Numbers of what client `i`'s training and test samples are of: a person, a recording, or
         the sample itself."""
         if self._newcomer is not None and i == self.clients - 1:
             return np.arange(self.train_sizes[i]), np.arange(self.test_sizes[i])
-        pools = (self._train, self._shares[0][i]), (self._test, self._shares[2][i])
-        train, test = (own if p.units is None else p.units[own] for p, own in pools)
-        return train, test
+        trained, _, tested = (share[i] for share in self._shares)
+        units = []
+        for pool, index in ((self._train, trained), (self._test, tested)):
+            units.append(index if pool.units is None else pool.units[index])
+        return units[0], units[1]
 
-    def tested_rows(self, i: int) -> np.ndarray:
+    def tested_rows(self, i: int) -> ndarray:
         """Numbers of client `i`'s test samples, the same whatever the split."""
-        own = self._shares[2][i]
-        return own if self._test.rows is None else self._test.rows[own]
+        index = self._shares[2][i]
+        return index if self._test.rows is None else self._test.rows[index]
 
-    def tested_lines(self, i: int) -> np.ndarray:
-        """Rows of client `i`'s test samples in the user's table; else `tested_rows`."""
+    def tested_lines(self, i: int) -> ndarray:
+        """ClientSamples of client `i`'s test samples in the user's table; else `tested_rows`."""
         lines = self._test.lines
-        return self.tested_rows(i) if lines is None else lines[self._shares[2][i]]
+        if lines is None:
+            return self.tested_rows(i)
+        return lines[self._shares[2][i]]
 
     def tested(self, i: int) -> tuple[Tensor, Tensor]:
         """Client `i`'s test samples as they were read, and their labels."""
         index = torch.from_numpy(self._shares[2][i])
         return self._test.raw[index], self._test.labels[index]
 
-    def trained_counts(self, i: int) -> np.ndarray:
+    def trained_counts(self, i: int) -> ndarray:
         """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
         if i not in self._relabelled:
             return np.asarray(self.class_counts[i])
@@ -429,24 +444,32 @@ class FederatedData:
 
     def _part(
         self,
-        rows: Rows,
+        pool: Samples,
+        index: ndarray,
+        angle: float,
+        device: torch.device,
+        dtype: torch.dtype,
         augmentation: Augmentation | None = None,
     ) -> Part:
-        if self._fits(rows.device):
-            return ResidentPart(*rows.at(rows.index), augmentation)
-        return LoadedPart(rows, augmentation)
+        samples = ClientSamples(
+            pool,
+            index,
+            angle,
+            device,
+            dtype,
+        )
+        if self._fits_in_memory(device):
+            return ResidentPart(*samples.at(samples.index), augmentation)
+        return LoadedPart(samples, augmentation)
 
-    def _fits(self, device: torch.device) -> bool:
+    def _fits_in_memory(self, device: torch.device) -> bool:
         if self._resident != "auto":
             return self._resident == "always"
-        if device not in self._fitting:
-            floats = sum(
-                pool.raw.numel()
-                for pool in (self._train, self._test, self._common)
-                if pool is not None
-            )
-            self._fitting[device] = 4 * floats <= RESIDENT_SHARE * free_bytes(device)
-        return self._fitting[device]
+        if device not in self._memory_answers:
+            pools = [pool for pool in (self._train, self._test, self._common) if pool is not None]
+            floats = sum(pool.raw.numel() for pool in pools)
+            self._memory_answers[device] = 4 * floats <= RESIDENT_SHARE * free_bytes(device)
+        return self._memory_answers[device]
 
 
 @dataclass(frozen=True)
@@ -477,37 +500,32 @@ class AsRead:
     def of(cls, data: FederatedData) -> AsRead:
         """Those of all clients."""
         train = data._train
-        pools = {
-            "train": data._train,
-            "validation": data._train,
-            "test": data._test,
-        }
+        pools = {"train": train, "validation": train, "test": data._test}
         parts = []
         for shares in zip(*data._shares, strict=True):
-            rows = {
-                part: torch.from_numpy(share) for part, share in zip(pools, shares, strict=True)
-            }
-            parts.append(
-                {
-                    part: (pool.raw[rows[part]], pool.labels[rows[part]])
-                    for part, pool in pools.items()
-                }
-            )
-        plain = not any(data._angles) and data._drifting is None
+            samples = {}
+            for (part, pool), share in zip(pools.items(), shares, strict=True):
+                index = torch.from_numpy(share)
+                samples[part] = pool.raw[index], pool.labels[index]
+            parts.append(samples)
+        is_plain = not any(data._angles) and data._drifting is None
         public = None if data._public is None else data._public.raw
+        strides = tuple(train.raw.stride()[1:])
         return cls(
-            plain,
+            is_plain,
             train.mean,
             train.std,
-            tuple(train.raw.stride()[1:]),
+            strides,
             parts,
             public,
         )
 
 
-def _strata(pool: Samples, task: Task) -> np.ndarray:
+def _strata(pool: Samples, task: Task) -> ndarray:
     """The classes of samples; a regression's are all of one."""
-    return pool.labels.numpy() if task == "classification" else np.zeros(len(pool.labels), np.int64)
+    if task == "classification":
+        return pool.labels.numpy()
+    return np.zeros(len(pool.labels), np.int64)
 
 
 def number_of(data: FederatedData, client: str) -> int:
@@ -532,23 +550,23 @@ def samples_digest(data: FederatedData) -> str:
     """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data
     have another one."""
     state = xxhash.xxh3_128()
-    samples = [t.numpy() for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
-    for array in [
-        *samples,
-        *(np.asarray(indices, np.int64) for share in data._shares for indices in share),
-    ]:
+    tensors = [t for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
+    shares = [np.asarray(index, np.int64) for indices in data._shares for index in indices]
+    for array in [*(tensor.numpy() for tensor in tensors), *shares]:
         state.update(str(array.shape).encode())
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
 
 
 def _class_counts(
-    shares: list[np.ndarray],
-    labels: np.ndarray,
+    shares: list[ndarray],
+    labels: ndarray,
     classes: int,
-) -> np.ndarray:
-    owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
+) -> ndarray:
+    sizes = [len(index) for index in shares]
+    owner = np.repeat(np.arange(len(shares)), sizes)
     labels = labels[np.concatenate(shares)]
-    labelled = labels != NO_TARGET
-    flat = (owner.reshape(-1, *[1] * (labels.ndim - 1)) * classes + labels)[labelled]
-    return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)
+    owner = owner.reshape(-1, *[1] * (labels.ndim - 1))
+    cells = (owner * classes + labels)[labels != NO_TARGET]
+    counts = np.bincount(cells, minlength=len(shares) * classes)
+    return counts.reshape(len(shares), classes)

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from lightning import LightningDataModule
+from numpy import ndarray
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.configuration.config import check
 from fl_lightning.data import loaders
 from fl_lightning.data.arrays import channels_of
 from fl_lightning.data.columns import say_merged_samples
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.data.source import Setting
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.named import composed
 
@@ -26,7 +27,10 @@ LAYOUT = (
 )
 
 
-def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
+def keep(
+    data: Any,
+    folder: Path,
+) -> tuple[Path, dict[str, Any]]:
     """Write `data` to a folder in `folder` that is named by its content.
 
     Args:
@@ -66,65 +70,85 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     return place, settings
 
 
-def _arrays(data: Any) -> dict[str, np.ndarray]:
-    """What the file holds: x (`raw`: with axes as clients train on them), y and client of each
-    part, and where they are known class names and vocabulary."""
-    names: Any = None
-    owner = loaders.Owner("data", type(data).__name__)
+def _arrays(data: Any) -> dict[str, ndarray]:
+    """What the file holds."""
+    setting = Setting("data", type(data).__name__)
     if isinstance(data, LightningDataModule):
-        train, test = loaders.parts_of(owner, data)
-        columns = {"train": _columns(train)} | ({} if test is None else {"test": _columns(test)})
-        names = getattr(data, "class_names", None)
-    elif isinstance(data, Dataset):
-        loaders.check_data_set(owner, data)
-        columns = {"train": _columns(loaders.of_data_set(owner, data))}
-    else:
-        valid = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
-        valid = valid and not any(isinstance(part, Dataset | DataLoader) for part in data)
-        check("data", type(data).__name__, valid, LAYOUT)
-        columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
-    arrays: dict[str, np.ndarray] = {}
-    tokens = getattr(data, "vocabulary", None)
-    for part, (x, y, *names_of) in columns.items():
-        lengths = sorted({len(each) for each in (x, y, *names_of)})
+        train, test = loaders.parts_of(setting, data)
+        parts = {"train": train} if test is None else {"train": train, "test": test}
+        return of_samples(setting, data, parts)
+    if isinstance(data, Dataset):
+        loaders.check_data_set(setting, data)
+        return of_samples(setting, data, {"train": loaders.of_data_set(setting, data)})
+    is_layout = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
+    is_layout = is_layout and not any(isinstance(part, Dataset | DataLoader) for part in data)
+    setting.check(is_layout, LAYOUT)
+    x, *columns = map(np.asarray, data)
+    return _of_columns(setting, {"train": [_x(x), *columns]}, None, None)
+
+
+def of_samples(
+    setting: Setting,
+    owner: Any,
+    parts: Mapping[str, Sequence[Any]],
+) -> dict[str, ndarray]:
+    """Returns the arrays of samples by part, as `as_source` takes them.
+
+    Args:
+        setting: for messages.
+        owner: a module or data set, which may say `class_names` and `vocabulary`.
+        parts: samples (x, y), (x, y, client) or (x, y, client, unit) for `train` and `test`.
+    """
+    columns = {part: _columns(setting, samples) for part, samples in parts.items()}
+    names, vocabulary = (getattr(owner, name, None) for name in ("class_names", "vocabulary"))
+    return _of_columns(setting, columns, names, vocabulary)
+
+
+def _of_columns(
+    setting: Setting,
+    columns: Mapping[str, Sequence[ndarray]],
+    class_names: Any,
+    vocabulary: Any,
+) -> dict[str, ndarray]:
+    """Returns x (`raw`: with axes as clients train on them), y, client and unit of each part, and
+    where they are known class names and vocabulary."""
+    arrays: dict[str, ndarray] = {}
+    for part, (x, y, *names) in columns.items():
+        lengths = sorted({len(column) for column in columns[part]})
         requirement = f"x, y, client and unit must have one length, not {lengths}"
-        check("data", part, len(lengths) == 1, requirement)
-        whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
-        if x.dtype != np.uint8 and not (whole and tokens):
+        check(setting.key, part, len(lengths) == 1, requirement)
+        are_tokens = vocabulary and x.dtype.kind in "iu"
+        if x.dtype != np.uint8 and not are_tokens:
             say_merged_samples(f"x ({part})", x)
-        x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
+        if x.dtype != np.uint8:
+            x = x.astype(np.int64 if are_tokens else np.float32)
         arrays |= {f"x_{part}": x, f"y_{part}": y}
-        # Whole numbers stay numbers: as text, 10 would come before 2.
-        arrays |= {
-            f"{kind}_{part}": values if values.dtype.kind in "iu" else _text(kind, values)
-            for kind, values in zip(("client", "unit"), names_of, strict=False)
-        }
-    counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
-    return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
+        for kind, values in zip(("client", "unit"), names, strict=False):
+            # Whole numbers stay numbers: as text, 10 would come before 2.
+            is_number = values.dtype.kind in "iu"
+            arrays[f"{kind}_{part}"] = values if is_number else _text(kind, values)
+    arrays = _numbered(setting, arrays, class_names) | {"raw": np.ones(1)}
+    return arrays | {"vocabulary": np.array(int(vocabulary))} if vocabulary else arrays
 
 
-def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
-    """Samples side by side."""
-    pairs = all(isinstance(sample, tuple | list) for sample in samples)
-    check("data", "samples", pairs, LAYOUT)
-    rows = [tuple(sample) for sample in samples]
-    widths = {len(row) for row in rows}
-    valid = len(widths) == 1 and widths <= {2, 3, 4}
-    check("data", f"{len(rows)} samples", valid, LAYOUT)
-    try:
-        return [
-            np.stack([np.asarray(cell) for cell in column]) for column in zip(*rows, strict=True)
-        ]
-    except ValueError as error:
-        raise BadInput(
-            "data", f"{len(rows)} samples", f"they do not fit together: {error}"
-        ) from None
+def _columns(
+    setting: Setting,
+    samples: Sequence[Any],
+) -> list[ndarray]:
+    """Returns x, y, and as far as samples have them client and unit, of all samples."""
+    setting.check(bool(samples), f"it has no samples; {LAYOUT}")
+    rows = [sample if isinstance(sample, tuple | list) else () for sample in samples]
+    shapes = [[np.shape(cell) for cell in row] for row in rows]
+    for number, shape in enumerate(shapes):
+        fits = shape == shapes[0] and len(shape) in (2, 3, 4)
+        setting.check(fits, f"its sample {number} does not fit the others; {LAYOUT}")
+    return [np.stack(cells) for cells in zip(*rows, strict=True)]
 
 
-def _x(x: np.ndarray) -> np.ndarray:
+def _x(x: ndarray) -> ndarray:
     """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
     width)."""
-    valid = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
+    valid = x.ndim in (2, 3, 4) and x.dtype.kind in "iufcb"
     requirement = (
         "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     )
@@ -135,50 +159,54 @@ def _x(x: np.ndarray) -> np.ndarray:
         "first as in torch"
     )
     check("data", f"x of shape {x.shape}", valid, requirement)
-    return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    if x.ndim == 4:
+        return x.transpose(0, 3, 1, 2)
+    return x[:, None] if x.ndim == 3 else x
 
 
-def _text(what: str, values: np.ndarray) -> np.ndarray:
-    """Names as text; a missing one (None, NaN) is refused, since it would be a name of its own."""
-    from pandas import isna
+def _text(column: str, values: ndarray) -> ndarray:
+    """Returns names as text; a missing one (None, NaN) is refused, since it would be a name of its
+    own."""
+    if values.dtype.kind not in "US":
+        from pandas import isna
 
-    if len(absent := np.flatnonzero(isna(values))):
-        raise BadInput(
-            "data", what, f"sample {1 + absent[0]} has none (None or NaN); every sample needs one"
-        )
-    texts = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
-    return (
-        texts
-        if texts.size == 0
-        else np.array([composed(text) for text in texts.ravel()]).reshape(texts.shape)
-    )
+        missing = np.flatnonzero(isna(values))
+        problem = f"sample {1 + missing[:1].sum()} has none (None or NaN); every sample needs one"
+        check("data", column, not len(missing), problem)
+    is_bytes = values.dtype.kind == "S"
+    texts = np.char.decode(values, "utf-8") if is_bytes else values.astype(str)
+    composed_texts = [composed(text) for text in texts.ravel()]
+    return np.array(composed_texts, str).reshape(texts.shape)
 
 
-def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
-    """The arrays with class numbers in place of names, and `class_names` where they are known."""
+def _numbered(
+    setting: Setting,
+    arrays: Mapping[str, ndarray],
+    class_names: Any,
+) -> dict[str, ndarray]:
+    """Returns the arrays with class numbers in place of names, and `class_names` where they are
+    known."""
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
-    numbered = dict(arrays)
     if all(y.dtype.kind in "USO" for y in labels.values()):
-        every, numbers = np.unique(
-            np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True
-        )
-        ends = np.cumsum([len(y) for y in labels.values()])[:-1]
-        numbered |= dict(
-            zip(
-                labels,
-                np.split(numbers.astype(np.int64), ends),
-                strict=True,
-            )
-        )
-        return numbered | {"class_names": every}
+        texts = np.concatenate([_text("y", y) for y in labels.values()])
+        names, numbers = np.unique(texts, return_inverse=True)
+        lengths = [len(y) for y in labels.values()]
+        ends = np.cumsum(lengths)[:-1]
+        parts = np.split(numbers.astype(np.int64), ends)
+        numbered = dict(zip(labels, parts, strict=True))
+        return {**arrays, **numbered, "class_names": names}
+    numbered = dict(arrays)
     for part, y in labels.items():
-        valid = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
+        if y.size == len(y):
+            y = y.reshape(len(y))
+        are_numbers = y.dtype.kind in "iub" and y.ndim == 1
+        are_classes = are_numbers and int(y.min(initial=0)) >= 0
         requirement = (
             "y must hold class numbers from 0 or class names (for a regression: data.source table "
             "or arrays)"
         )
-        check("data", f"y: {y.dtype}, shape {y.shape}", valid, requirement)
+        check(setting.key, f"y: {y.dtype}, shape {y.shape}", are_classes, requirement)
         numbered[part] = y.astype(np.int64)
-    return numbered | (
-        {"class_names": np.array([str(name) for name in names])} if names is not None else {}
-    )
+    if class_names is not None:
+        numbered["class_names"] = np.array([str(name) for name in class_names])
+    return numbered

@@ -9,10 +9,11 @@ import string
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.source import Absent, Pool, Source, source_of
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed, is_hidden
 from fl_lightning.foundation.rng import numpy_rng
@@ -24,7 +25,7 @@ mean)."""
 SIZES, TURNS, SHIFTS, NOISE = (16, 23), 12.0, 2, 16.0
 """Of a character: height in pixels; degrees and pixels to either side at most; deviation of the
 noise. Ours."""
-OWN = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
+SHIPPED = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
 """How the files of matplotlib's typefaces begin that have letters and digits."""
 
 
@@ -34,31 +35,32 @@ def load(data: DataConfig) -> Source:
     `data.root`: folder with .ttf or .otf files; None: those that come with matplotlib.
     """
     files = _files(data.root)
-    each = len(CLASSES) * VARIANTS
-    labels = np.tile(np.repeat(np.arange(len(CLASSES)), VARIANTS), len(files))
-    groups = np.repeat(np.arange(len(files)), each)
+    images_of_file = len(CLASSES) * VARIANTS
+    classes_of_file = np.repeat(np.arange(len(CLASSES)), VARIANTS)
+    labels = np.tile(classes_of_file, len(files))
+    groups = np.repeat(np.arange(len(files)), images_of_file)
 
-    def read(index: np.ndarray) -> np.ndarray:
+    def read(index: ndarray) -> ndarray:
         images = np.empty((len(index), 1, SIDE, SIDE), np.uint8)
         fonts: dict[tuple[Path, int], object] = {}
         for place, number in enumerate(index.tolist()):
-            file = files[number // each]
-            rng = numpy_rng(0, f"{file.name} {number % each}")
-            images[place, 0] = _drawn(
-                file,
-                CLASSES[labels[number]],
-                rng,
-                fonts,
-            )
+            file = files[number // images_of_file]
+            rng = numpy_rng(0, f"{file.name} {number % images_of_file}")
+            images[place, 0] = _drawn(file, CLASSES[labels[number]], rng, fonts)
         return images
 
-    def mark(index: np.ndarray) -> list[bytes]:
-        drawn = (files[number // each] for number in index.tolist())
+    def mark(index: ndarray) -> list[bytes]:
+        drawn = (files[number // images_of_file] for number in index.tolist())
         return [f"{file.name} {file.stat().st_size}".encode() for file in drawn]
 
     return source_of(
         data,
-        Pool(labels, read, groups, mark=mark),
+        Pool(
+            labels,
+            read,
+            groups,
+            mark=mark,
+        ),
         None,
         list(CLASSES),
         [composed(file.stem) for file in files],
@@ -72,8 +74,9 @@ def _files(root: str | None) -> list[Path]:
         import matplotlib
 
         folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-        own = (path for path in folder.glob("*.ttf") if path.stem.split("-")[0].startswith(OWN))
-        return sorted(path for path in own if not _missing(path))
+        files = sorted(folder.glob("*.ttf"))
+        shipped = [path for path in files if path.stem.startswith(SHIPPED)]
+        return [path for path in shipped if not _missing(path)]
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise Absent(
@@ -86,9 +89,8 @@ def _files(root: str | None) -> list[Path]:
         try:
             missing = _missing(path)
         except (RuntimeError, OSError) as error:
-            raise BadInput(
-                "data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})"
-            ) from error
+            problem = f"{path.name} is no typeface ({first_line(error)})"
+            raise BadInput("data.root", root, problem) from error
         check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
     return files
 
@@ -102,18 +104,25 @@ def _missing(path: Path) -> list[str]:
 
 
 def _drawn(
-    file: Path, character: str, rng: np.random.Generator, fonts: dict[tuple[Path, int], object]
-) -> np.ndarray:
+    file: Path,
+    character: str,
+    rng: np.random.Generator,
+    fonts: dict[tuple[Path, int], object],
+) -> ndarray:
     """One image of a character, uint8 [28, 28]. `fonts`: those that are open, by file and size."""
     from PIL import Image, ImageDraw, ImageFont
 
     size = int(rng.integers(*SIZES))
-    font = fonts.setdefault((file, size), ImageFont.truetype(str(file), size))
+    if (file, size) not in fonts:
+        fonts[file, size] = ImageFont.truetype(str(file), size)
+    font = fonts[file, size]
     shift = rng.integers(-SHIFTS, SHIFTS + 1, 2)
     image = Image.new("L", (SIDE, SIDE))
     middle = (SIDE / 2 + shift[0], SIDE / 2 + shift[1])
     drawing = ImageDraw.Draw(image)
     drawing.text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
-    turned = image.rotate(float(rng.uniform(-TURNS, TURNS)), Image.Resampling.BILINEAR)
-    noisy = np.asarray(turned, np.float32) + rng.normal(0, NOISE, (SIDE, SIDE))
+    angle = float(rng.uniform(-TURNS, TURNS))
+    turned = image.rotate(angle, Image.Resampling.BILINEAR)
+    noise = rng.normal(0, NOISE, (SIDE, SIDE))
+    noisy = np.asarray(turned, np.float32) + noise
     return noisy.clip(0, 255).round().astype(np.uint8)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from fl_lightning.data.federated import FederatedData
 
@@ -24,7 +25,7 @@ class Heterogeneity:
 
     clients: list[int]
     """Those that are compared, n of them."""
-    pairs: dict[str, np.ndarray]
+    pairs: dict[str, ndarray]
     """By measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label mixes,
     `feature_shift` and `feature_shift_within` (in standard deviations) of inputs; nan where two
     have no class in common."""
@@ -33,18 +34,13 @@ class Heterogeneity:
 
     def summary(self) -> dict[str, float]:
         """What `summary.json` says: means over pairs of clients, and the Gini coefficient."""
-        n = len(self.clients)
-        apart = ~np.eye(n, dtype=bool)
-        finite = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
-        means = {
-            name: float(values.mean(dtype=np.float64))
-            for name, values in finite.items()
-            if len(values)
-        }
-        return {
-            f"heterogeneity_{name}": value
-            for name, value in {**means, "quantity_gini": self.gini}.items()
-        }
+        apart = ~np.eye(len(self.clients), dtype=bool)
+        summary = {}
+        for name, table in self.pairs.items():
+            values = table[apart & np.isfinite(table)]
+            if len(values):
+                summary[f"heterogeneity_{name}"] = float(values.mean(dtype=np.float64))
+        return summary | {"heterogeneity_quantity_gini": self.gini}
 
 
 def measure(data: FederatedData) -> Heterogeneity:
@@ -57,34 +53,31 @@ def measure(data: FederatedData) -> Heterogeneity:
     classes that both have, weighted by the smaller number of samples, less what is expected by
     chance: other label mixes are no shift, other meanings of labels are.
     """
-    n = data.clients
-    clients = (
-        list(range(n))
-        if n <= MOST_CLIENTS
-        else np.linspace(0, n - 1, MOST_CLIENTS).round().astype(int).tolist()
-    )
-    pairs: dict[str, np.ndarray] = {}
-    if data.task == "classification":
-        counts = data.class_counts[clients].astype(np.float64)
-        mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        pairs["jensen_shannon"] = np.stack([_jensen_shannon(mix, mixes) for mix in mixes])
-        roots = np.sqrt(mixes)
-        pairs["hellinger"] = np.stack(
-            [np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots]
-        )
+    count = min(data.clients, MOST_CLIENTS)
+    places = np.linspace(0, data.clients - 1, count).round()
+    clients = places.astype(int).tolist()
     directions = _directions(data)
     projected = [_projected(data, client, directions) for client in clients]
     unit = np.concatenate([z for z, _ in projected]).std(axis=0)
     unit[unit == 0] = 1
     scaled = [(z / unit, y) for z, y in projected]
-    pairs["feature_shift"] = _shift([z for z, _ in scaled])
-    if data.task == "classification" and scaled[0][1].ndim == 1:
-        pairs["feature_shift_within"] = _shift_within(scaled, data.num_classes)
+    pairs = {"feature_shift": _shift([z for z, _ in scaled])}
+    if data.task == "classification":
+        counts = data.class_counts[clients].astype(np.float64)
+        sizes = counts.sum(axis=1, keepdims=True)
+        mixes = counts / np.maximum(sizes, 1)
+        label_mixes = {
+            "jensen_shannon": np.stack([_jensen_shannon(mix, mixes) for mix in mixes]),
+            "hellinger": np.stack([_hellinger(mix, mixes) for mix in mixes]),
+        }
+        pairs = label_mixes | pairs
+        if scaled[0][1].ndim == 1:
+            pairs["feature_shift_within"] = _shift_within(scaled, data.num_classes)
     tables = {name: table.astype(np.float32) for name, table in pairs.items()}
     return Heterogeneity(clients, tables, gini(np.array(data.train_sizes)))
 
 
-def gini(sizes: np.ndarray) -> float:
+def gini(sizes: ndarray) -> float:
     """The Gini coefficient of numbers of 0 or more, (n,)."""
     ordered = np.sort(sizes.astype(np.float64))
     n = len(sizes)
@@ -95,15 +88,31 @@ def gini(sizes: np.ndarray) -> float:
     return float(ranks @ ordered / (n * total))
 
 
-def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+def _jensen_shannon(
+    p: ndarray,
+    q: ndarray,
+) -> ndarray:
     """Distances (n,) of a distribution (C,) from n others: the root of the divergence in bits.
 
     scipy's, without the second that it takes to import: every run measures.
     """
     middle = (p + q) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = [np.where(shares > 0, shares * np.log2(shares / middle), 0) for shares in (p, q)]
-    return np.sqrt(np.maximum(sum(term.sum(axis=1) for term in terms) / 2, 0))
+    divergence = np.zeros(len(q))
+    for mix in (p, q):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bits = mix * np.log2(mix / middle)
+        divergence += np.where(mix > 0, bits, 0).sum(axis=1)
+    return np.sqrt(np.maximum(divergence / 2, 0))
+
+
+def _hellinger(
+    p: ndarray,
+    q: ndarray,
+) -> ndarray:
+    """Distances (n,) of a distribution (C,) from n others."""
+    differences = np.sqrt(p) - np.sqrt(q)
+    squares = np.square(differences).sum(axis=1)
+    return np.sqrt(squares / 2)
 
 
 def _directions(data: FederatedData) -> torch.Tensor:
@@ -118,25 +127,30 @@ def _directions(data: FederatedData) -> torch.Tensor:
 
 
 def _projected(
-    data: FederatedData, client: int, directions: torch.Tensor
-) -> tuple[np.ndarray, np.ndarray]:
+    data: FederatedData,
+    client: int,
+    directions: torch.Tensor,
+) -> tuple[ndarray, ndarray]:
     """A client's first samples on the directions, float64 (m, DIRECTIONS), and their labels."""
-    x, y = data.some(client, MOST_SAMPLES)
-    # a text: of its tokens
-    z = directions[x].mean(dim=1) if data.vocabulary else x.flatten(1).double() @ directions
-    return z.double().numpy(), y.numpy()
+    x, y = data.first_samples(client, MOST_SAMPLES)
+    if data.vocabulary:  # a text is the mean of its tokens
+        return directions[x].mean(dim=1).double().numpy(), y.numpy()
+    return (x.flatten(1).double() @ directions).numpy(), y.numpy()
 
 
-def _shift(projected: list[np.ndarray]) -> np.ndarray:
+def _shift(projected: list[ndarray]) -> ndarray:
     """Distances (n, n) between the clients' means and deviations."""
     means = [z.mean(axis=0) for z in projected]
     deviations = [z.std(axis=0) for z in projected]
-    facts = np.concatenate([means, deviations], axis=1)
-    distances = [np.sqrt(np.square(row - facts).sum(axis=1) / DIRECTIONS) for row in facts]
-    return np.stack(distances)
+    moments = np.concatenate([means, deviations], axis=1)
+    squares = [np.square(row - moments).sum(axis=1) for row in moments]
+    return np.sqrt(np.stack(squares) / DIRECTIONS)
 
 
-def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:
+def _shift_within(
+    projected: list[tuple[ndarray, ndarray]],
+    classes: int,
+) -> ndarray:
     """Distances (n, n) between the means of classes that two clients have in common; nan without
     one."""
     n = len(projected)
@@ -149,12 +163,15 @@ def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) 
         means[client] /= np.maximum(counts[client], 1)[:, None]
         scatter += np.square(z - means[client][y]).sum()
     freedom = max(counts.sum() - (counts > 0).sum(), 1)  # of the variance within a client's class
-    chance = scatter / (freedom * DIRECTIONS) / np.maximum(counts, 1)
+    variance = scatter / (freedom * DIRECTIONS)
+    chance = variance / np.maximum(counts, 1)
     squared = np.zeros((n, n))
     for client in range(n):
         weight = np.minimum(counts[client], counts)
-        squares = np.square(means[client] - means).mean(axis=2) - chance[client] - chance
+        distances = np.square(means[client] - means).mean(axis=2)
+        beyond_chance = distances - chance[client] - chance
         with np.errstate(invalid="ignore"):
-            squared[client] = (weight * squares).sum(axis=1) / weight.sum(axis=1)
+            total = (weight * beyond_chance).sum(axis=1)
+            squared[client] = total / weight.sum(axis=1)
     np.fill_diagonal(squared, 0)
     return np.sqrt(np.maximum(squared, 0))

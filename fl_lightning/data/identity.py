@@ -18,17 +18,18 @@ BLOCK = 4096
 """Samples that are in memory at a time."""
 
 
-def current(data: DataConfig, clients: int, smoke: bool) -> str:
+def current(
+    data: DataConfig,
+    clients: int,
+    smoke: bool,
+) -> str:
     """The digest of what `data` names now; `BadInput` for data that are absent or malformed."""
     source, made_up = load(data, clients, smoke)
-    return of(
-        source,
-        None if made_up else public.pool(data, smoke),
-        data.reads_test,
-    )
+    unlabelled = None if made_up else public.pool(data, smoke)
+    return of(source, unlabelled, data.reads_test)
 
 
-def is_told(data: DataConfig) -> bool:
+def keeps_digest(data: DataConfig) -> bool:
     """Whether a run with `data` keeps a digest that is the same for every seed: where models are
     scored on validation data no test sample is read, and without `data.test_seed` other ones are
     for each seed."""
@@ -40,11 +41,13 @@ def of(
     unlabelled: Pool | None,
     reads_test: bool = True,
 ) -> str:
-    """XXH3 in hexadecimal, in which samples have no order: the test part of a table is another one
-    for each seed."""
-    state = xxhash.xxh3_128(json.dumps([source.class_names, source.group_names]).encode())
+    """Returns a digest of all samples, XXH3 in hexadecimal, whatever their order and the split into
+    training and test part."""
+    names = json.dumps([source.class_names, source.group_names])
+    state = xxhash.xxh3_128(names.encode())
     labelled = [source.train, source.test] if reads_test else [source.train]
-    for pools in (labelled, [] if unlabelled is None else [unlabelled]):
+    public_pools = [] if unlabelled is None else [unlabelled]
+    for pools in (labelled, public_pools):
         count = sum(len(pool.labels) for pool in pools)
         total = sum(_sum(pool) for pool in pools)
         state.update(f"{count} {total % 2**64} ".encode())
@@ -54,17 +57,14 @@ def of(
 def _sum(pool: Pool) -> int:
     """The sum of the samples' digests, of each with its label and group."""
     total = 0
-    groups = np.zeros(len(pool.labels), np.int64) if pool.groups is None else pool.groups
-    for start in range(0, len(pool.labels), BLOCK):
-        index = np.arange(start, min(start + BLOCK, len(pool.labels)))
+    size = len(pool.labels)
+    groups = np.zeros(size, np.int64) if pool.groups is None else pool.groups
+    for start in range(0, size, BLOCK):
+        index = np.arange(start, min(start + BLOCK, size))
         contents = _rows(pool.read(index)) if pool.mark is None else pool.mark(index)
-        beside = zip(
-            _rows(pool.labels[index]),
-            _rows(groups[index]),
-            strict=True,
-        )
-        for content, (label, group) in zip(contents, beside, strict=True):
-            total += xxhash.xxh3_64_intdigest(b"".join((content, label, group)))
+        labels = _rows(pool.labels[index])
+        for parts in zip(contents, labels, _rows(groups[index]), strict=True):
+            total += xxhash.xxh3_64_intdigest(b"".join(parts))
     return total
 
 
@@ -72,4 +72,5 @@ def _rows(array: np.ndarray) -> list[bytes]:
     """The bytes of each row of an array (n, ...)."""
     width = array[:1].nbytes
     content = array.tobytes()
-    return [content[place * width : (place + 1) * width] for place in range(len(array))]
+    begins = [place * width for place in range(len(array))]
+    return [content[begin : begin + width] for begin in begins]

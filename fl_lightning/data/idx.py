@@ -59,7 +59,10 @@ def load(
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
 
 
 def _read(
@@ -73,7 +76,9 @@ def _read(
     if path is None:
         raise Absent("data.root", root, f"{name} or {name}.gz is missing beside the others")
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
         shape = np.frombuffer(content, ">i4", axes, 4)
         if content[:4] != bytes((0, 0, 8, axes)):
             raise ValueError("it is no idx file of bytes")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data.source import Pool, Source, at_root, source_of
+from fl_lightning.data.source import Pool, Setting, Source, at_root, source_of
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import composed, entries, is_hidden, some
 
 SIZE = 32
@@ -28,8 +29,10 @@ LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png a
 
 
 def decoder(
-    image: Callable[[int], Any], root: str | None, where: Callable[[int], str]
-) -> Callable[[np.ndarray], np.ndarray]:
+    image: Callable[[int], Any],
+    root: str | None,
+    where: Callable[[int], str],
+) -> Callable[[ndarray], ndarray]:
     """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE],
     decoded by threads.
 
@@ -37,19 +40,17 @@ def decoder(
     and says `where` that lies.
     """
 
-    def decode(index: int) -> np.ndarray:
+    def decode(index: int) -> ndarray:
         from PIL import Image
 
         try:
             resized = _colour(image(index)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         except Exception as error:  # pillow answers broken files in half a dozen types
-            reason = str(error).split("\n")[0]
-            raise BadInput(
-                "data.root", root, f"an image cannot be read: {where(index)} ({reason})"
-            ) from error
+            problem = f"an image cannot be read: {where(index)} ({first_line(error)})"
+            raise BadInput("data.root", root, problem) from error
         return np.asarray(resized).transpose(2, 0, 1)
 
-    def read(indices: np.ndarray) -> np.ndarray:
+    def read(indices: ndarray) -> ndarray:
         samples = np.empty((len(indices), 3, SIZE, SIZE), np.uint8)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
             for place, sample in enumerate(threads.map(decode, indices.tolist())):
@@ -65,25 +66,19 @@ def load(data: DataConfig) -> Source:
     if not (folder / "train").is_dir():
         pool, names = class_folders(root, folder)
         return source_of(data, pool, None, names)
-    if unread := [path.name for path in entries(folder) if path.name not in ("train", "test")]:
-        log.say(f"data: beside train/ and test/ in {folder.name}/, and not read: {some(unread)}")
+    unread = {path.name for path in entries(folder)} - {"train", "test"}
+    if unread:
+        line = f"beside train/ and test/ in {folder.name}/, and not read"
+        log.say(f"data: {line}: {some(sorted(unread))}")
     train, names = class_folders(root, folder / "train")
     if not data.reads_test:
         return Source(train, train, names)
-    tests, test_names = class_folders(root, folder / "test")
+    test, test_names = class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
-    check(
-        "data.root",
-        root,
-        not strangers,
-        f"test/ has classes that train/ has not: {', '.join(strangers)}",
-    )
+    problem = f"test/ has classes that train/ has not: {', '.join(strangers)}"
+    check("data.root", root, not strangers, problem)
     numbers = np.array([names.index(name) for name in test_names])
-    return Source(
-        train,
-        replace(tests, labels=numbers[tests.labels]),
-        names,
-    )
+    return Source(train, replace(test, labels=numbers[test.labels]), names)
 
 
 def class_folders(
@@ -98,42 +93,39 @@ def class_folders(
         BadInput: there is no such folder, no class in it, or a class without pictures; it says the
             `layout`.
     """
-    if not folder.is_dir():
-        raise BadInput(
-            "data.root", root, f"it must be {layout} (there is no folder {folder.name}/)"
-        )
-    every = sorted(folder.iterdir())
+    setting = Setting("data.root", root)
+    problem = f"it must be {layout} (there is no folder {folder.name}/)"
+    setting.check(folder.is_dir(), problem)
     by_class: dict[str, list[Path]] = {}
-    hidden = [path for path in every if is_hidden(path)]
-    others = [path for path in every if not is_hidden(path) and not path.is_dir()]
-    for path in every:
-        if path.is_dir() and not is_hidden(path):
-            files = sorted(
-                _files(path, frozenset(), hidden), key=lambda file: (str(file.parent), file.name)
-            )
-            pictures = [file for file in files if file.suffix.lower() in openable()]
-            others += [file for file in files if file.suffix.lower() not in openable()]
-            by_class.setdefault(composed(path.name), []).extend(pictures)
+    hidden: list[Path] = []
+    others: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if is_hidden(path):
+            hidden.append(path)
+        elif not path.is_dir():
+            others.append(path)
+        else:
+            pictures = by_class.setdefault(composed(path.name), [])
+            files = _files(path, frozenset(), hidden)
+            for file in sorted(files, key=lambda file: (str(file.parent), file.name)):
+                is_picture = file.suffix.lower() in openable()
+                (pictures if is_picture else others).append(file)
     _say_left_out(folder, others, hidden)
-    if not by_class:
-        raise BadInput(
-            "data.root", root, f"it must be {layout} (there is no class folder in {folder.name}/)"
-        )
-    empty = next((name for name, files in by_class.items() if not files), None)
-    problem = (
-        f"its class folder {empty!r} in {folder.name}/ holds no picture that Pillow opens: fill it "
-        f"or delete it"
-    )
-    check("data.root", root, empty is None, problem)
+    problem = f"it must be {layout} (there is no class folder in {folder.name}/)"
+    setting.check(bool(by_class), problem)
+    for name, pictures in by_class.items():
+        problem = f"its class folder {name!r} in {folder.name}/ holds no picture that Pillow opens"
+        setting.check(bool(pictures), f"{problem}: fill it or delete it")
     names = sorted(by_class)
-    files = [file for name in names for file in by_class[name]]
-    labels = np.repeat(np.arange(len(names)), [len(by_class[name]) for name in names])
+    files_in_order = [file for name in names for file in by_class[name]]
+    sizes = [len(by_class[name]) for name in names]
+    labels = np.repeat(np.arange(len(names)), sizes)
     read = decoder(
-        lambda index: opened(files[index]),
+        lambda index: opened(files_in_order[index]),
         root,
-        lambda index: str(files[index]),
+        lambda index: str(files_in_order[index]),
     )
-    return Pool(labels, read, mark=marks(files, folder)), names
+    return Pool(labels, read, mark=marks(files_in_order, folder)), names
 
 
 @cache
@@ -142,16 +134,12 @@ def openable() -> frozenset[str]:
     from PIL import Image, ImageFile
 
     Image.init()
-    stubs = {
-        name for name, (kind, _) in Image.OPEN.items() if _is_stub(kind, ImageFile.StubImageFile)
-    }
-    formats = Image.OPEN.keys() - stubs
+    formats = set()
+    for name, (kind, _) in Image.OPEN.items():
+        # a stub recognises a format (`.h5`), and nothing here reads it
+        if not (isinstance(kind, type) and issubclass(kind, ImageFile.StubImageFile)):
+            formats.add(name)
     return frozenset(end for end, name in Image.registered_extensions().items() if name in formats)
-
-
-def _is_stub(kind: Any, stub: type) -> bool:
-    """Whether a format is recognised alone, and nothing here reads it (`.h5`)."""
-    return isinstance(kind, type) and issubclass(kind, stub)
 
 
 def _files(
@@ -189,15 +177,17 @@ def _say_left_out(
         )
     if hidden:
         names = Counter(path.name for path in hidden)
-        parts.append(
-            f"hidden: "
-            f"{some(f'{name} ({count})' if count > 1 else name for name, count in names.items())}"
-        )
+        counts = Counter(path.name for path in hidden)
+        names = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+        parts.append(f"hidden: {some(names)}")
     if parts:
         log.say(f"data: left out in {folder.name}/: {'; '.join(parts)}")
 
 
-def marks(files: Sequence[Path], folder: Path) -> Callable[[np.ndarray], list[bytes]]:
+def marks(
+    files: Sequence[Path],
+    folder: Path,
+) -> Callable[[ndarray], list[bytes]]:
     """`Pool.mark` of the pictures in `files`, by their places in `folder`."""
     return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
 
@@ -211,10 +201,8 @@ def _mark(file: Path, folder: Path) -> bytes:
     except OSError:  # it is said where the picture is read
         begin = b""
         size = 0
-    return (
-        f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape")
-        + begin
-    )
+    name = composed(os.path.relpath(file, folder))
+    return f"{name} {size} ".encode(errors="surrogateescape") + begin
 
 
 def opened(path: str | Path) -> Any:
@@ -238,7 +226,8 @@ def _colour(image: Any) -> Any:
 
     _check_bits(image)
     if image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB")
 
 

@@ -17,9 +17,18 @@ import numpy as np
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
-from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_root, source_of
+from fl_lightning.data.source import (
+    Absent,
+    Pool,
+    Reading,
+    Setting,
+    Source,
+    Tokens,
+    at_root,
+    source_of,
+)
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import composed, entries, some
 
 LAYOUT = (
@@ -43,31 +52,25 @@ def load(data: DataConfig) -> Source:
     train = _files(root, folder if whole else folder / "train")
     users = sorted(user for user, (x, _) in train.items() if x)
     first = train[users[0]][0][0]
-    test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test", first)
+    test: Samples = {}
+    if data.reads_test and not whole:
+        test = _files(root, folder / "test", first)
+    setting = Setting("data.root", root)
     strangers = sorted(set(test) - set(train))
-    if strangers:
-        raise BadInput(
-            "data.root", root, f"the user {strangers[0]!r} has test samples and none for training"
-        )
+    problem = f"{some(map(repr, strangers))} have test samples and none for training"
+    setting.check(not strangers, f"the users {problem}")
     _say_empty(train, test)
     if isinstance(first, str):
         return _texts(train, test, users, data)
-    classes = 1 + max(max(y, default=0) for part in (train, test) for _, y in part.values())
+    everything = [*train.values(), *test.values()]
+    labels = [label for _, y in everything for label in y]
+    classes = 1 + max(labels)
     samples = sum(len(y) for _, y in train.values())
-    check(
-        "data.root",
-        root,
-        classes <= samples,
-        f"class {classes - 1} is above {samples} training samples: from 0 on",
-    )
+    problem = f"label {classes - 1} of {samples} training samples: number classes from 0 on"
+    setting.check(classes <= samples, problem)
     pools = [_pool(part, users) for part in (train, test) if part]
-    return source_of(
-        data,
-        pools[0],
-        None if whole else pools[-1],
-        [str(label) for label in range(classes)],
-        users,
-    )
+    names = [str(label) for label in range(classes)]
+    return source_of(data, pools[0], None if whole else pools[-1], names, users)
 
 
 def _texts(
@@ -77,46 +80,47 @@ def _texts(
     data: DataConfig,
 ) -> Source:
     """Characters, and as classes the characters that may come next: all tokens."""
-    names, encode = text.characters(line for x, y in train.values() for line in (*x, *y))
+    lines_of_train: list[str] = []
+    for x, y in train.values():
+        lines_of_train += [*x, *y]
+    names, encode = text.characters(lines_of_train)
 
     def pool(part: Samples) -> Pool:
         samples = _numbered(part, users)
-        tokens = np.zeros((len(samples), data.length), np.int64)
-        for row, (line, _, _) in zip(tokens, samples, strict=True):
-            tail = encode(line)[-data.length :]
-            row[data.length - len(tail) :] = tail
-        labels = np.array([(encode(label) or [0])[0] for _, label, _ in samples], np.int64)
-        return Pool(
-            labels,
-            lambda index: tokens[index],
-            np.array([number for *_, number in samples], np.int64),
-        )
+        lines = [line for line, _, _ in samples]
+        first_tokens = [(encode(label) or [0])[0] for _, label, _ in samples]
+        labels = np.array(first_tokens, np.int64)
+        tokens = text.padded(lines, lambda line: encode(line)[-data.length :], data.length)
+        owners = np.array([number for *_, number in samples], np.int64)
+        return Pool(labels, lambda index: tokens[index], owners)
 
+    train_pool = pool(train)
+    test_pool = None if data.reads_test else train_pool
+    source = source_of(data, train_pool, pool(test) if test else test_pool, names, users)
     reading = Reading(tokens=Tokens(names, data.length, "last"))
-    ours = pool(train)
-    theirs = pool(test) if test else None if data.reads_test else ours
-    return replace(
-        source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading
-    )
+    return replace(source, vocabulary=len(names), reading=reading)
 
 
 def _say_empty(train: Samples, test: Samples) -> None:
     """A line on users who have no sample to train on: they are no clients."""
-    empty = sorted(user for user, (x, _) in train.items() if not x)
+    empty = sorted(set(train) - {user for user, (x, _) in train.items() if x})
     unused = sum(len(test[user][0]) for user in empty if user in test)
     if empty:
         problem = f"{len(empty)} of {len(train)} users have no training samples and are left out"
         log.say(f"data: {problem}, with {unused} test samples: {some(map(repr, empty))}")
 
 
-def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
+def _numbered(
+    part: Samples,
+    users: list[str],
+) -> list[tuple[Any, Any, int]]:
     """x, y and the number of its user of each sample."""
-    nothing: tuple[list[Any], list[Any]] = ([], [])
-    return [
-        (x, y, k)
-        for k, user in enumerate(users)
-        for x, y in zip(*part.get(user, nothing), strict=True)
-    ]
+    samples = []
+    for number, user in enumerate(users):
+        x, y = part.get(user, ([], []))
+        for sample, label in zip(x, y, strict=True):
+            samples.append((sample, label, number))
+    return samples
 
 
 def _pool(part: Samples, users: list[str]) -> Pool:
@@ -152,25 +156,26 @@ def _files(
             content = json.loads(file.read_text(encoding="utf-8"))
             users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = (
-                f"{file.name} is none of LEAF's: {type(error).__name__}: "
-                f"{str(error).splitlines()[0]}"
-            )
+            kind = type(error).__name__
+            problem = f"{file.name} is none of LEAF's: {kind}: {first_line(error)}"
             raise BadInput("data.root", root, problem) from error
-        for user, own in users.items():
-            x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
-            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        for user, held in users.items():
+            samples = held if isinstance(held, dict) else {}
+            x = samples.get("x")
+            y = samples.get("y")
+            are_lists = isinstance(x, list) and isinstance(y, list)
+            if not are_lists or len(x) != len(y):
                 problem = f"{file.name}: the user {user!r} must have lists x and y of one length"
                 raise BadInput("data.root", root, problem)
             like = x[0] if like is None and x else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")
-            before = by_user.setdefault(composed(str(user)), ([], []))
-            before[0].extend(x)
-            before[1].extend(y)
+            all_x, all_y = by_user.setdefault(composed(str(user)), ([], []))
+            all_x.extend(x)
+            all_y.extend(y)
     check("data.root", root, bool(by_user), f"the files of {folder.name}/ name no user")
-    samples = sum(len(x) for x, _ in by_user.values())
-    check("data.root", root, samples > 0, f"no user in the files of {folder.name}/ has a sample")
+    has_samples = any(x for x, _ in by_user.values())
+    check("data.root", root, has_samples, f"no user in the files of {folder.name}/ has a sample")
     return by_user
 
 

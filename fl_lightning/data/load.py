@@ -21,7 +21,7 @@ SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
 MADE_UP_FEATURES = 8
 """Columns of a table that is not there and of which none are chosen."""
-LOADERS = {
+READERS = {
     "digits": "digits.load",
     "arrays": "arrays.load",
     "images": "images.load",
@@ -40,7 +40,7 @@ MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
-OVERRIDES = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
+SOURCE_BY_SUFFIX = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
 """The source that a file for `data.root` means, where `data.source` names none that reads files of
 another kind."""
 ROOTLESS = ("digits", "watch")
@@ -53,41 +53,34 @@ def load(
     smoke: bool,
 ) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
-    name = source_of(data)
+    name = source_name(data)
     check_name("data.source", name)
-    # else public data's
-    unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")
-    files = f"{', '.join(OVERRIDES)}"
-    other = f"name a file ({files}), or set data.source (`fl-train list sources`)"
-    check("data.root", data.root, not unread, f"the source {name} reads no files: {other}")
+    # other public data have their files below `data.root`
+    is_unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")
+    remedy = (
+        f"name a file ({', '.join(SOURCE_BY_SUFFIX)}), or set data.source (`fl-train list sources`)"
+    )
+    check("data.root", data.root, not is_unread, f"the source {name} reads no files: {remedy}")
     if data.task == "regression" and name not in TARGETS:
-        raise BadInput(
-            "data.task",
-            data.task,
-            f"its targets come from the sources {', '.join(TARGETS)}, not {name}",
-        )
+        problem = f"its targets come from the sources {', '.join(TARGETS)}, not {name}"
+        raise BadInput("data.task", data.task, problem)
     try:
-        return read(
-            replace(
-                data,
-                source=name,
-                download=data.download and not smoke,
-            )
-        ), False
+        download = data.download and not smoke
+        return read(replace(data, source=name, download=download)), False
     except Absent:
         if not smoke:
             raise
         return made_up(name, data, clients), True
 
 
-def source_of(data: DataConfig) -> str:
+def source_name(data: DataConfig) -> str:
     """The name of the source: `data.source`, or that which the file `data.root` means.
 
     Raises:
         BadInput: both are given, and contradict each other.
     """
     suffix = Path(data.root or "").suffix.lower()
-    meant = OVERRIDES.get(suffix)
+    meant = SOURCE_BY_SUFFIX.get(suffix)
     if meant is None or (data.source == "table" and suffix in tables.PANDAS):
         return data.source
     fits = data.source not in ("arrays", "table") or data.source == meant
@@ -107,7 +100,7 @@ def read(data: DataConfig) -> Source:
     """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or
     malformed."""
     data = tables.spelled(data)
-    path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
+    path = READERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
     loader: Callable[[DataConfig], Source] = getattr(
@@ -116,61 +109,50 @@ def read(data: DataConfig) -> Source:
     return loader(data)
 
 
-def made_up(name: str, data: DataConfig, clients: int) -> Source:
+def made_up(
+    name: str,
+    data: DataConfig,
+    clients: int,
+) -> Source:
     """Noise with labels, of the shape and classes of the source `name` (else 10 classes of
-    3x32x32).
+    3x32x32); of texts random tokens, of which each has a next one (source text), or the text a
+    class.
 
     A table of several columns has as many features. Groups are as many as clients.
     """
+    are_texts = name == "text" or data.tokens is not None
     shape, classes = shape_of(name) or ((3, 32, 32), 10)
-    if name == "text" or data.tokens is not None:
-        return _made_up_text(name, data, clients)
-    if name == "table" and len(data.columns or []) != 1:
+    if are_texts:
+        shape, classes = (data.length + 1,), MADE_UP_TOKENS
+    elif name == "table" and len(data.columns or []) != 1:
         shape = (len(data.columns) if data.columns else MADE_UP_FEATURES,)
+    is_grouped = are_texts or name == "table" or data.partition == NATURAL
     pools = []
-    grouped = name == "table" or data.partition == NATURAL
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
-        size = per_class(classes, per_client, clients) * classes
-        noise = numpy_rng(0, f"made up {part}").integers(
-            0,
-            256,
-            (size, *shape),
-            dtype=np.uint8,
+        size = (
+            per_client * clients if are_texts else classes * per_class(classes, per_client, clients)
         )
-        labels = np.arange(size) % classes
-        labels = labels.astype(np.float32) if data.task == "regression" else labels
-        groups = np.arange(size) // classes % clients if grouped else None
-        pools.append(replace(Pool.of(noise, labels), groups=groups))
-    group_names = [str(group) for group in range(clients)] if grouped else []
-    return Source(
-        pools[0],
-        pools[1],
-        [str(label) for label in range(classes)],
-        group_names,
-    )
-
-
-def _made_up_text(name: str, data: DataConfig, clients: int) -> Source:
-    """Tokens at random, of which each has a next one (source text), or the text a class."""
-    pools = []
-    for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
-        size = per_client * clients
         rng = numpy_rng(0, f"made up {part}")
-        tokens = rng.integers(
-            0,
-            MADE_UP_TOKENS,
-            (size, data.length + 1),
-        )
-        labels = tokens[:, 1:] if name == "text" else np.arange(size) % MADE_UP_TOKENS
-        pools.append(replace(Pool.of(tokens[:, :-1], labels), groups=np.arange(size) % clients))
-    names = [str(token) for token in range(MADE_UP_TOKENS)]
-    groups = [str(group) for group in range(clients)]
+        labels = np.arange(size) % classes
+        groups = np.arange(size) if are_texts else np.arange(size) // classes
+        if are_texts:
+            tokens = rng.integers(0, classes, (size, *shape))
+            samples = tokens[:, :-1]
+            labels = tokens[:, 1:] if name == "text" else labels
+        else:
+            samples = rng.integers(0, 256, (size, *shape), dtype=np.uint8)
+            labels = labels.astype(np.float32) if data.task == "regression" else labels
+        pool = Pool.of(samples, labels)
+        pools.append(replace(pool, groups=groups % clients if is_grouped else None))
+    train, test = pools
+    names = [str(label) for label in range(classes)]
+    group_names = [str(group) for group in range(clients)] if is_grouped else []
     return Source(
-        pools[0],
-        pools[1],
+        train,
+        test,
         names,
-        groups,
-        vocabulary=MADE_UP_TOKENS,
+        group_names,
+        vocabulary=classes if are_texts else 0,
     )
 
 
@@ -180,10 +162,9 @@ def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.data.watch import CLASSES, SHAPE
 
+    if name in RECIPES:
+        return RECIPES[name].shape, RECIPES[name].classes
     shapes: dict[str, tuple[tuple[int, ...], int]] = {
-        n: (r.shape, r.classes) for n, r in RECIPES.items()
-    }
-    shapes |= {
         "watch": (SHAPE, CLASSES),
         "digit_pair": ((1, 8, 8), 10),
         "leaf": ((1, 28, 28), 62),
@@ -191,7 +172,11 @@ def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
     return shapes.get(name)
 
 
-def per_class(classes: int, per_client: int, clients: int) -> int:
+def per_class(
+    classes: int,
+    per_client: int,
+    clients: int,
+) -> int:
     """Samples of each class that give about `per_client` to each client, and let every client hold
     every class."""
     return max(math.ceil(per_client * clients / classes), clients)

@@ -2,7 +2,6 @@
 a line says that it has no effect: clients make batches of their own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.data.source import Setting
 
 UNHEEDED = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Hooks that a Lightning Trainer calls for every batch. A module that changes batches in one is
@@ -31,25 +29,11 @@ READ_TWICE = 16
 unseen in one of 65,536 data sets. Ours."""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """Whose loaders they are, for messages: a key of the configuration and its value."""
-
-    key: str
-    value: str
-
-    def check(self, holds: bool, allowed: str) -> None:
-        """Raise `BadInput` unless it `holds`."""
-        if not holds:
-            raise BadInput(self.key, self.value, allowed)
-
-    def say(self, line: str) -> None:
-        """Print a line."""
-        log.say(f"{self.key} {self.value}: {line}")
-
-
 def parts_of(
-    owner: Owner, module: LightningDataModule, *, reads_test: bool = True
+    setting: Setting,
+    module: LightningDataModule,
+    *,
+    reads_test: bool = True,
 ) -> tuple[list[Any], list[Any] | None]:
     """The samples that the module's loaders for training and for tests can yield, each once; None:
     it has no loader for tests. Without `reads_test` the training samples stand in for those of
@@ -62,12 +46,12 @@ def parts_of(
     requirement = (
         f"its {', '.join(hooks)} would not be called: change samples in the data set's __getitem__"
     )
-    owner.check(not hooks, requirement)
+    setting.check(not hooks, requirement)
     module.prepare_data()
     module.setup("fit")
-    train = of_loader(owner, "train_dataloader", module.train_dataloader())
+    train = of_loader(setting, "train_dataloader", module.train_dataloader())
     if is_overridden("val_dataloader", module):
-        owner.say(
+        setting.say(
             "its val_dataloader() is not read: data.validation cuts validation parts from the "
             "training data"
         )
@@ -76,11 +60,11 @@ def parts_of(
     if not reads_test:
         return train, train
     module.setup("test")
-    return train, of_loader(owner, "test_dataloader", module.test_dataloader())
+    return train, of_loader(setting, "test_dataloader", module.test_dataloader())
 
 
 def of_loader(
-    owner: Owner,
+    setting: Setting,
     hook: str,
     loader: Any,
 ) -> list[Any]:
@@ -91,7 +75,7 @@ def of_loader(
     """
     kind = type(loader)
     single = isinstance(loader, DataLoader) and kind.__iter__ is DataLoader.__iter__
-    owner.check(
+    setting.check(
         single, f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch"
     )
     plain = loader.collate_fn in (default_collate, default_convert)
@@ -99,25 +83,27 @@ def of_loader(
         f"the collate_fn {_name(loader.collate_fn)} of its {hook}() would not be called, since "
         f"clients make their"
     )
-    owner.check(plain, f"{requirement} own batches: change samples in the data set's __getitem__")
-    check_data_set(owner, loader.dataset)
-    places = _places(owner, hook, loader)
-    _say_without_effect(owner, hook, loader)
-    return of_data_set(owner, loader.dataset, places)
+    setting.check(plain, f"{requirement} own batches: change samples in the data set's __getitem__")
+    check_data_set(setting, loader.dataset)
+    places = _places(setting, hook, loader)
+    _say_without_effect(setting, hook, loader)
+    return of_data_set(setting, loader.dataset, places)
 
 
-def check_data_set(owner: Owner, samples: Any) -> None:
+def check_data_set(setting: Setting, samples: Any) -> None:
     """Raise `BadInput` where single samples of a data set cannot be read by their number."""
     name = type(samples).__name__
-    owner.check(
+    setting.check(
         not isinstance(samples, IterableDataset),
         f"{name} is an IterableDataset: give a Dataset with a length",
     )
-    owner.check(hasattr(samples, "__len__"), f"{name} has no __len__: give a Dataset with a length")
+    setting.check(
+        hasattr(samples, "__len__"), f"{name} has no __len__: give a Dataset with a length"
+    )
 
 
 def of_data_set(
-    owner: Owner,
+    setting: Setting,
     samples: Any,
     places: Sequence[int] | None = None,
 ) -> list[Any]:
@@ -134,7 +120,7 @@ def of_data_set(
             f"transform?), and"
         )
         same = _content(sample) == _content(samples[place])
-        owner.check(
+        setting.check(
             same,
             f"{requirement} samples are read once: take that out; data.augment draws anew in each "
             f"epoch",
@@ -143,7 +129,7 @@ def of_data_set(
 
 
 def _places(
-    owner: Owner,
+    setting: Setting,
     hook: str,
     loader: DataLoader[Any],
 ) -> Sequence[int]:
@@ -154,7 +140,7 @@ def _places(
         "torch.utils.data.Subset"
     )
     usual = batches is None or type(batches) is BatchSampler
-    owner.check(
+    setting.check(
         usual,
         f"the batch_sampler {_name(batches)} of its {hook}() would not be used, since {instead}",
     )
@@ -169,20 +155,20 @@ def _places(
             f"draws {sampler.num_samples} of {size} samples "
             f"with{'' if sampler.replacement else 'out'} replacement"
         )
-        owner.check(
+        setting.check(
             whole, f"{called} {how}, and clients take each sample once in an epoch: leave it out"
         )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
     indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
-    owner.check(indexed, f"{called} would not be used, since {instead}")
+    setting.check(indexed, f"{called} would not be used, since {instead}")
     places = [int(place) for place in chosen]
-    owner.check(len(set(places)) == len(places), f"{called} repeats samples: name each once")
+    setting.check(len(set(places)) == len(places), f"{called} repeats samples: name each once")
     return places
 
 
 def _say_without_effect(
-    owner: Owner,
+    setting: Setting,
     hook: str,
     loader: DataLoader[Any],
 ) -> None:
@@ -204,7 +190,7 @@ def _say_without_effect(
             "run's seed"
         )
     if names:
-        owner.say(f"{', '.join(names)} of its {hook}() without effect: {instead}")
+        setting.say(f"{', '.join(names)} of its {hook}() without effect: {instead}")
 
 
 def _content(sample: Any) -> list[bytes]:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from fl_lightning.data import arrays
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.part import ResidentPart
-from fl_lightning.data.source import HeldOut
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.data.source import HeldOut, Setting
 from fl_lightning.foundation.rng import generator, numpy_rng
 
-Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
+Shares = tuple[list[ndarray], list[ndarray], list[ndarray]]
 
 
 def apart(
@@ -31,16 +31,14 @@ def apart(
     away = sorted(drawn if named is None else named)
     here = [client for client in range(len(angles)) if client not in set(away)]
     trains, validations, tests = shares
+
     held_out = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in away]
-    left = (
-        [trains[client] for client in here],
-        [validations[client] for client in here],
-        [tests[client] for client in here],
-    )
-    return left, held_out
+
+    trains, validations, tests = ([part[client] for client in here] for part in shares)
+    return (trains, validations, tests), held_out
 
 
-def few(
+def with_few_labels(
     data: FederatedData,
     who: HeldOut,
     per_class: int,
@@ -49,7 +47,7 @@ def few(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[ClientData, bool]:
-    """What a held-out client brings, and whether it has labels.
+    """Returns what a held-out client brings, of few labelled samples, and whether it has labels.
 
     Args:
         data: of the run.
@@ -62,7 +60,7 @@ def few(
         device: where it trains.
         dtype: of its inputs.
     """
-    (x, y), test = data.of_held_out(who, device, dtype)
+    (x, y), test = data.held_out_samples(who, device, dtype)
     if not per_class:
         return _parts(
             data,
@@ -72,39 +70,42 @@ def few(
             validation,
             seed,
         ), False
-    classed = data.task == "classification" and y.ndim == 1
-    kept = labelled(
-        y if classed else torch.zeros(len(y), device=y.device),
-        who,
-        per_class,
-        seed,
-    )
+    has_classes = data.task == "classification" and y.ndim == 1
+    strata = y if has_classes else torch.zeros(len(y), device=y.device)
+    index = drawn_per_class(strata, who, per_class, seed)
     return _parts(
         data,
-        x[kept],
-        y[kept],
+        x[index],
+        y[index],
         test,
         validation,
         seed,
     ), True
 
 
-def labelled(
+def drawn_per_class(
     strata: Tensor,
     who: HeldOut,
     per_class: int,
     seed: int,
 ) -> Tensor:
-    """Places of `per_class` of a held-out client's training samples of each class (n,),
-    ascending."""
+    """Returns places of `per_class` drawn samples of each class of a held-out client's training
+    samples, whose classes are `strata` (n,); ascending."""
     draws = generator(seed, "newcomer's samples", who.number)
     order = torch.randperm(len(strata), generator=draws).to(strata.device)
-    places = [order[strata[order] == k][:per_class] for k in strata.unique()]
+    places = []
+    for kind in strata.unique():
+        of_kind = order[strata[order] == kind]
+        places.append(of_kind[:per_class])
     return torch.cat(places).sort().values
 
 
 def from_file(
-    data: FederatedData, file: str, validation: float, seed: int, dtype: torch.dtype = torch.float32
+    data: FederatedData,
+    file: str,
+    validation: float,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[ClientData, bool]:
     """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.
 
@@ -112,41 +113,33 @@ def from_file(
         BadInput: the file cannot be read, or its samples are of another shape or class.
     """
     pools = arrays.newcomer(file, data.task)
+    setting = Setting("data", file)
+    samples, labels = pools["train"]
+    if samples.shape[1:] == data.input_shape:
+        data.fit_newcomer(samples)
+    nothing = np.zeros((0, *data.input_shape), np.uint8), None
     parts = []
-    if pools["train"][0].shape[1:] == data.input_shape:
-        data.fit_newcomer(pools["train"][0])
-    for name in ("train", "test"):
-        raw, labels = pools.get(
-            name, (np.zeros((0, *data.input_shape), np.uint8), np.zeros(0, np.int64))
-        )
-        if raw.shape[1:] != data.input_shape:
-            raise BadInput(
-                "data",
-                file,
-                f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}",
-            )
-        if (
-            data.task == "classification"
-            and labels is not None
-            and labels.max(initial=0) >= data.num_classes
-        ):
-            raise BadInput(
-                "data", file, f"label {labels.max()}, but the run has {data.num_classes} classes"
-            )
-        targets = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
+    for raw, y in (pools["train"], pools.get("test", nothing)):
+        problem = f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}"
+        setting.check(raw.shape[1:] == data.input_shape, problem)
+        y = np.zeros(len(raw), np.int64) if y is None else y
+        highest = y.max(initial=0)
+        is_known = data.task == "regression" or highest < data.num_classes
+        problem = f"label {highest}, but the run has {data.num_classes} classes"
+        setting.check(is_known, problem)
+        targets = torch.from_numpy(y)
         targets = targets.float() if data.task == "regression" else targets
-        parts.append(
-            (
-                data.inputs(
-                    torch.from_numpy(raw),
-                    torch.device("cpu"),
-                    dtype,
-                ),
-                targets,
-            )
-        )
-    (x, y), test = parts
-    return _parts(data, x, y, test, validation, seed), pools["train"][1] is not None
+        x = data.newcomer_inputs(torch.from_numpy(raw), torch.device("cpu"), dtype)
+        parts.append((x, targets))
+    (x, targets), test = parts
+    return _parts(
+        data,
+        x,
+        targets,
+        test,
+        validation,
+        seed,
+    ), labels is not None
 
 
 def _parts(
@@ -158,12 +151,13 @@ def _parts(
     seed: int,
 ) -> ClientData:
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
-    order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
+    draws = generator(seed, "newcomer's validation")
+    order = torch.randperm(len(y), generator=draws).to(y.device)
     count = round(validation * len(y))
     held_out = order[:count].sort().values
     rest = order[count:].sort().values
     return ClientData(
-        data.training(x[rest], y[rest]),
+        data.newcomer_part(x[rest], y[rest]),
         ResidentPart(x[held_out], y[held_out], None),
         ResidentPart(*test, None),
     )

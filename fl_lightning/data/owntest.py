@@ -4,19 +4,25 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import partition, units, windows
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 Shares = partition.Shares
 
 
 def cut(
-    pool: Pool, dealt: Shares, data: DataConfig, seed: int, fold: int, names: Sequence[str]
+    pool: Pool,
+    dealt: Shares,
+    data: DataConfig,
+    seed: int,
+    fold: int,
+    names: Sequence[str],
 ) -> tuple[Shares, Shares]:
     """Split what each client was dealt (places in `pool`) into its training and its test samples.
 
@@ -34,50 +40,74 @@ def cut(
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
-        trains, tests = hold_out(
-            pool,
-            dealt,
-            data.own_test,
-            rng,
-            by_chance=True,
-        )
-        if data.least_test_positives is not None and pool.spans is None:
-            least = data.least_test_positives
-            both = zip(trains, tests, strict=True)
-            pairs = [_topped_up(*pair, pool.strata, least, rng) for pair in both]
-            return [train for train, _ in pairs], [test for _, test in pairs]
-        return trains, tests
-    independent = [_independent(pool.part(own)) for own in dealt]
-    for name, own in zip(names, independent, strict=True):
-        count = len(np.unique(own))
-        kind = "samples" if pool.units is None else "units"
-        valid = count >= data.folds or data.min_samples == 1
-        requirement = f"{name} has {count} {kind}: at most that many folds"
-        check("data.folds", data.folds, valid, requirement)
+        trains, tests = cut_off(pool, dealt, data.own_test, rng, by_chance=True)
+        least = data.least_test_positives
+        if least is None or pool.spans is not None:
+            return trains, tests
+        pairs = []
+        for train, test in zip(trains, tests, strict=True):
+            pairs.append(_topped_up(train, test, pool.strata, least, rng))
+        return [train for train, _ in pairs], [test for _, test in pairs]
+    units_of_clients = [_independent(pool.part(share)) for share in dealt]
+    kind = "samples" if pool.units is None else "units"
+    for name, unit in zip(names, units_of_clients, strict=True):
+        count = len(np.unique(unit))
+        is_enough = count >= data.folds or data.min_samples == 1
+        problem = f"{name} has {count} {kind}: at most that many folds"
+        check("data.folds", data.folds, is_enough, problem)
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
-    pairs = []
-    for own, unit in zip(dealt, independent, strict=True):
-        of = units.folds(unit, pool.strata[own], data.folds, rng)
+    trains = []
+    tests = []
+    for share, unit in zip(dealt, units_of_clients, strict=True):
+        fold_of_sample = units.folds(unit, pool.strata[share], data.folds, rng)
         if len(np.unique(unit)) < data.folds:
-            of = _of_few(unit, fold)
-        pairs.append((own[of != fold], own[of == fold]))
-    return [train for train, _ in pairs], [test for _, test in pairs]
+            fold_of_sample = _of_few(unit, fold)
+        trains.append(share[fold_of_sample != fold])
+        tests.append(share[fold_of_sample == fold])
+    return trains, tests
 
 
-def _independent(own: Pool) -> np.ndarray:
+def as_pools(
+    pool: Pool,
+    dealt: Shares,
+    data: DataConfig,
+    seed: int,
+    fold: int,
+    names: Sequence[str],
+) -> tuple[Pool, Pool, Shares, Shares]:
+    """Returns the training and the test samples that `cut` makes, each as a pool, and each client's
+    places in both."""
+    trains, tests = cut(
+        pool,
+        dealt,
+        data,
+        seed,
+        fold,
+        names,
+    )
+    tested = np.sort(np.concatenate(tests))
+    trained = np.setdiff1d(np.arange(len(pool.labels)), tested, assume_unique=True)
+    if pool.spans is not None:  # windows that overlap a test's are not in the normalisation either
+        trained = np.sort(np.concatenate(trains))
+    trains = [np.searchsorted(trained, share) for share in trains]
+    tests = [np.searchsorted(tested, share) for share in tests]
+    return pool.part(trained), pool.part(tested), trains, tests
+
+
+def _independent(pool: Pool) -> ndarray:
     """The number of what each of a client's samples is of: a unit, or a row with its copies."""
-    if own.units is not None:
-        return own.units
-    if own.spans is not None or not len(own.labels):
-        return own.numbers
-    rows = own.read(np.arange(1))
-    if rows.ndim != 2 or rows.dtype == np.int64:
-        return own.numbers
-    return units.copies(np.column_stack([own.read_all(), own.labels]))
+    if pool.units is not None:
+        return pool.units
+    if pool.spans is not None or not len(pool.labels):
+        return pool.numbers
+    row = pool.read(np.arange(1))
+    if row.ndim != 2 or row.dtype == np.int64:
+        return pool.numbers
+    return units.copies(np.column_stack([pool.read_all(), pool.labels]))
 
 
-def _of_few(unit: np.ndarray, fold: int) -> np.ndarray:
+def _of_few(unit: ndarray, fold: int) -> ndarray:
     """The fold of each sample of so few units that there is not one for each: this fold tests one,
     the others none."""
     kinds = np.unique(unit)
@@ -85,46 +115,68 @@ def _of_few(unit: np.ndarray, fold: int) -> np.ndarray:
 
 
 def thinned(
-    trains: Shares, labels: np.ndarray, share: float, least: int, rng: np.random.Generator
+    trains: Shares,
+    labels: ndarray,
+    share: float,
+    least: int,
+    rng: Generator,
 ) -> Shares:
     """A share of each client's training samples, with its class mix, at least `least` where it has
     as many."""
     thinner = []
     for indices in trains:
-        size = min(len(indices), max(least, round(share * len(indices))))
+        size = max(least, round(share * len(indices)))
+        size = min(len(indices), size)
         thinner.append(indices[stratified(labels[indices], size, rng)])
     return thinner
 
 
-def hold_out(
-    pool: Pool, shares: Shares, share: float, rng: np.random.Generator, by_chance: bool = False
+def cut_off(
+    pool: Pool,
+    shares: Shares,
+    share: float,
+    rng: Generator,
+    by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """A share of each client's samples held out: drawn with its class mix, or of windows the last
-    in time."""
+    """Split each client's samples into the rest and a `share` that is cut off: drawn with its class
+    mix, or of windows the last in time.
+
+    `by_chance`: for a test part, whose size is rounded up or down at random (`partition.cut_off`);
+    else for a validation part.
+    """
     if pool.spans is not None:
-        return windows.hold_out(shares, pool.spans, share)
-    if pool.units is not None and share:
-        fewest = min(len(np.unique(pool.units[own])) for own in shares)
-        key = "data.client_test" if by_chance else "data.validation"
-        requirement = "some client has samples of one unit, and none would be left for training"
-        check(key, share, fewest > 1, requirement)
-        pairs = [
-            (own, units.by_unit(pool.units[own], pool.strata[own], share, rng)) for own in shares
-        ]
-        return [own[left] for own, (left, _) in pairs], [own[out] for own, (_, out) in pairs]
-    return partition.hold_out(shares, pool.strata, share, rng, by_chance)
+        return windows.cut_off_last(shares, pool.spans, share)
+    if pool.units is None or not share:
+        return partition.cut_off(shares, pool.strata, share, rng, by_chance)
+    fewest = min(len(np.unique(pool.units[index])) for index in shares)
+    key = "data.client_test" if by_chance else "data.validation"  # validation is never by chance
+    problem = "some client has samples of one unit, and none would be left for training"
+    check(key, share, fewest > 1, problem)
+    rest = []
+    cut = []
+    for index in shares:
+        kept, out = units.by_unit(pool.units[index], pool.strata[index], share, rng)
+        rest.append(index[kept])
+        cut.append(index[out])
+    return rest, cut
 
 
 def _topped_up(
-    train: np.ndarray, test: np.ndarray, labels: np.ndarray, least: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+    train: ndarray,
+    test: ndarray,
+    labels: ndarray,
+    least: int,
+    rng: Generator,
+) -> tuple[ndarray, ndarray]:
     """A client's parts with `least` test samples of every class that has as many beside one for
     training.
 
     What a rare class gains, the class with most test samples gives back to training: sizes stay.
     """
     for kind in np.unique(labels[train]):
-        while (labels[test] == kind).sum() < least and (labels[train] == kind).sum() > 1:
+        while (labels[test] == kind).sum() < least:
+            if (labels[train] == kind).sum() < 2:
+                break
             sizes = np.bincount(labels[test])
             most = int(sizes.argmax())
             if sizes[most] <= least:
@@ -137,8 +189,8 @@ def _topped_up(
 
 
 def check_positives(
-    labels: np.ndarray,
-    tests: Sequence[np.ndarray],
+    labels: ndarray,
+    tests: Sequence[ndarray],
     class_names: Sequence[str],
     least: int | None,
     names: Sequence[str],
@@ -147,15 +199,12 @@ def check_positives(
     any)."""
     if least is None:
         return
-    if not class_names or labels.ndim > 1:
-        raise BadInput(
-            "data.least_test_positives",
-            least,
-            "targets that are no classes have no positives: null",
-        )
+    key = "data.least_test_positives"
+    requirement = "targets that are no classes have no positives: set it to null"
+    check(key, least, bool(class_names) and labels.ndim == 1, requirement)
     for name, indices in zip(names, tests, strict=True):
         sizes = np.bincount(labels[indices], minlength=len(class_names))
         rarest = int(sizes.argmin())
         problem = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
-        requirement = f"{problem}: lower it, take fewer data.folds or a larger data.client_test"
-        check("data.least_test_positives", least, sizes[rarest] >= least, requirement)
+        remedy = "lower it, take fewer data.folds or a larger data.client_test"
+        check(key, least, sizes[rarest] >= least, f"{problem}: {remedy}")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -35,15 +35,19 @@ class Samples:
     """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one
     sample."""
     std: Tensor
-    rows: np.ndarray | None = None
+    rows: ndarray | None = None
     """Number of each sample, int64 [n]: the same whatever the split; None: its place."""
-    units: np.ndarray | None = None
+    units: ndarray | None = None
     """Number of what each sample is of, int64 [n]; None: of itself."""
-    lines: np.ndarray | None = None
+    lines: ndarray | None = None
     """Number of each sample's row in the user's table, int64 [n]; None: there is none."""
 
     def inputs(
-        self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype
+        self,
+        index: Tensor,
+        angle: float,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> Tensor:
         """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised
         on `device`."""
@@ -66,7 +70,11 @@ class Samples:
 class Part(ABC):
     """One client's samples for one purpose (training, validation or test)."""
 
-    def __init__(self, size: int, augmentation: Augmentation | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        augmentation: Augmentation | None,
+    ) -> None:
         self._size = size
         self._augmentation = augmentation
         self.chances: Tensor | None = None
@@ -96,8 +104,8 @@ class Part(ABC):
         `augment` gives the draws of the augmentation that the data ask for (training parts only;
         unused otherwise). Both generators live on the CPU and are drawn from here, before the first
         batch. The last batch is what remains; with `whole_last` a lone last sample joins the batch
-        before it, since BatchNorm cannot train on one. `only`: these of the batches; the others are
-        neither gathered nor prepared, and none of the numbers changes.
+        before it, since BatchNorm cannot train on one. `only`: which of the
+        batches are gathered and prepared; random numbers are drawn for the whole pass.
         """
         order = None if generator is None else self.order(generator)
         sizes = batch_sizes(len(self), batch_size, whole_last)
@@ -113,19 +121,30 @@ class Part(ABC):
             draws = None if draws is None else draws[here]
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
-        return self._augmentation.over(self._in_order(order, sizes), draws.split(sizes))
+        batches = self._in_order(order, sizes)
+        return self._augmentation.over(batches, draws.split(sizes))
 
-    def order(self, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    def order(
+        self,
+        generator: torch.Generator,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """The samples of one pass, int64 (n,)."""
         if self.chances is None:
             return torch.randperm(len(self), generator=generator, out=out)
         return torch.multinomial(self.chances, len(self), True, generator=generator, out=out)
 
-    def balance(self, how: Balance | None, labels: Tensor, classes: int) -> Part:
-        """Have classes count alike in training on this part, whose `labels` (n,) these are."""
-        each = 1 / labels.bincount(minlength=classes).clamp(min=1)
-        self.chances = each[labels].cpu() if how == "sampler" and len(labels) else None
-        self.class_weights = each if how == "weights" else None
+    def set_balance(
+        self,
+        how: Balance | None,
+        labels: Tensor,
+        classes: int,
+    ) -> Part:
+        """Set that classes count alike in training on this part, whose `labels` (n,) these are;
+        returns this part."""
+        weights = 1 / labels.bincount(minlength=classes).clamp(min=1)
+        self.chances = weights[labels].cpu() if how == "sampler" and len(labels) else None
+        self.class_weights = weights if how == "weights" else None
         return self
 
     @property
@@ -155,7 +174,11 @@ class Part(ABC):
 class SubsetPart(Part):
     """The samples of `part` at `index` (int64 [m])."""
 
-    def __init__(self, part: Part, index: Tensor) -> None:
+    def __init__(
+        self,
+        part: Part,
+        index: Tensor,
+    ) -> None:
         super().__init__(len(index), part._augmentation)
         self._part = part
         self._index = index
@@ -172,7 +195,8 @@ class SubsetPart(Part):
         order: Tensor | None,
         sizes: list[int],
     ) -> Batches:
-        return self._part._in_order(self._index if order is None else self._index[order], sizes)
+        index = self._index if order is None else self._index[order]
+        return self._part._in_order(index, sizes)
 
 
 class ResidentPart(Part):
@@ -216,7 +240,11 @@ class LoadedPart(Part):
     """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as
     `ResidentPart`."""
 
-    def __init__(self, rows: Rows, augmentation: Augmentation | None) -> None:
+    def __init__(
+        self,
+        rows: ClientSamples,
+        augmentation: Augmentation | None,
+    ) -> None:
         super().__init__(len(rows.index), augmentation)
         self._rows = rows
 
@@ -231,7 +259,10 @@ class LoadedPart(Part):
         draws = torch.Generator()
         return iter(
             DataLoader(
-                self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=draws
+                self._rows,
+                batch_sampler=order.split(sizes),
+                collate_fn=_as_is,
+                generator=draws,
             )
         )
 
@@ -240,7 +271,11 @@ class TargetPart(Part):
     """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are
     stored."""
 
-    def __init__(self, part: Part, targets: Tensor) -> None:
+    def __init__(
+        self,
+        part: Part,
+        targets: Tensor,
+    ) -> None:
         super().__init__(len(part), part._augmentation)
         if len(targets) != len(part):
             raise ValueError(f"{len(targets)} targets for {len(part)} samples")
@@ -251,7 +286,8 @@ class TargetPart(Part):
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """Inputs, and the targets."""
-        return None if self._part.tensors is None else (self._part.tensors[0], self._targets)
+        tensors = self._part.tensors
+        return None if tensors is None else (tensors[0], self._targets)
 
     def _in_order(
         self,
@@ -265,13 +301,13 @@ class TargetPart(Part):
         return zip(inputs, targets.split(sizes), strict=True)
 
 
-class Rows(Dataset[tuple[Tensor, Tensor]]):
+class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
     """A part's samples: those of `samples` at `indices`, as they come to the `device`."""
 
     def __init__(
         self,
         samples: Samples,
-        indices: np.ndarray,
+        indices: ndarray,
         angle: float,
         device: torch.device,
         dtype: torch.dtype,
@@ -283,13 +319,8 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         self.dtype = dtype
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of so many samples of the pool."""
-        x = self.samples.inputs(
-            index,
-            self.angle,
-            self.device,
-            self.dtype,
-        )
+        """x and y of the samples at `index`, places in `samples`."""
+        x = self.samples.inputs(index, self.angle, self.device, self.dtype)
         return x, sent(self.samples.labels[index], self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:

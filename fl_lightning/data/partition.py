@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from fl_lightning.configuration.components import Component
 from fl_lightning.configuration.config import DataConfig, check
@@ -23,19 +25,17 @@ from fl_lightning.data.sampling import apportion, draw, stratified, systematic
 from fl_lightning.foundation.errors import BadInput
 
 NATURAL = "natural"
-Shares = list[np.ndarray]
-Partition = Callable[
-    [np.ndarray, np.ndarray, int, DataConfig, np.random.Generator], tuple[Shares, Shares]
-]
+Shares = list[ndarray]
+Partition = Callable[[ndarray, ndarray, int, DataConfig, Generator], tuple[Shares, Shares]]
 
 
 @dataclass(frozen=True)
 class Groups:
     """Which group each sample belongs to, for the natural partition."""
 
-    train: np.ndarray
+    train: ndarray
     """int64 [n]."""
-    test: np.ndarray
+    test: ndarray
     """int64 [m]."""
     names: list[str]
 
@@ -51,11 +51,11 @@ def least(data: DataConfig) -> int:
 
 
 def deal(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
     groups: Groups | None = None,
 ) -> tuple[Shares, Shares]:
     """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for
@@ -65,41 +65,51 @@ def deal(
     train_size = len(train_labels)
     test_size = len(test_labels)
     need = least(data)
-    why = (
-        f"{train_size} training samples are in use and each client needs {need} (data.min_samples, "
-        f"data.fraction)"
+    most = train_size // need
+    problem = (
+        f"it can be at most {most}: {train_size} training samples are in use and each client needs "
+        f"{need} (data.min_samples, data.fraction)"
     )
-    check(
-        "federation.clients",
-        clients,
-        train_size >= clients * need,
-        f"it can be at most {train_size // need}: {why}",
+    check("federation.clients", clients, clients <= most, problem)
+    problem = (
+        f"it can be at most {test_size}: each client needs a test sample and {test_size} are in "
+        f"use (data.fraction)"
     )
-    why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
-    check(
-        "federation.clients", clients, test_size >= clients, f"it can be at most {test_size}: {why}"
-    )
-    shared_out = _find(data.partition)
+    check("federation.clients", clients, clients <= test_size, problem)
+    function = _find(data.partition)
     try:
-        train, test = shared_out(train_labels, test_labels, clients, data, rng)
+        train, test = function(train_labels, test_labels, clients, data, rng)
     except BadInput:
         raise
     except Exception as error:  # a user's function can raise anything
-        raise BadInput(
-            "data.partition", data.partition, f"it failed: {type(error).__name__}: {error}"
-        ) from error
+        problem = f"it failed: {type(error).__name__}: {error}"
+        raise BadInput("data.partition", data.partition, problem) from error
     if data.partition not in BUILT_IN:
-        train = _checked(data.partition, "train", train, train_size, clients, need)
-        test = _checked(data.partition, "test", test, test_size, clients, 1)
+        train = _checked(
+            data.partition,
+            "train",
+            train,
+            train_size,
+            clients,
+            need,
+        )
+        test = _checked(
+            data.partition,
+            "test",
+            test,
+            test_size,
+            clients,
+            1,
+        )
     return train, test
 
 
 def dirichlet(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Label skew by Dirichlet draws, smaller `data.alpha` less alike.
 
@@ -128,11 +138,11 @@ def dirichlet(
 
 
 def _free_sizes(
-    mass: np.ndarray,
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    mass: ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
@@ -144,11 +154,11 @@ def _free_sizes(
 
 
 def hsu(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """The "latent Dirichlet" partition of Hsu, Qi, Brown (2019): `dirichlet` by client, with equal
     sizes."""
@@ -158,11 +168,11 @@ def hsu(
 
 
 def mixture(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that
     (`FederatedData.groups`).
@@ -172,12 +182,8 @@ def mixture(
     rest. Ours; clients that are alike in groups are what clustered methods look for (Ghosh et al.,
     NeurIPS 2020).
     """
-    check(
-        "data.groups",
-        data.groups,
-        data.groups <= clients,
-        f"it can be at most {clients}: a group has a client",
-    )
+    requirement = f"it can be at most {clients}: a group has a client"
+    check("data.groups", data.groups, data.groups <= clients, requirement)
     train_sizes, _ = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
     centres = rng.dirichlet(np.full(len(present), data.alpha), size=data.groups)
@@ -191,11 +197,11 @@ def mixture(
 
 
 def pathological(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et
     al. (2017).
@@ -209,23 +215,26 @@ def pathological(
     classes = int(np.count_nonzero(train_sizes))
     check(key, k, k <= classes, f"the data have {classes} classes")
     room = np.minimum(train_sizes, clients)
-    if room.sum() < clients * k:
-        raise BadInput(
-            key,
-            k,
-            f"some classes have too few samples for {clients} clients to hold that many each",
-        )
+    problem = f"some classes have too few samples for {clients} clients to hold that many each"
+    check(key, k, room.sum() >= clients * k, problem)
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
-    return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
+    return _of_held_classes(
+        train,
+        holds,
+        train_labels,
+        test_labels,
+        data,
+        rng,
+    )
 
 
 def lognormal(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Client u holds classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in lognormal
     counts (KT-pFL).
@@ -243,51 +252,46 @@ def lognormal(
     client, place = np.divmod(np.arange(clients * k), k)
     owned = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
-    shares = (draws / draws.sum((1, 2), keepdims=True))[owned, client, place]
-    more = np.floor(shares * np.maximum(train_sizes[present][owned] - clients, 0)) + rng.integers(
-        300, 601, len(owned)
-    )
+    shares = draws / draws.sum((1, 2), keepdims=True)
+    rest = np.maximum(train_sizes[present][owned] - clients, 0)
+    fixed = rng.integers(300, 601, len(owned))
+    more = np.floor(shares[owned, client, place] * rest) + fixed
     weights = np.zeros((clients, len(train_sizes)), np.int64)
     weights[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
     train = share_out(weights, np.minimum(weights.sum(0), train_sizes))
-    return _of_held_classes(train, weights, train_labels, test_labels, data, rng)
+    return _of_held_classes(
+        train,
+        weights,
+        train_labels,
+        test_labels,
+        data,
+        rng,
+    )
 
 
 def _of_held_classes(
-    train: np.ndarray,
-    weights: np.ndarray,
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train: ndarray,
+    weights: ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for
     tests of those."""
     clients = len(train)
     k = data.classes_per_client
-    if not top_up(
-        train,
-        least(data),
-        weights=weights,
-        keep=1,
-        strict=True,
-    ):
-        problem = (
-            f"lower it: some client's {k} classes, shared by {clients} clients, have too few "
-            f"samples for that"
-        )
-        raise BadInput("data.min_samples", data.min_samples, problem)
-    test = share_out(
-        train,
-        np.where(
-            train.any(0),
-            np.bincount(test_labels, minlength=train.shape[1]),
-            0,
-        ),
+    is_enough = top_up(train, least(data), weights=weights, keep=1, strict=True)
+    problem = (
+        f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples "
+        f"for that"
     )
-    if not top_up(test, 1, weights=train, strict=True):
-        problem = "the classes of some client have too few test samples for one each"
-        raise BadInput("federation.clients", clients, problem)
+    check("data.min_samples", data.min_samples, is_enough, problem)
+    test_sizes = np.bincount(test_labels, minlength=train.shape[1])
+    test = share_out(train, np.where(train.any(0), test_sizes, 0))
+    is_enough = top_up(test, 1, weights=train, strict=True)
+    problem = "the classes of some client have too few test samples for one each"
+    check("federation.clients", clients, is_enough, problem)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
@@ -304,33 +308,29 @@ def _natural(
         )
         raise BadInput("data.partition", NATURAL, problem)
     column = data.group_column
-    of = "group of the data" if column is None else f"value of {column!r} (data.group_column)"
-    problem = f"it must be {len(groups.names)}: a client for each {of}"
-    check("federation.clients", clients, clients == len(groups.names), problem)
-    train, test = (
-        [np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test)
-    )
-    for name, ours, theirs in zip(groups.names, train, test, strict=True):
-        problem = f"the client {name!r} has {len(ours)} training samples, of at least {least(data)}"
-        check(
-            "data.min_samples",
-            data.min_samples,
-            len(ours) >= least(data),
-            problem,
-        )
+    kind = "group of the data" if column is None else f"value of {column!r} (data.group_column)"
+    requirement = f"it must be {len(groups.names)}: a client for each {kind}"
+    check("federation.clients", clients, clients == len(groups.names), requirement)
+    train = [np.flatnonzero(groups.train == client) for client in range(clients)]
+    test = [np.flatnonzero(groups.test == client) for client in range(clients)]
+    need = least(data)
+    for name, train_share, test_share in zip(groups.names, train, test, strict=True):
+        count = len(train_share)
+        problem = f"the client {name!r} has {count} training samples, of at least {need}"
+        check("data.min_samples", data.min_samples, count >= need, problem)
         problem = (
             f"the client {name!r} has no test sample: data.client_test sets a share of each "
             f"client's samples apart"
         )
-        check("data.client_test", data.client_test, len(theirs) > 0, problem)
+        check("data.client_test", data.client_test, len(test_share) > 0, problem)
     return train, test
 
 
 def keep(
     train: Shares,
-    labels: np.ndarray,
+    labels: ndarray,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> Shares:
     """At most `data.samples_per_class` of each class in a client's share, and of the whole
     `data.samples_per_client`, with its class mix; the rest to `data.rest_to`.
@@ -338,60 +338,57 @@ def keep(
     Raises:
         BadInput: fewer than every client needs, or there is no such client.
     """
-    size = data.samples_per_client
-    heir = data.rest_to
+    need = least(replace(data, client_test=None, folds=None))
     most = data.samples_per_class
     if most is not None:
-        train = [
-            indices[
-                draw(np.minimum(np.bincount(labels[indices]), most)[None], labels[indices], rng)[0]
-            ]
-            for indices in train
-        ]
+        capped = []
+        for share in train:
+            counts = np.minimum(np.bincount(labels[share]), most)
+            [index] = draw(counts[None], labels[share], rng)
+            capped.append(share[index])
+        train = capped
         fewest = min(map(len, train))
-        need = least(replace(data, client_test=None, folds=None))
         problem = (
             f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, "
             f"data.validation)"
         )
         check("data.samples_per_class", most, fewest >= need, problem)
+    size = data.samples_per_client
     if size is None:
         return train
-    if size < (need := least(replace(data, client_test=None, folds=None))):
-        problem = (
-            f"it must be at least {need}: each client needs that many (data.min_samples, "
-            f"data.validation)"
-        )
-        raise BadInput("data.samples_per_client", size, problem)
-    if heir is not None and heir >= len(train):
-        raise BadInput("data.rest_to", heir, f"clients are numbered 0 to {len(train) - 1}")
-    kept = [
-        share if len(share) <= size else share[stratified(labels[share], size, rng)]
-        for share in train
-    ]
+    requirement = (
+        f"it must be at least {need}: each client needs that many (data.min_samples, "
+        f"data.validation)"
+    )
+    check("data.samples_per_client", size, size >= need, requirement)
+    kept = []
+    for share in train:
+        is_small = len(share) <= size
+        kept.append(share if is_small else share[stratified(labels[share], size, rng)])
+    heir = data.rest_to
     if heir is not None:
-        others = np.concatenate(
-            [share for client, share in enumerate(kept) if client != heir] or [train[0][:0]]
-        )
-        kept[heir] = np.setdiff1d(
-            np.concatenate(train),
-            others,
-            assume_unique=True,
-        )
+        requirement = f"clients are numbered 0 to {len(train) - 1}"
+        check("data.rest_to", heir, heir < len(train), requirement)
+        nothing = train[0][:0]
+        others = [share for client, share in enumerate(kept) if client != heir]
+        others_samples = np.concatenate([nothing, *others])
+        kept[heir] = np.setdiff1d(np.concatenate(train), others_samples, assume_unique=True)
     return kept
 
 
 def iid(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
+    train_labels: ndarray,
+    test_labels: ndarray,
     clients: int,
     data: DataConfig,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[Shares, Shares]:
     """Shuffle and cut into shares whose sizes differ by at most one."""
-    pools = (rng.permutation(len(train_labels)), rng.permutation(len(test_labels)))
-    train, test = ([np.sort(share) for share in np.array_split(pool, clients)] for pool in pools)
-    return train, test
+    shares = []
+    for labels in (train_labels, test_labels):
+        parts = np.array_split(rng.permutation(len(labels)), clients)
+        shares.append([np.sort(part) for part in parts])
+    return shares[0], shares[1]
 
 
 BUILT_IN: dict[str, Partition] = {
@@ -413,11 +410,11 @@ def angles(clients: int) -> list[float]:
     return [360 * client / clients for client in range(clients)]
 
 
-def hold_out(
+def cut_off(
     train: Shares,
-    labels: np.ndarray,
+    labels: ndarray,
     share: float,
-    rng: np.random.Generator,
+    rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
     """Split each client's training share into what is left for training and a stratified share that
@@ -437,34 +434,28 @@ def hold_out(
     classes = int(labels.max()) + 1
     group = owner * classes + labels[pooled]
     counts = np.bincount(group, minlength=len(train) * classes)
-    takes = np.maximum(1, np.floor(share * sizes + 1e-9)).astype(np.int64)
-    rows = counts.reshape(len(train), classes)
+    totals = np.floor(share * sizes + 1e-9).astype(np.int64)
+    totals = np.maximum(1, totals)
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
-    each = zip(
-        rows,
-        takes.tolist(),
-        starts.tolist(),
-        strict=True,
-    )
-    kinds = [
-        systematic(row, take, start) if by_chance else apportion(row, take)
-        for row, take, start in each
-    ]
-    takes = np.concatenate(kinds)
+    counts_of_clients = counts.reshape(len(train), classes)
+    takes = []
+    draws = zip(counts_of_clients, totals.tolist(), starts.tolist(), strict=True)
+    for row, total, start in draws:
+        takes.append(systematic(row, total, start) if by_chance else apportion(row, total))
     order = order[np.argsort(group[order], kind="stable")]
-    place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.cumsum(counts) - counts
+    place = np.arange(len(pooled)) - np.repeat(begins, counts)
     is_out = np.zeros(len(pooled), bool)
-    is_out[order[place < np.repeat(takes, counts)]] = True
-    cuts = np.cumsum(sizes)[:-1]
-    parts = list(
-        zip(
-            np.split(pooled, cuts),
-            np.split(is_out, cuts),
-            strict=True,
-        )
-    )
-    return [indices[~out] for indices, out in parts], [indices[out] for indices, out in parts]
+    takes_of_group = np.repeat(np.concatenate(takes), counts)
+    is_out[order[place < takes_of_group]] = True
+    parts = np.split(is_out, np.cumsum(sizes)[:-1])
+    rest = []
+    cut = []
+    for indices, out in zip(train, parts, strict=True):
+        rest.append(indices[~out])
+        cut.append(indices[out])
+    return rest, cut
 
 
 def _find(name: str) -> Partition:
@@ -492,25 +483,26 @@ def _checked(
 ) -> Shares:
     """What a user's function returned, as sorted index arrays, or `BadInput`."""
 
-    def refuse(what: str) -> BadInput:
-        return BadInput("data.partition", name, f"what it returned for {part} {what}")
+    def must(holds: bool, problem: str) -> None:
+        check("data.partition", name, holds, f"what it returned for {part} {problem}")
 
     try:
         arrays = [np.asarray(share) for share in shares]
-    except (TypeError, ValueError) as error:
-        raise refuse("must be a list of index arrays") from error
-    if len(arrays) != clients:
-        raise refuse(f"must be a list of {clients} index arrays, but has the length {len(arrays)}")
-    if any(array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) for array in arrays):
-        raise refuse("must be one-dimensional arrays of whole numbers")
+    except (TypeError, ValueError):
+        arrays = []
+        must(False, "must be a list of index arrays")
+    count = len(arrays)
+    must(count == clients, f"must be a list of {clients} index arrays, but has the length {count}")
+    for array in arrays:
+        are_numbers = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+        must(are_numbers, "must be one-dimensional arrays of whole numbers")
     pooled = np.concatenate(arrays)
-    if len(pooled) and (pooled.min() < 0 or pooled.max() >= total):
-        raise refuse(f"must index {total} samples, but lies in {pooled.min()} to {pooled.max()}")
-    if len(np.unique(pooled)) < len(pooled):
-        raise refuse("deals some sample twice")
-    smallest = int(np.argmin([len(array) for array in arrays]))
-    if len(arrays[smallest]) < size:
-        raise refuse(
-            f"gives client {smallest} {len(arrays[smallest])} samples, but each needs {size}"
-        )
+    least_index = int(pooled.min(initial=0))
+    greatest = int(pooled.max(initial=0))
+    problem = f"must index {total} samples, but lies in {least_index} to {greatest}"
+    must(least_index >= 0 and greatest < total, problem)
+    must(len(np.unique(pooled)) == len(pooled), "deals some sample twice")
+    for client, array in enumerate(arrays):
+        problem = f"gives client {client} {len(array)} samples, but each needs {size}"
+        must(len(array) >= size, problem)
     return [np.sort(array).astype(np.int64) for array in arrays]

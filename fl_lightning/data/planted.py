@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data.source import Source
@@ -26,13 +27,17 @@ class Tasks:
     groups: int
     turned: bool
     """Whether groups differ in how their images are turned."""
-    tables: np.ndarray | None
+    tables: ndarray | None
     """The class that each becomes in a group, int64 [groups, classes]; None: labels are as they
     were."""
     every: int | None
     """Rounds after which each second client of a group goes over to the next; None: nobody does."""
 
-    def group(self, client: int, round: int = 1) -> int:
+    def group(
+        self,
+        client: int,
+        round: int = 1,
+    ) -> int:
         """The group that a client is in, in a round."""
         moves = 0 if self.every is None else max(round - 1, 0) // self.every
         return (client + moves * (client // self.groups % 2)) % self.groups
@@ -44,10 +49,10 @@ class Tasks:
 
     def relabelled(
         self,
-        labels: np.ndarray,
+        labels: ndarray,
         before: int | None,
         after: int,
-    ) -> np.ndarray:
+    ) -> ndarray:
         """The labels [n] of a client that goes over from one group (None: the data as they are
         read) to another.
 
@@ -55,21 +60,19 @@ class Tasks:
         """
         if self.tables is None:
             return labels
-        has_target = labels != NO_TARGET
+        is_target = labels != NO_TARGET
+        classes = labels[is_target]
+        if before is not None:
+            classes = np.argsort(self.tables[before])[classes]
         moved = labels.copy()
-        plain = (
-            labels[has_target]
-            if before is None
-            else np.argsort(self.tables[before])[labels[has_target]]
-        )
-        moved[has_target] = self.tables[after][plain]
+        moved[is_target] = self.tables[after][classes]
         return moved
 
     def drift(
         self,
-        everyone: Iterable[tuple[int, np.ndarray, np.ndarray, np.ndarray]],
-        train: np.ndarray,
-        test: np.ndarray,
+        everyone: Iterable[tuple[int, ndarray, ndarray, ndarray]],
+        train: ndarray,
+        test: ndarray,
         before: int,
         round: int,
     ) -> None:
@@ -82,11 +85,7 @@ class Tasks:
         """
         for number, *indices in everyone:
             groups = self.group(number, before), self.group(number, round)
-            for labels, index in zip(
-                (train, train, test),
-                indices,
-                strict=True,
-            ):
+            for labels, index in zip((train, train, test), indices, strict=True):
                 labels[index] = self.relabelled(labels[index], *groups)
 
 
@@ -110,18 +109,27 @@ def tasks(
         why = "labels are moved on by another number in each group, and there are no more classes"
     check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
     tables = None
+    classes_in_order = np.arange(classes)
     if data.planted == "labels":
-        tables = (np.arange(classes) + np.arange(data.groups)[:, None]) % classes
+        tables = (classes_in_order + np.arange(data.groups)[:, None]) % classes
     elif data.planted == "permuted":
         rng = numpy_rng(seed, "data.planted")
-        tables = np.stack(
-            [np.arange(classes), *(rng.permutation(classes) for _ in range(data.groups - 1))]
-        )
-    return Tasks(data.groups, data.planted == "rotation", tables, data.drift_every)
+        permuted = [rng.permutation(classes) for _ in range(data.groups - 1)]
+        tables = np.stack([classes_in_order, *permuted])
+    return Tasks(
+        data.groups,
+        data.planted == "rotation",
+        tables,
+        data.drift_every,
+    )
 
 
 def truth(
-    data: DataConfig, clients: int, planted: Tasks | None, source: Source, natural: bool
+    data: DataConfig,
+    clients: int,
+    planted: Tasks | None,
+    source: Source,
+    natural: bool,
 ) -> list[int]:
     """The true group of every client: planted, of its mixture, or of its domain; all 0 where there
     are none."""
@@ -135,8 +143,11 @@ def truth(
 
 
 def relabelled(
-    labels: np.ndarray, shares: Sequence[np.ndarray], groups: Sequence[int], planted: Tasks | None
-) -> np.ndarray:
+    labels: ndarray,
+    shares: Sequence[ndarray],
+    groups: Sequence[int],
+    planted: Tasks | None,
+) -> ndarray:
     """A copy of `labels` [n] in which a client's, at its indices in `shares`, are those of its
     group."""
     if planted is None or planted.tables is None:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.load import OVERRIDES, check_name, read
+from fl_lightning.data.load import SOURCE_BY_SUFFIX, check_name, read
 from fl_lightning.data.source import Absent, Pool
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
@@ -26,8 +27,11 @@ SMOKE_SAMPLES = 64
 
 
 def hold_back(
-    used: np.ndarray, data: DataConfig, seed: int, smoke: bool
-) -> tuple[np.ndarray, np.ndarray]:
+    used: ndarray,
+    data: DataConfig,
+    seed: int,
+    smoke: bool,
+) -> tuple[ndarray, ndarray]:
     """Split the training samples in use into private and public ones, as ascending indices; no
     label is read.
 
@@ -44,10 +48,11 @@ def hold_back(
     problem = f"a tenth of the {len(used)} training samples in use is no sample at all"
     check("data.public", HELD_BACK, count > 0, problem)
     order = numpy_rng(seed, "data.public").permutation(len(used))
-    return np.sort(used[order[count:]]), np.sort(used[order[:count]])
+    private = used[order[count:]]
+    return np.sort(private), np.sort(used[order[:count]])
 
 
-def apart(held_back: Pool, *judged: tuple[Pool, Sequence[np.ndarray]]) -> Pool:
+def apart(held_back: Pool, *judged: tuple[Pool, Sequence[ndarray]]) -> Pool:
     """`held_back` without windows that overlap one that a client is judged by: the shares of each
     pool in `judged`.
 
@@ -59,7 +64,8 @@ def apart(held_back: Pool, *judged: tuple[Pool, Sequence[np.ndarray]]) -> Pool:
     spans = [
         pool.spans[np.concatenate(shares)] for pool, shares in judged if pool.spans is not None
     ]
-    left = np.flatnonzero(~windows.overlapping(held_back.spans, np.concatenate(spans)))
+    is_overlapping = windows.overlapping(held_back.spans, np.concatenate(spans))
+    left = np.flatnonzero(~is_overlapping)
     check(
         "data.public",
         HELD_BACK,
@@ -87,8 +93,13 @@ def pool(data: DataConfig, smoke: bool) -> Pool | None:
 
 
 def load(
-    data: DataConfig, every: Pool | None, private: np.ndarray, made_up: bool, seed: int, smoke: bool
-) -> tuple[np.ndarray, bool]:
+    data: DataConfig,
+    every: Pool | None,
+    private: ndarray,
+    made_up: bool,
+    seed: int,
+    smoke: bool,
+) -> tuple[ndarray, bool]:
     """Raw samples [n, ...] of the set that `data.public` names, shaped as `private`, and whether
     any data are made up.
 
@@ -109,71 +120,48 @@ def load(
         return noise.astype(private.dtype), True
     size = len(every.labels)
     check("data.public", name, size != 0, "it holds no samples")
-    limits = [
-        size,
-        *([data.public_samples] if data.public_samples else []),
-        *([SMOKE_SAMPLES] if smoke else []),
-    ]
+    limits = [size, data.public_samples or size, SMOKE_SAMPLES if smoke else size]
     index = np.arange(size)
     if min(limits) < size:
-        index = np.sort(
-            numpy_rng(seed, "data.public").choice(
-                size,
-                min(limits),
-                replace=False,
-            )
-        )
+        draws = numpy_rng(seed, "data.public")
+        index = np.sort(draws.choice(size, min(limits), replace=False))
     raw = every.read(index)
-    if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
+    channels = [samples.shape[1] for samples in (raw, private) if samples.ndim == 4]
+    if channels == [1, 3]:
         raw = np.repeat(raw, 3, axis=1)
-    problem = (
-        f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
-    )
-    check(
-        "data.public",
-        name,
-        raw.shape[1:] == private.shape[1:],
-        problem,
-    )
-    problem = (
-        f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
-    )
-    check("data.public", name, raw.dtype == private.dtype, problem)
+    shapes = raw.shape[1:], private.shape[1:]
+    problem = f"its samples have the shape {shapes[0]}, but the private data {shapes[1]}"
+    check("data.public", name, shapes[0] == shapes[1], problem)
+    problem = f"it holds {raw.dtype}, but the private data {private.dtype}"
+    requirement = f"{problem}: they must be on one scale"
+    check("data.public", name, raw.dtype == private.dtype, requirement)
     return raw, False
 
 
-def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
+def _pool(
+    name: str,
+    data: DataConfig,
+    smoke: bool,
+) -> Pool:
     from fl_lightning.data import arrays
 
     root = data.public_root
     if root is None and data.root is not None:
-        root = (
-            str(Path(data.root).parent)
-            if Path(data.root).suffix.lower() in OVERRIDES
-            else data.root
-        )
-    here = data.root if name == data.root else root
-    if name in (data.source, data.root) and here == data.root:
-        raise BadInput(
-            "data.public",
-            name,
-            "those are the private data themselves: held_back, another set or a file",
-        )
+        file = Path(data.root)
+        root = str(file.parent) if file.suffix.lower() in SOURCE_BY_SUFFIX else data.root
+    place = data.root if name == data.root else root
+    are_private = name in (data.source, data.root) and place == data.root
+    problem = "those are the private data themselves: held_back, another set or a file"
+    check("data.public", name, not are_private, problem)
     if name.endswith(".npz"):
         return arrays.public("data.public", name)
     check("data.public", name, name != "arrays", "give the path of the .npz file itself")
     check_name("data.public", name)
     try:
-        return read(
-            replace(
-                data,
-                source=name,
-                root=root,
-                download=data.download and not smoke,
-            )
-        ).train
+        download = data.download and not smoke
+        return read(replace(data, source=name, root=root, download=download)).train
     except BadInput as error:  # written for the private data
-        remedy = error.allowed.partition("; or --data.source")[0].replace(
+        remedy = error.requirement.partition("; or --data.source")[0].replace(
             "data.root", "data.public_root"
         )
         raise type(error)("data.public_root", root, remedy) from error

@@ -3,16 +3,19 @@
 from functools import lru_cache
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 
-def apportion(weights: np.ndarray, total: int) -> np.ndarray:
+def apportion(weights: ndarray, total: int) -> ndarray:
     """`total` units in proportion to `weights` [n], in whole numbers that add up to it.
 
     Largest remainders are rounded up, ties in order. Weights that are all zero count as equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     mass = weights.sum()
-    shares = weights / mass if mass > 0 else np.full(len(weights), 1 / len(weights))
+    count = len(weights)
+    shares = weights / mass if mass > 0 else np.full(count, 1 / count)
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
     rest = total - int(counts.sum())
@@ -21,10 +24,10 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def systematic(
-    counts: np.ndarray,
+    counts: ndarray,
     total: int,
     start: int,
-) -> np.ndarray:
+) -> ndarray:
     """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by
     systematic sampling.
 
@@ -34,15 +37,15 @@ def systematic(
     or up, and that many in the mean (Madow, 1949).
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
-    sizes: np.ndarray = np.diff((ends * total + start) // ends[-1])
+    sizes: ndarray = np.diff((ends * total + start) // ends[-1])
     return sizes
 
 
 def draw(
-    counts: np.ndarray,
-    labels: np.ndarray,
-    rng: np.random.Generator,
-) -> list[np.ndarray]:
+    counts: ndarray,
+    labels: ndarray,
+    rng: Generator,
+) -> list[ndarray]:
     """Random samples of each class for `counts` [N, C], as ascending indices of each of N
     shares."""
     order = rng.permutation(len(labels))
@@ -50,41 +53,44 @@ def draw(
     class_sizes = np.bincount(labels, minlength=counts.shape[1])
     owner = np.full(len(labels), -1)
     owners = np.arange(len(counts))
-    for column, start in zip(
-        counts.T,
-        np.cumsum(class_sizes) - class_sizes,
-        strict=True,
-    ):
-        owner[order[start : start + column.sum()]] = np.repeat(owners, column)
+    starts = np.cumsum(class_sizes) - class_sizes
+    for column, start in zip(counts.T, starts, strict=True):
+        end = start + column.sum()
+        owner[order[start:end]] = np.repeat(owners, column)
     dealt = np.flatnonzero(owner >= 0)
     dealt = dealt[np.argsort(owner[dealt], kind="stable")]
-    return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
+    ends = np.cumsum(counts.sum(1))
+    return np.split(dealt, ends[:-1])
 
 
 def stratified(
-    labels: np.ndarray,
+    labels: ndarray,
     count: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
+    rng: Generator,
+) -> ndarray:
     """`count` indices of `labels` with the class mix of the whole, ascending."""
-    return draw(apportion(np.bincount(labels), count)[None], labels, rng)[0]
+    counts = apportion(np.bincount(labels), count)
+    [index] = draw(counts[None], labels, rng)
+    return index
 
 
 def split(
-    labels: np.ndarray, test_share: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+    labels: ndarray,
+    test_share: float,
+    rng: Generator,
+) -> tuple[ndarray, ndarray]:
     """Train and test indices, ascending, each with the class mix of the whole."""
     test = stratified(labels, round(test_share * len(labels)), rng)
-    return np.setdiff1d(
-        np.arange(len(labels)),
-        test,
-        assume_unique=True,
-    ), test
+    train = np.setdiff1d(np.arange(len(labels)), test, assume_unique=True)
+    return train, test
 
 
 def in_turn(
-    labels: np.ndarray, shares: int, rng: np.random.Generator, drawn_first: bool = False
-) -> np.ndarray:
+    labels: ndarray,
+    shares: int,
+    rng: Generator,
+    drawn_first: bool = False,
+) -> ndarray:
     """The share of each sample, int64 [n], from 0: class after class, within a class in random
     order, dealt in turn.
 
@@ -93,8 +99,9 @@ def in_turn(
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
+    start = rng.integers(shares) if drawn_first else 0
     share = np.empty(len(labels), np.int64)
-    share[order] = (np.arange(len(labels)) + (rng.integers(shares) if drawn_first else 0)) % shares
+    share[order] = (np.arange(len(labels)) + start) % shares
     return share
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration import tables
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import units
-from fl_lightning.data.load import source_of
+from fl_lightning.data.load import source_name
 from fl_lightning.foundation.cells import is_empty, number
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.named import composed, some
@@ -77,9 +78,19 @@ class Column:
         return self.rows - self.missing
 
     @property
-    def words(self) -> float:
-        """Share of these that are no numbers."""
+    def missing_share(self) -> float:
+        """Share of cells that are empty."""
+        return self.missing / self.rows
+
+    @property
+    def word_share(self) -> float:
+        """Share of filled cells that are no numbers."""
         return 1 - self.numbers / max(self.filled, 1)
+
+    @property
+    def middle(self) -> float:
+        """The median of the numbers; NaN: there are too few."""
+        return self.quantiles[1] if self.quantiles else math.nan
 
     @property
     def spread(self) -> float:
@@ -120,21 +131,29 @@ def summary(rows: Cells, data: DataConfig) -> Summary:
         values = _values(name, cells, data)
         numbers = values[np.isfinite(values)]
         counts = Counter(cell for cell in cells if not is_empty(cell))
-        enough = len(numbers) >= FEW
+        named = [(cell, count) for cell, count in counts.most_common(MOST) if count >= LEAST]
+        quantiles = []
+        if len(numbers) >= FEW:
+            quantiles = np.quantile(numbers, [0.05, 0.5, 0.95]).tolist()
+        is_date = name in (data.dates or [])
         columns[name] = Column(
             rows=len(cells),
             missing=len(cells) - counts.total(),
             different=len(counts),
-            categories={v: count for v, count in counts.most_common(MOST) if count >= LEAST},
+            categories=dict(named),
             numbers=len(numbers),
-            quantiles=np.quantile(numbers, [0.05, 0.5, 0.95]).tolist() if enough else [],
+            quantiles=quantiles,
             predicts=_predicts(cells, values, labels, data),
-            whole=name not in (data.dates or []) and bool((numbers == np.round(numbers)).all()),
+            whole=not is_date and bool((numbers == np.round(numbers)).all()),
         )
     return columns
 
 
-def _values(name: str, cells: Sequence[str], data: DataConfig) -> np.ndarray:
+def _values(
+    name: str,
+    cells: Sequence[str],
+    data: DataConfig,
+) -> ndarray:
     """The numbers in a column's cells; NaN: it is empty; infinite: it holds something else."""
     form = tables.form_of(data)
     values = []
@@ -147,14 +166,18 @@ def _values(name: str, cells: Sequence[str], data: DataConfig) -> np.ndarray:
 
 
 def _predicts(
-    cells: Sequence[str], values: np.ndarray, labels: Sequence[str], data: DataConfig
+    cells: Sequence[str],
+    values: ndarray,
+    labels: Sequence[str],
+    data: DataConfig,
 ) -> float:
     """`Column.predicts`; an empty cell is a value like others, since that it is empty may tell."""
     if data.task == "regression":
         targets = _values(data.label_column, labels, data)
         truths = [targets > np.nanmedian(targets)]
     else:
-        truths = [np.array(labels, object) == label for label in sorted(set(labels))]
+        label_array = np.array(labels, object)
+        truths = [label_array == label for label in sorted(set(labels))]
     truths = [truth for truth in truths if FEW <= truth.sum() <= len(truth) - FEW]
     if np.isinf(values).mean() < WORDS:
         is_number = np.isfinite(values)
@@ -167,20 +190,29 @@ def _predicts(
     return fmean(areas) if areas else math.nan
 
 
-def _areas_of_words(cells: Sequence[str], truths: Sequence[np.ndarray]) -> list[float]:
+def _areas_of_words(
+    cells: Sequence[str],
+    truths: Sequence[ndarray],
+) -> list[float]:
     """AUROC of a column of words, each ranked by its rows' labels; none where most words are of
     one row."""
-    _, place, counts = np.unique(np.array(cells, object), return_inverse=True, return_counts=True)
+    words = np.array(cells, object)
+    _, place, counts = np.unique(words, return_inverse=True, return_counts=True)
     if len(counts) * FEW > len(cells):
         return []
-    return [_auroc(truth, np.bincount(place, truth)[place] / counts[place]) for truth in truths]
+    areas = []
+    for truth in truths:
+        shares = np.bincount(place, truth) / counts
+        areas.append(_auroc(truth, shares[place]))
+    return areas
 
 
-def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
+def _auroc(truth: ndarray, scores: ndarray) -> float:
     """In whichever direction is better; 0.5 of too few rows, or of equal scores."""
     from sklearn.metrics import roc_auc_score
 
-    if min(truth.sum(), (~truth).sum()) < FEW or scores.min() == scores.max():
+    fewest = min(truth.sum(), (~truth).sum())
+    if fewest < FEW or scores.min() == scores.max():
         return 0.5
     area = float(roc_auc_score(truth, scores))
     return max(area, 1 - area)
@@ -189,7 +221,10 @@ def _auroc(truth: np.ndarray, scores: np.ndarray) -> float:
 # ---------------------------------------------------------------- all silos
 
 
-def findings(summaries: Mapping[str, Summary], data: DataConfig) -> list[Finding]:
+def findings(
+    summaries: Mapping[str, Summary],
+    data: DataConfig,
+) -> list[Finding]:
     """Returns what is odd about the silos' columns, the worst first, then shares that are missing
     and what the outcome is.
 
@@ -201,135 +236,230 @@ def findings(summaries: Mapping[str, Summary], data: DataConfig) -> list[Finding
     listed: list[Finding] = []
     for name in next(iter(summaries.values())):
         silos = {silo: columns[name] for silo, columns in summaries.items()}
-        identifiers = _identifiers(name, silos) if name != label else []
-        leaks = _leaks(name, silos) if name != label else []
-        listed += [*leaks, *(identifiers or _units(name, silos)), *_codings(name, silos)]
-        constant = {s: 1.0 for s, c in silos.items() if c.different < 2 and c.rows >= FEW}
+        identifiers: list[Finding] = []
+        if name == label:
+            listed += _outcome(name, silos, data.task == "regression")
+        else:
+            listed += _leaks(name, silos)
+            identifiers = _identifiers(name, silos)
+        listed += identifiers or _units(name, silos)
+        listed += _codings(name, silos)
+        constant = {}
+        for silo, column in silos.items():
+            if column.different < 2 and column.rows >= FEW:
+                constant[silo] = 1.0
         listed += _flagged(name, "constant", constant, len(silos), CONSTANT)
         listed += _missing(name, silos)
-    outcomes = {silo: columns[label] for silo, columns in summaries.items()}
-    listed += _outcome(label, outcomes, data.task == "regression")
-    return _worst_first(listed)
+    return sorted(listed, key=_rank)
 
 
-def _worst_first(listed: Sequence[Finding]) -> list[Finding]:
-    return sorted(listed, key=lambda one: (KINDS.index(one.finding), -_size(one)))
+def _rank(finding: Finding) -> tuple[int, float]:
+    """By which findings are ordered: their kind, then the worst; of units how far apart, relative
+    to both."""
+    here = finding.here
+    if finding.finding == "units":
+        elsewhere = finding.elsewhere
+        here = abs(here - elsewhere) / (abs(here) + abs(elsewhere) or 1)
+    return KINDS.index(finding.finding), -here
 
 
-def _size(finding: Finding) -> float:
-    """How bad it is beside others of its kind: of units how far apart, relative to both."""
-    here, elsewhere = finding.here, finding.elsewhere
-    apart = abs(here - elsewhere) / (abs(here) + abs(elsewhere) or 1)
-    return apart if finding.finding == "units" else here
+def _others(values: Mapping[str, float], silo: str) -> float:
+    """The median of the other silos' values; NaN: there are none."""
+    others = [value for name, value in values.items() if name != silo]
+    return median(others) if others else math.nan
 
 
-def _others(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
-    """The median of `value` over the other silos; NaN: there are none."""
-    values = [value(column) for other, column in silos.items() if other != silo]
-    return median(values) if values else math.nan
-
-
-def _usual(silos: Mapping[str, Column], silo: str, value: Callable[[Column], float]) -> float:
-    """The median of `value` over the silos, which one of three cannot move; of two, the other's."""
-    if len(silos) < 3:
-        return _others(silos, silo, value)
-    return median(map(value, silos.values()))
+def _usual(values: Mapping[str, float], silo: str) -> float:
+    """The median of the silos' values, which one of three cannot move; of two, the other's."""
+    if len(values) > 2:
+        return median(values.values())
+    return _others(values, silo)
 
 
 def _flagged(
-    name: str, kind: str, values: dict[str, float], silos: int, words: str
+    name: str,
+    kind: str,
+    values: dict[str, float],
+    silos: int,
+    words: str,
 ) -> list[Finding]:
     """A finding for each silo that has a value, or one where all `silos` have."""
     if 1 < len(values) == silos:
         values = {ALL: fmean(values.values())}
-    return [Finding(name, s, kind, v, math.nan, words.format(v)) for s, v in values.items()]
+    listed = []
+    for silo, value in values.items():
+        text = words.format(value)
+        listed.append(
+            Finding(
+                name,
+                silo,
+                kind,
+                value,
+                math.nan,
+                text,
+            )
+        )
+    return listed
 
 
-def _units(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
+def _units(
+    name: str,
+    silos: Mapping[str, Column],
+) -> Iterator[Finding]:
     """Medians further apart than the others' values, or spreads of another size."""
     if max(column.different for column in silos.values()) <= CODES:
         return
     measured = {silo: column for silo, column in silos.items() if column.quantiles}
-    for silo, column in measured.items():
-        middle = _usual(measured, silo, lambda column: column.quantiles[1])
-        spread = _usual(measured, silo, lambda column: column.spread)
-        if abs(column.quantiles[1] - middle) > spread:
-            elsewhere = _others(measured, silo, lambda column: column.quantiles[1])
-            words = f"median {column.quantiles[1]:.4g}, {elsewhere:.4g} elsewhere"
-            yield Finding(name, silo, "units", column.quantiles[1], elsewhere, words)
-        elif max(column.spread, spread) > WIDER * min(column.spread, spread) > 0:
-            words = f"5 to 95 % span {column.spread:.4g}, {spread:.4g} elsewhere"
-            yield Finding(name, silo, "units", column.spread, spread, words)
+    middles = {silo: column.middle for silo, column in measured.items()}
+    spreads = {silo: column.spread for silo, column in measured.items()}
+    for silo in measured:
+        middle = middles[silo]
+        spread = spreads[silo]
+        usual = _usual(spreads, silo)
+        if abs(middle - _usual(middles, silo)) > usual:
+            elsewhere = _others(middles, silo)
+            words = f"median {middle:.4g}, {elsewhere:.4g} elsewhere"
+            yield Finding(
+                name,
+                silo,
+                "units",
+                middle,
+                elsewhere,
+                words,
+            )
+        elif max(spread, usual) > WIDER * min(spread, usual) > 0:
+            words = f"5 to 95 % span {spread:.4g}, {usual:.4g} elsewhere"
+            yield Finding(
+                name,
+                silo,
+                "units",
+                spread,
+                usual,
+                words,
+            )
 
 
-def _codings(name: str, silos: Mapping[str, Column]) -> Iterator[Finding]:
+def _codings(
+    name: str,
+    silos: Mapping[str, Column],
+) -> Iterator[Finding]:
     """Words among numbers, or values that most silos would have too, if they were as frequent
     there."""
-    is_number = median(column.words for column in silos.values()) < WORDS
-    if is_number and max(column.different for column in silos.values()) > CODES:
+    are_numbers = median(column.word_share for column in silos.values()) < WORDS
+    if are_numbers and max(column.different for column in silos.values()) > CODES:
         for silo, column in silos.items():
-            if column.words >= WORDS:
-                words = f"{column.words:.0%} of its cells are no numbers"
-                yield Finding(name, silo, "coding", column.words, 0.0, words)
+            share = column.word_share
+            if share >= WORDS:
+                words = f"{share:.0%} of its cells are no numbers"
+                yield Finding(
+                    name,
+                    silo,
+                    "coding",
+                    share,
+                    0.0,
+                    words,
+                )
         return
     for silo, column in silos.items():
         alone = {}
         for value, count in column.categories.items():
+            # of so many filled cells 2 * LEAST would hold it, were it as frequent as here
             enough = 2 * LEAST * column.filled / count
             holders = [c for c in silos.values() if value in c.categories]
-            others = [c for c in silos.values() if c not in holders and c.filled >= enough]
+            others = [c for c in silos.values() if c not in holders]
+            others = [c for c in others if c.filled >= enough]
             if len(others) >= len(holders):
                 alone[value] = count
         if alone:
             share = sum(alone.values()) / column.filled
             words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at most others"
-            yield Finding(name, silo, "coding", share, 0.0, words)
+            yield Finding(
+                name,
+                silo,
+                "coding",
+                share,
+                0.0,
+                words,
+            )
 
 
-def _missing(name: str, silos: Mapping[str, Column]) -> list[Finding]:
+def _missing(
+    name: str,
+    silos: Mapping[str, Column],
+) -> list[Finding]:
     """The silo where most is missing, beside the others."""
-    shares = {silo: column.missing / column.rows for silo, column in silos.items()}
-    most = max(shares, key=lambda silo: shares[silo])
-    elsewhere = _others(silos, most, lambda other: other.missing / other.rows)
-    words = f"{shares[most]:.0%} missing"
+    shares = {silo: column.missing_share for silo, column in silos.items()}
+    most = max(shares, key=shares.__getitem__)
+    share = shares[most]
+    if not share:
+        return []
+    elsewhere = _others(shares, most)
+    words = f"{share:.0%} missing"
     words += "" if math.isnan(elsewhere) else f", {elsewhere:.0%} elsewhere"
-    finding = Finding(name, most, "missing", shares[most], elsewhere, words)
-    return [finding] if shares[most] else []
+    return [
+        Finding(
+            name,
+            most,
+            "missing",
+            share,
+            elsewhere,
+            words,
+        )
+    ]
 
 
-def _identifiers(name: str, silos: Mapping[str, Column]) -> list[Finding]:
+def _identifiers(
+    name: str,
+    silos: Mapping[str, Column],
+) -> list[Finding]:
     """Columns of words or whole numbers, of which no two rows have the same."""
-    different = {
-        silo: float(column.different)
-        for silo, column in silos.items()
-        if column.filled == column.different > 2 * FEW and (column.words > WORDS or column.whole)
-    }
+    different = {}
+    for silo, column in silos.items():
+        are_different = column.filled == column.different > 2 * FEW
+        if are_different and (column.word_share > WORDS or column.whole):
+            different[silo] = float(column.different)
     return _flagged(name, "identifier", different, len(silos), "another value in every row")
 
 
-def _leaks(name: str, silos: Mapping[str, Column]) -> list[Finding]:
-    predicts = {s: column.predicts for s, column in silos.items() if column.predicts >= RANKED}
-    ranked = sum(not math.isnan(column.predicts) for column in silos.values())
-    return _flagged(name, "leak", predicts, ranked, "alone it predicts the label (AUROC {:.3f})")
+def _leaks(
+    name: str,
+    silos: Mapping[str, Column],
+) -> list[Finding]:
+    predicts = {silo: column.predicts for silo, column in silos.items()}
+    ranked = [area for area in predicts.values() if not math.isnan(area)]
+    leaks = {silo: area for silo, area in predicts.items() if area >= RANKED}
+    words = "alone it predicts the label (AUROC {:.3f})"
+    return _flagged(name, "leak", leaks, len(ranked), words)
 
 
-def _outcome(label: str, silos: Mapping[str, Column], are_numbers: bool) -> Iterator[Finding]:
+def _outcome(
+    label: str,
+    silos: Mapping[str, Column],
+    are_numbers: bool,
+) -> Iterator[Finding]:
     """For each silo the median target, or the share of the class that is rarest over all."""
-    counts = sum((Counter(column.categories) for column in silos.values()), Counter[str]())
-    rarest = min(counts, key=lambda value: counts[value], default="")
-
-    def value(column: Column) -> float:
-        if are_numbers:
-            return column.quantiles[1] if column.quantiles else math.nan
-        return column.categories.get(rarest, 0) / column.rows
-
+    counts = Counter[str]()
+    for column in silos.values():
+        counts.update(column.categories)
+    rarest = min(counts, key=counts.__getitem__, default="")
+    values = {}
     for silo, column in silos.items():
-        here = value(column)
-        share = f"{here:.1%}" if here else f"fewer than {LEAST}"
-        words = f"{share} of {column.rows} rows are {rarest!r}"
+        share = column.categories.get(rarest, 0) / column.rows
+        values[silo] = column.middle if are_numbers else share
+    for silo, value in values.items():
+        rows = silos[silo].rows
+        count = f"{value:.1%}" if value else f"fewer than {LEAST}"
+        words = f"{count} of {rows} rows are {rarest!r}"
         if are_numbers:
-            words = f"median {here:.4g} of {column.rows} rows"
-        yield Finding(label, silo, "outcome", here, _others(silos, silo, value), words)
+            words = f"median {value:.4g} of {rows} rows"
+        yield Finding(
+            label,
+            silo,
+            "outcome",
+            value,
+            _others(values, silo),
+            words,
+        )
 
 
 # ---------------------------------------------------------------- a table here
@@ -337,13 +467,13 @@ def _outcome(label: str, silos: Mapping[str, Column], are_numbers: bool) -> Iter
 
 def is_table(data: DataConfig) -> bool:
     """Whether the data are a table, whose columns can be compared."""
-    return source_of(data) == "table"
+    return source_name(data) == "table"
 
 
 def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
-    """Returns `findings` of the table `data.root`, and of which column is of persons with several
-    rows, which takes the rows of all silos; and each silo's summary (of a table without groups,
-    one).
+    """Returns findings of the table `data.root`, the worst first, and each silo's summary (of a
+    table without groups, one). One more finding, for which the rows of all silos are read, names a
+    column that may be of persons with several rows.
 
     Raises:
         BadInput: no such file or column.
@@ -351,24 +481,40 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     data = tables.spelled(data)
     cells = tables.read(data)
     label, group, features = tables.columns_of(data, list(cells))
-    is_words = len(features) == 1 and not data.one_hot
-    is_words = is_words and np.isinf(_values(features[0], cells[features[0]], data)).all()
-    if is_words or data.tokens is not None:  # images by their names, or texts
-        features = []
-    groups = np.array([ALL if group is None else composed(c) for c in cells[group or label]])
+    if len(features) == 1 and not data.one_hot:
+        [only] = features
+        are_words = np.isinf(_values(only, cells[only], data)).all()
+        if are_words or data.tokens is not None:  # images by their names, or texts
+            features = []
+    silo_of_row = np.full(len(cells[label]), ALL)
+    if group is not None:
+        silo_of_row = np.array([composed(cell) for cell in cells[group]])
     summaries: dict[str, Summary] = {}
-    for silo in dict.fromkeys(groups.tolist()):
-        rows = np.flatnonzero(groups == silo)
-        of_silo = {name: [cells[name][row] for row in rows] for name in [*features, label]}
+    for silo in dict.fromkeys(silo_of_row.tolist()):
+        rows = np.flatnonzero(silo_of_row == silo)
+        of_silo = {}
+        for name in [*features, label]:
+            of_silo[name] = [cells[name][row] for row in rows]
         summaries[silo] = summary(of_silo, data)
     listed = findings(summaries, data)
-    others = {name: column for name, column in cells.items() if name not in (group, label)}
-    asked = group is not None and data.unit_column is None
-    person = units.identifier(others, np.unique(groups, return_inverse=True)[1]) if asked else None
-    if person is not None:
-        words = "looks like an identifier of persons with several rows: if so, data.unit_column"
-        listed.append(Finding(person, ALL, "identifier", math.inf, math.nan, words))
-    return _worst_first(listed), summaries
+    if group is not None and data.unit_column is None:
+        others = dict(cells)
+        for name in (group, label):
+            others.pop(name, None)
+        person = units.identifier(others, np.unique(silo_of_row, return_inverse=True)[1])
+        if person is not None:
+            words = "looks like an identifier of persons with several rows: if so, data.unit_column"
+            listed.append(
+                Finding(
+                    person,
+                    ALL,
+                    "identifier",
+                    math.inf,
+                    math.nan,
+                    words,
+                )
+            )
+    return sorted(listed, key=_rank), summaries
 
 
 def lines(data: DataConfig) -> list[str]:
@@ -383,9 +529,9 @@ def lines(data: DataConfig) -> list[str]:
     worst: dict[str, Finding] = {}
     for finding in warnings:
         worst.setdefault(finding.finding, finding)
-    shown = [
-        f"data: column {f.column!r}{'' if f.silo == ALL else f' at {f.silo}'}: {f.numbers}"
-        for f in worst.values()
-    ]
+    shown = []
+    for finding in worst.values():
+        silo = "" if finding.silo == ALL else f" at {finding.silo}"
+        shown.append(f"data: column {finding.column!r}{silo}: {finding.numbers}")
     more = len(warnings) - len(worst)
     return [*shown, f"data: {more} more like these: fl-train check-data"] if more else shown

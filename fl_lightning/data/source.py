@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.configuration.tables import Absent as Absent
@@ -14,126 +15,156 @@ from fl_lightning.configuration.tables import at_root as at_root
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
 from fl_lightning.data.units import by_unit
+from fl_lightning.foundation import log
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
+OPTIONAL_COLUMNS = ("groups", "spans", "units", "lines")
+"""Of a pool, by sample, where the data have them."""
 TEST_SHARE = 0.2
 """Test share of data that come without a test part."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration and its value, for messages."""
+
+    key: str
+    value: object
+
+    def check(
+        self,
+        holds: bool,
+        requirement: str,
+    ) -> None:
+        """Raise `BadInput` unless it `holds`."""
+        check(self.key, self.value, holds, requirement)
+
+    def error(self, requirement: str) -> BadInput:
+        """Returns the error, to be raised."""
+        return BadInput(self.key, self.value, requirement)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        log.say(f"{self.key} {self.value}: {line}")
 
 
 @dataclass(frozen=True)
 class Pool:
     """Labelled samples whose images are read only when they are used."""
 
-    labels: np.ndarray
+    labels: ndarray
     """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next
     tokens, int64 [n, T]."""
-    read: Callable[[np.ndarray], np.ndarray]
+    read: Callable[[ndarray], ndarray]
     """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features];
     tokens int64 [m, T]."""
-    groups: np.ndarray | None = None
+    groups: ndarray | None = None
     """Number of each sample's group from 0, int64 [n], where the data have groups."""
-    spans: np.ndarray | None = None
+    spans: ndarray | None = None
     """Of windows of recordings: number of the recording, first sample and the one after the last,
     int64 [n, 3]. Shares of them that are to be judged by are cut in time (data/windows.py)."""
-    units: np.ndarray | None = None
+    units: ndarray | None = None
     """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
     two parts of a split."""
-    rows: np.ndarray | None = None
+    rows: ndarray | None = None
     """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
     place in this one."""
-    lines: np.ndarray | None = None
+    lines: ndarray | None = None
     """Number of each sample's row in the user's table, from 0, int64 [n]; None: there is none."""
-    mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
+    mark: Callable[[ndarray], Sequence[bytes]] | None = None
     """Indices [m] to what tells each sample from others, where reading all of them would take long
     (data/identity.py); None: they are told by what `read` gives."""
 
     @classmethod
     def of(
         cls,
-        samples: np.ndarray,
-        labels: np.ndarray,
+        samples: ndarray,
+        labels: ndarray,
     ) -> Pool:
         """A pool that lies in memory."""
         labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
         return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
 
     @property
-    def strata(self) -> np.ndarray:
+    def strata(self) -> ndarray:
         """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one
         class."""
-        targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
-        return np.zeros(len(self.labels), np.int64) if targets else self.labels
+        are_targets = np.issubdtype(self.labels.dtype, np.floating)
+        are_targets = are_targets or self.labels.ndim > 1
+        return np.zeros(len(self.labels), np.int64) if are_targets else self.labels
 
     @property
-    def numbers(self) -> np.ndarray:
+    def numbers(self) -> ndarray:
         """`rows`, int64 [n]."""
         return np.arange(len(self.labels)) if self.rows is None else self.rows
 
     @property
-    def independent(self) -> np.ndarray:
+    def independent(self) -> ndarray:
         """Number of what is independent: of the unit, the recording, or the sample; int64 [n]."""
         if self.units is not None:
             return self.units
         return self.numbers if self.spans is None else self.spans[:, 0]
 
-    def part(self, index: np.ndarray) -> Pool:
+    def part(self, index: ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
-        own_mark = self.mark
+        columns = {}
+        for name in OPTIONAL_COLUMNS:
+            values = getattr(self, name)
+            columns[name] = None if values is None else values[index]
+        mark = self.mark
         return Pool(
             self.labels[index],
             lambda inner: self.read(index[inner]),
-            None if self.groups is None else self.groups[index],
-            None if self.spans is None else self.spans[index],
-            None if self.units is None else self.units[index],
-            self.numbers[index],
-            None if self.lines is None else self.lines[index],
-            None if own_mark is None else lambda inner: own_mark(index[inner]),
+            rows=self.numbers[index],
+            mark=None if mark is None else lambda inner: mark(index[inner]),
+            **columns,
         )
 
-    def read_all(self) -> np.ndarray:
+    def read_all(self) -> ndarray:
         """All raw samples, [n, ...]."""
         return self.read(np.arange(len(self.labels)))
 
-    def beside(self, other: Pool) -> Pool:
-        """The samples of both, those of `other` behind."""
+    def followed_by(self, other: Pool) -> Pool:
+        """Returns one pool of the samples of both, those of `other` last."""
+        size = len(self.labels)
 
-        def read(index: np.ndarray) -> np.ndarray:
-            ours = index < len(self.labels)
-            if ours.all() or not ours.any():
-                return self.read(index) if ours.all() else other.read(index - len(self.labels))
-            first = self.read(index[ours])
-            second = other.read(index[~ours] - len(self.labels))
-            samples = np.empty((len(index), *first.shape[1:]), first.dtype)
-            samples[ours] = first
-            samples[~ours] = second
+        def read(index: ndarray) -> ndarray:
+            is_first = index < size
+            if is_first.all():
+                return self.read(index)
+            second = other.read(index[~is_first] - size)
+            if not is_first.any():
+                return second
+            samples = np.empty((len(index), *second.shape[1:]), second.dtype)
+            samples[is_first] = self.read(index[is_first])
+            samples[~is_first] = second
             return samples
 
-        marks = self.mark, other.mark
+        first_mark = self.mark
+        second_mark = other.mark
 
-        def mark(index: np.ndarray) -> list[bytes]:
-            ours = index < len(self.labels)
-            places = np.where(ours, index, index - len(self.labels))
-            each = zip(
-                places,
-                np.where(ours, 0, 1).tolist(),
-                strict=True,
-            )
-            return [marks[number](np.array([place]))[0] for place, number in each]  # type: ignore[misc]
+        def mark(index: ndarray) -> list[bytes]:
+            marks: list[bytes] = []
+            for place in index:
+                if place < size:
+                    marks += first_mark(np.array([place]))  # type: ignore[misc]
+                else:
+                    marks += second_mark(np.array([place - size]))  # type: ignore[misc]
+            return marks
 
-        ours = self.groups, self.spans, self.units, self.lines
-        theirs = other.groups, other.spans, other.units, other.lines
-        groups, spans, units, lines = (
-            None if a is None or b is None else np.concatenate([a, b])
-            for a, b in zip(ours, theirs, strict=True)
-        )
+        columns = {}
+        for name in OPTIONAL_COLUMNS:
+            pair = getattr(self, name), getattr(other, name)
+            is_absent = any(part is None for part in pair)
+            columns[name] = None if is_absent else np.concatenate(pair)
+        labels = np.concatenate([self.labels, other.labels])
+        has_marks = first_mark is not None and second_mark is not None
         return Pool(
-            np.concatenate([self.labels, other.labels]),
+            labels,
             read,
-            groups,
-            spans,
-            units,
-            lines=lines,
-            mark=None if None in marks else mark,
+            mark=mark if has_marks else None,
+            **columns,
         )
 
 
@@ -193,40 +224,12 @@ class HeldOut:
 
     number: int
     """Among all that the data were dealt to."""
-    train: np.ndarray
+    train: ndarray
     """Indices into the training samples, as `validation`."""
-    validation: np.ndarray
-    test: np.ndarray
+    validation: ndarray
+    test: ndarray
     """Indices into the test samples."""
     angle: float
-
-
-def check_class_names(
-    key: str,
-    value: object,
-    names: list[object],
-    classes: int,
-) -> None:
-    """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
-    other = next((name for name in names if not isinstance(name, str)), None)
-    check(
-        key,
-        value,
-        other is None,
-        f"the class name {other!r} is no text: class_names must hold texts",
-    )
-    check(
-        key,
-        value,
-        len(names) >= classes,
-        f"class_names has {len(names)} names for {classes} classes",
-    )
-    check(
-        key,
-        value,
-        len({*names}) == len(names),
-        "class_names has a name twice",
-    )
 
 
 def source_of(
@@ -246,4 +249,9 @@ def source_of(
         else:
             parts = by_unit(train.units, strata, TEST_SHARE, rng)
         train, test = (replace(train.part(part), rows=None) for part in parts)
-    return Source(train, test, class_names, list(group_names))
+    return Source(
+        train,
+        test,
+        class_names,
+        list(group_names),
+    )

@@ -15,9 +15,8 @@ from fl_lightning.configuration.tables import read as read
 from fl_lightning.data import text
 from fl_lightning.data.columns import Columns, say_merged
 from fl_lightning.data.images import decoder, marks, opened
-from fl_lightning.data.source import Pool, Reading, Source, source_of
+from fl_lightning.data.source import Pool, Reading, Setting, Source, source_of
 from fl_lightning.foundation.cells import is_empty, number
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.named import composed
 
 
@@ -38,77 +37,80 @@ def load(data: DataConfig) -> Source:
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
-        labels = _features(replace(data, impute=None), cells, Columns([label], {}))[:, 0]
+        plain = replace(data, impute=None)
+        labels = _features(plain, cells, Columns([label], {}))[:, 0]
     else:
         class_names, labels = _numbered(cells[label], label, data)
-    groups = None
+    groups = unit = None
     group_names = list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data)
-    unit = None
     if data.unit_column is not None:
-        unit = _numbered(cells[data.unit_column], data.unit_column, data)[1]
-    words = set(data.one_hot or [])
-    features = {
-        name: [composed(cell) for cell in cells[name]] if name in words else cells[name]
-        for name in chosen
-    }
-    columns = Columns.of(features, data)
-    first = features[chosen[0]]
-    filled = next((cell for cell in first if not is_empty(cell)), "0")
-    is_number = chosen[0] in columns.form["dates"] or _number(filled, chosen[0], data) is not None
-    images = len(chosen) == 1 and not columns.values and not is_number
+        _, unit = _numbered(cells[data.unit_column], data.unit_column, data)
+    for name in data.one_hot or []:
+        cells[name] = [composed(cell) for cell in cells[name]]
+    columns = Columns.of({name: cells[name] for name in chosen}, data)
+    pool = Pool(
+        labels,
+        lambda index: index,
+        groups,
+        units=unit,
+    )
+    first = cells[chosen[0]]
     if data.tokens is not None:
-        check(
-            "data.columns",
-            chosen,
-            len(chosen) == 1,
-            "tokens (data.tokens) are of one column of texts: name it",
-        )
-        places = Pool(labels, lambda index: index, groups, units=unit)
-        return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
-    if images:
-        beside = Path(data.root or "").expanduser().parent
-        files = [beside / cell for cell in first]
-        reads = decoder(
-            lambda index: opened(files[index]),
-            data.root,
-            lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
-        )
-    else:
-        reads = Pool.of(_features(data, features, columns), labels).read
-    mark = marks(files, beside) if images else None
-    lines = np.arange(len(labels))
-    pool = Pool(labels, reads, groups, units=unit, lines=lines, mark=mark)
-    source = source_of(data, pool, None, class_names, group_names)
-    return replace(source, reading=Reading(columns=None if images else columns))
+        requirement = "tokens (data.tokens) are of one column of texts: name it"
+        check("data.columns", chosen, len(chosen) == 1, requirement)
+        source = source_of(data, pool, None, class_names, group_names)
+        return text.as_tokens(source, first, data)
+    pool = replace(pool, lines=np.arange(len(labels)))
+    filled = next((cell for cell in first if not is_empty(cell)), "0")
+    is_number = _number(filled, chosen[0], data) is not None
+    is_number = is_number or chosen[0] in columns.form["dates"]
+    if len(chosen) > 1 or columns.values or is_number:
+        features = Pool.of(_features(data, cells, columns), labels)
+        pool = replace(pool, read=features.read)
+        source = source_of(data, pool, None, class_names, group_names)
+        return replace(source, reading=Reading(columns=columns))
+    folder = Path(data.root or "").expanduser().parent
+    files = [folder / cell for cell in first]
+    read_files = decoder(
+        lambda index: opened(files[index]),
+        data.root,
+        lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
+    )
+    pool = replace(pool, read=read_files, mark=marks(files, folder))
+    return source_of(data, pool, None, class_names, group_names)
 
 
-def _numbered(cells: list[str], column: str, data: DataConfig) -> tuple[list[str], np.ndarray]:
+def _numbered(
+    cells: list[str],
+    column: str,
+    data: DataConfig,
+) -> tuple[list[str], np.ndarray]:
     """The values of a column in order, and each cell's place among them, int64 [n]."""
+    setting = Setting("data.root", data.root)
     cells = [composed(cell) for cell in cells]
-    empty = next((sample for sample, cell in enumerate(cells, 1) if is_empty(cell)), None)
-    if empty is not None:
-        cell = f" ({cells[empty - 1]})" if cells[empty - 1] else ""
-        raise BadInput(
-            "data.root", data.root, f"column {column!r} of sample {empty} is empty{cell}"
-        )
-    values = set(cells)
-    order = {value: _number(value, column, data) for value in values}
+    for sample, cell in enumerate(cells, 1):
+        shown = f" ({cell})" if cell else ""
+        setting.check(not is_empty(cell), f"column {column!r} of sample {sample} is empty{shown}")
+    order = {value: _number(value, column, data) for value in set(cells)}
     are_numbers = None not in order.values()
-    names = sorted(values, key=lambda value: ((are_numbers and order[value]) or 0.0, value))
-    same = [pair for pair in pairwise(names) if are_numbers and order[pair[0]] == order[pair[1]]]
-    if same:
-        raise BadInput(
-            "data.root",
-            data.root,
-            f"column {column!r} holds {same[0][0]!r} and {same[0][1]!r}, one number",
-        )
+    names = sorted(order)
+    if are_numbers:
+        names.sort(key=lambda value: order[value] or 0.0)
+    for first, second in pairwise(names):
+        is_same = are_numbers and order[first] == order[second]
+        problem = f"column {column!r} holds {first!r} and {second!r}, one number"
+        setting.check(not is_same, problem)
     places = {name: place for place, name in enumerate(names)}
     return names, np.array([places[cell] for cell in cells], np.int64)
 
 
-def _number(cell: str, column: str, data: DataConfig) -> float | None:
+def _number(
+    cell: str,
+    column: str,
+    data: DataConfig,
+) -> float | None:
     """The number in a cell; None: it holds something else, or none of 32 bits."""
     try:
         value = number(column, cell, form_of(data))
@@ -117,19 +119,20 @@ def _number(cell: str, column: str, data: DataConfig) -> float | None:
     return value if abs(value) < FLOAT32 else None
 
 
-def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Columns) -> np.ndarray:
+def _features(
+    data: DataConfig,
+    cells: Mapping[str, Sequence[str]],
+    columns: Columns,
+) -> np.ndarray:
     """The cells of `columns` as float32 (n, features); an empty one is NaN where `data.impute`
     fills it, and 0 in all values of a column of words."""
     parts = []
-    for name in columns.names:
-        words = columns.values.get(name)
-        if words is None:
-            parts.append(np.array(numbers(data, name, cells[name]))[:, None])
+    for name, word in columns.pairs:
+        if word is None:
+            parts.append(numbers(data, name, cells[name]))
         else:
-            parts.append(
-                np.array([[cell == word for word in words] for cell in cells[name]], float)
-            )
-    features = np.concatenate(parts, axis=1)
+            parts.append([float(cell == word) for cell in cells[name]])
+    features = np.ascontiguousarray(np.array(parts).T)
     numeric = np.flatnonzero(columns.numeric)
     say_merged([f"column {columns.features[place]!r}" for place in numeric], features[:, numeric])
     return features.astype(np.float32)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
@@ -34,33 +35,43 @@ def load(data: DataConfig) -> Source:
     length = data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
-    names, encode, pieces = learn(
-        (text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data
-    )
+    training_texts = []
+    for text in texts:
+        border = len(text) - round(TEST_SHARE * len(text))
+        training_texts.append(text[:border])
+    names, encode, pieces = learn(training_texts, data)
     encoded = [np.array(encode(text), np.int64) for text in texts]
+    need = round((length + 1) / TEST_SHARE) + 1
     for file, tokens in zip(files, encoded, strict=True):
-        need = round((length + 1) / TEST_SHARE) + 1
         problem = f"{file.name} has {len(tokens)} tokens and needs {need}"
         requirement = f"{problem}: a test sample of data.length + 1 in its last fifth"
         check("data.length", length, len(tokens) >= need, requirement)
-    spans = windows.cut(
-        [len(tokens) for tokens in encoded],
-        length + 1,
-        length,
-    )
+    lengths = [len(tokens) for tokens in encoded]
+    spans = windows.cut(lengths, length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
-    reading = Reading(tokens=Tokens(names, length, "first", pieces))
+    reading = Reading(
+        tokens=Tokens(
+            names,
+            length,
+            "first",
+            pieces,
+        )
+    )
+    groups = [composed(file.stem) for file in files]
     return Source(
         train,
         test,
         names,
-        [composed(file.stem) for file in files],
+        groups,
         vocabulary=len(names),
         reading=reading,
     )
 
 
-def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode, str | None]:
+def learn(
+    texts: Iterable[str],
+    data: DataConfig,
+) -> tuple[list[str], Encode, str | None]:
     """Names of the tokens by number, and what turns a text into numbers, from training texts; of
     word pieces also the tokenizer as JSON."""
     if data.tokens == "word_pieces":
@@ -72,9 +83,8 @@ def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
     """A token for each character, in the order of their code points, from 1."""
     vocabulary = sorted({character for text in texts for character in text})
     numbers = {character: number for number, character in enumerate(vocabulary, 1)}
-    return ["<unknown>", *vocabulary], lambda text: [
-        numbers.get(character, 0) for character in text
-    ]
+    names = ["<unknown>", *vocabulary]
+    return names, lambda text: [numbers.get(character, 0) for character in text]
 
 
 def as_tokens(
@@ -87,14 +97,12 @@ def as_tokens(
     names, encode, pieces = learn(
         (texts[place] for place in source.train.read_all().tolist()), data
     )
-    encoded = np.zeros((len(texts), data.length), np.int64)
-    for row, text in zip(encoded, texts, strict=True):
-        tokens = encode(text)[: data.length]
-        row[data.length - len(tokens) :] = tokens
+    encoded = padded(texts, lambda text: encode(text)[: data.length], data.length)
 
     def tokens_of(pool: Pool) -> Pool:
-        def mark(index: np.ndarray) -> list[bytes]:
-            return [texts[place].encode() for place in pool.read(index).tolist()]
+        def mark(index: ndarray) -> list[bytes]:
+            places = pool.read(index).tolist()
+            return [texts[place].encode() for place in places]
 
         return replace(
             pool,
@@ -102,23 +110,43 @@ def as_tokens(
             mark=mark,
         )
 
-    reading = replace(source.reading, tokens=Tokens(names, data.length, "first", pieces))
+    tokens = Tokens(
+        names,
+        data.length,
+        "first",
+        pieces,
+    )
+    reading = replace(source.reading, tokens=tokens)
     train = tokens_of(source.train)
     test = tokens_of(source.test)
-    return replace(
-        source,
-        train=train,
-        test=test,
-        vocabulary=len(names),
-        reading=reading,
-    )
+    return replace(source, train=train, test=test, vocabulary=len(names), reading=reading)
 
 
-def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
-    def read(index: np.ndarray, shift: int = 0) -> np.ndarray:
-        return np.stack(
-            [encoded[file][begin + shift : end - 1 + shift] for file, begin, end in spans[index]]
-        )
+def padded(
+    texts: Sequence[str],
+    encode: Encode,
+    length: int,
+) -> ndarray:
+    """Returns the tokens of each text, at most `length`, int64 (texts, length), behind zeros."""
+    encoded = np.zeros((len(texts), length), np.int64)
+    for row, text in zip(encoded, texts, strict=True):
+        tokens = encode(text)
+        row[length - len(tokens) :] = tokens
+    return encoded
+
+
+def _next_tokens(
+    encoded: list[ndarray],
+    spans: ndarray,
+) -> Pool:
+    def read(
+        index: ndarray,
+        shift: int = 0,
+    ) -> ndarray:
+        rows = []
+        for file, begin, end in spans[index]:
+            rows.append(encoded[file][begin + shift : end - 1 + shift])
+        return np.stack(rows)
 
     return Pool(
         read(np.arange(len(spans)), shift=1),
@@ -128,7 +156,10 @@ def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
     )
 
 
-def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode, str]:
+def _word_pieces(
+    texts: Iterable[str],
+    size: int,
+) -> tuple[list[str], Encode, str]:
     require("text", "data.tokens", "word_pieces", "characters needs nothing")
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
@@ -139,8 +170,10 @@ def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode, st
     tokenizer.pre_tokenizer = Whitespace()
     trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    names = [str(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
-    return names, lambda text: list(tokenizer.encode(text).ids), str(tokenizer.to_str())
+    numbers = range(tokenizer.get_vocab_size())
+    names = [str(tokenizer.id_to_token(number)) for number in numbers]
+    pieces = str(tokenizer.to_str())
+    return names, lambda text: list(tokenizer.encode(text).ids), pieces
 
 
 def _read(root: str, file: Path) -> str:

@@ -11,6 +11,7 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.extras import require
 
 DEFAULT_ROOT = "data"
@@ -182,44 +183,54 @@ def load(data: DataConfig) -> Source:
         # torchvision answers a missing, cut or corrupt file, a lost network and an absent package
         # in a dozen types.
         except Exception as error:
-            made_here = _folders(Path(folder)) - before if download else set()
-            for made in sorted(made_here, reverse=True):  # those within others first
+            new_folders = _folders(Path(folder)) - before if download else set()
+            for new in sorted(new_folders, reverse=True):  # those within others first
                 with contextlib.suppress(OSError):  # it holds something, perhaps another run's
-                    made.rmdir()
-            raise Absent(
-                "data.root", root, _remedy(name, recipe, part, folder, download, error)
-            ) from error
+                    new.rmdir()
+            remedy = _remedy(
+                name,
+                recipe,
+                part,
+                folder,
+                download,
+                error,
+            )
+            raise Absent("data.root", root, remedy) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
         return source_of(data, pools["whole"], None, names)
-    return Source(
-        pools["train"],
-        pools["test" if data.reads_test else "train"],
-        names,
-    )
+    test = pools["test"] if data.reads_test else pools["train"]
+    return Source(pools["train"], test, names)
 
 
 def _folders(root: Path) -> set[Path]:
     """`root` and what lies one and two levels below it, as far as these are folders: what
     torchvision makes first."""
-    below = [root, *root.glob("*/"), *root.glob("*/*/")] if root.is_dir() else []
+    below = []
+    if root.is_dir():
+        below = [root, *root.glob("*/"), *root.glob("*/*/")]
     return {path for path in (*root.parents, *below) if path.is_dir()}
 
 
 def _remedy(
-    name: str, recipe: Recipe, part: str, folder: str, download: bool, error: Exception
+    name: str,
+    recipe: Recipe,
+    part: str,
+    folder: str,
+    download: bool,
+    error: Exception,
 ) -> str:
-    reason = (str(error) or type(error).__name__).split("\n")[0].split(". ")[0].rstrip(".")
-    where = (
+    reason = first_line(error).split(". ")[0].rstrip(".")
+    problem = (
         f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
     )
-    by_hand = f"put {recipe.files} below data.root"
-    fetch = "--data.download true fetches it; or " if recipe.downloads and not download else ""
-    more = f"; {recipe.elsewhere}" if recipe.elsewhere else ""
-    return (
-        f"for the source {name} {where}; {fetch}{by_hand}{more}; or --data.source digits needs no "
-        f"files"
-    )
+    remedies = [f"put {recipe.files} below data.root"]
+    if recipe.downloads and not download:
+        remedies = [f"--data.download true fetches it; or {remedies[0]}"]
+    if recipe.elsewhere:
+        remedies.append(recipe.elsewhere)
+    remedies.append("or --data.source digits needs no files")
+    return f"for the source {name} {problem}; {'; '.join(remedies)}"
 
 
 def _pool(dataset: Any, recipe: Recipe) -> Pool:
@@ -253,21 +264,21 @@ def _labels(dataset: Any) -> np.ndarray:
         if labels is not None:
             labels = np.asarray(labels)
             # QMNIST keeps eight columns, of which the first is the class.
-            return (labels[:, 0] if labels.ndim == 2 else labels).astype(np.int64)
+            labels = labels[:, 0] if labels.ndim == 2 else labels
+            return labels.astype(np.int64)
     if hasattr(dataset, "_samples"):
-        return np.array([label for _, label in dataset._samples], np.int64)
-    if hasattr(dataset, "index"):
-        return np.array([label for label, _ in dataset.index], np.int64)
-    return np.array([dataset[index][1] for index in range(len(dataset))], np.int64)
+        labels = [label for _, label in dataset._samples]
+    elif hasattr(dataset, "index"):
+        labels = [label for label, _ in dataset.index]
+    else:
+        labels = [dataset[index][1] for index in range(len(dataset))]
+    return np.array(labels, np.int64)
 
 
 def _class_names(dataset: Any, recipe: Recipe) -> list[str]:
     for attribute in ("classes", "categories"):
-        names = getattr(dataset, attribute, None)
-        if names is not None:
-            names = [name if isinstance(name, str) else str(name[0]) for name in names][
-                -recipe.classes :
-            ]
-            if len(names) == recipe.classes:
-                return names
+        names = getattr(dataset, attribute, None) or []
+        names = [name if isinstance(name, str) else str(name[0]) for name in names]
+        if len(names) >= recipe.classes:
+            return names[-recipe.classes :]
     return [str(label + recipe.first_label) for label in range(recipe.classes)]

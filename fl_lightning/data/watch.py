@@ -10,12 +10,13 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import windows
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 
 WINDOW, STEP = 100, 50
 """Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is
@@ -36,25 +37,23 @@ def load(data: DataConfig) -> Source:
     """
     spec = find_spec("seglearn")  # its file alone is read: importing it takes a second
     if spec is None or spec.origin is None:
-        raise Absent("data.source", "watch", needs("seglearn"))
+        raise Absent("data.source", "watch", install_hint("seglearn"))
     file = Path(spec.origin).parent / "data" / "watch_dataset.npy"
     try:
         content = np.load(file, allow_pickle=True).item()
         series = [np.asarray(recording, np.float32) for recording in content["X"]]
-        exercise, person = (np.asarray(content[key]).astype(np.int64) for key in ("y", "subject"))
+        exercise = np.asarray(content["y"]).astype(np.int64)
+        person = np.asarray(content["subject"]).astype(np.int64)
         names = [str(name) for name in content["y_labels"]]
-        wrong_file = next(
-            (k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None
-        )
-        if wrong_file is not None:
-            raise ValueError(
-                f"recording {wrong_file} has the shape {series[wrong_file - 1].shape}, "
-                f"not (samples, {SHAPE[0]})"
-            )
+        for number, recording in enumerate(series, 1):
+            if recording.ndim != 2 or recording.shape[1] != SHAPE[0]:
+                shape = f"{recording.shape}, not (samples, {SHAPE[0]})"
+                raise ValueError(f"recording {number} has the shape {shape}")
         if not len(series) == len(exercise) == len(person):
-            raise ValueError(
+            counts = (
                 f"{len(series)} recordings, {len(exercise)} exercises and {len(person)} persons"
             )
+            raise ValueError(counts)
     except (OSError, ValueError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
         raise BadInput(
             "data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})"
@@ -66,13 +65,21 @@ def load(data: DataConfig) -> Source:
         STEP,
     )
     train, test = (_pool(series, exercise, groups, spans) for spans in parts)
-    return Source(train, test, names, [f"person {number}" for number in persons])
+    return Source(
+        train,
+        test,
+        names,
+        [f"person {number}" for number in persons],
+    )
 
 
 def _pool(
-    series: list[np.ndarray], exercise: np.ndarray, groups: np.ndarray, spans: np.ndarray
+    series: list[ndarray],
+    exercise: ndarray,
+    groups: ndarray,
+    spans: ndarray,
 ) -> Pool:
-    def read(index: np.ndarray) -> np.ndarray:
+    def read(index: ndarray) -> ndarray:
         samples = np.empty((len(index), *SHAPE), np.float32)
         for place, (recording, begin, end) in enumerate(spans[index]):
             samples[place] = series[recording][begin:end].T

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy import ndarray
 
 from fl_lightning.data.sampling import apportion
 from fl_lightning.data.source import TEST_SHARE
@@ -16,32 +17,42 @@ def cut(
     lengths: Sequence[int],
     window: int,
     step: int,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[ndarray, ndarray]:
     """Spans of all windows of recordings for training, and for test: those of each one's last
     `TEST_SHARE`.
 
     A window that would reach over the border is in neither.
     """
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    trains = []
+    tests = []
     for number, length in enumerate(lengths):
         border = length - round(TEST_SHARE * length)
-        for part, (begin, end) in zip(
-            parts,
-            ((0, border), (border, length)),
-            strict=True,
-        ):
-            starts = np.arange(begin, end - window + 1, step)
-            part.append(np.stack([np.full(len(starts), number), starts, starts + window], axis=1))
-    train, test = (np.concatenate(part).astype(np.int64) for part in parts)
-    return train, test
+        trains.append(_spans(number, 0, border, window, step))
+        tests.append(_spans(number, border, length, window, step))
+    return np.concatenate(trains), np.concatenate(tests)
 
 
-Shares = Sequence[np.ndarray]
+def _spans(
+    number: int,
+    begin: int,
+    end: int,
+    window: int,
+    step: int,
+) -> ndarray:
+    """Spans of the windows in one stretch of a recording, int64 [n, 3]."""
+    starts = np.arange(begin, end - window + 1, step, dtype=np.int64)
+    recording = np.full(len(starts), number)
+    return np.stack([recording, starts, starts + window], axis=1)
 
 
-def hold_out(
-    shares: Shares, spans: np.ndarray, share: float
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+Shares = Sequence[ndarray]
+
+
+def cut_off_last(
+    shares: Shares,
+    spans: ndarray,
+    share: float,
+) -> tuple[list[ndarray], list[ndarray]]:
     """Split each client's windows into what is left for training and the last ones of each of its
     recordings.
 
@@ -54,17 +65,29 @@ def hold_out(
     for indices in shares:
         count = max(1, math.floor(share * len(indices) + 1e-9))
         held_out.append(indices[_last(spans[indices], count)])
+    rest = []
+    for indices, out in zip(shares, held_out, strict=True):
+        rest.append(np.setdiff1d(indices, out, assume_unique=True))
+    return _apart(rest, held_out, spans), held_out
+
+
+def _apart(
+    rest: Shares,
+    held_out: Shares,
+    spans: ndarray,
+) -> list[ndarray]:
+    """Returns each client's `rest` without windows that overlap one that any client holds out."""
     judged = spans[np.concatenate(held_out)]
-    trained = []
-    for indices, last in zip(shares, held_out, strict=True):
-        rest = np.setdiff1d(indices, last, assume_unique=True)
-        trained.append(rest[~overlapping(spans[rest], judged)])
-    return trained, held_out
+    return [indices[~overlapping(spans[indices], judged)] for indices in rest]
 
 
 def fold(
-    shares: Shares, spans: np.ndarray, count: int, number: int, rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    shares: Shares,
+    spans: ndarray,
+    count: int,
+    number: int,
+    rng: np.random.Generator,
+) -> tuple[list[ndarray], list[ndarray]]:
     """Split each client's windows into those for training and fold `number` of `count`: a stretch
     of each recording.
 
@@ -72,47 +95,51 @@ def fold(
     `count` stretches, as equal as may be. Windows left that overlap one that any client holds out
     are dropped.
     """
-    order = np.lexsort((spans[:, 1], spans[:, 0]))
-    _, sizes = np.unique(spans[order, 0], return_counts=True)
+    order, sizes = _in_time(spans)
     size = np.repeat(sizes, sizes)
-    begins = np.floor(rng.random(len(sizes)) * sizes).astype(np.int64)
+    draws = rng.random(len(sizes))
+    begins = np.floor(draws * sizes).astype(np.int64)
     begin = np.repeat(begins, sizes)
-    place = np.arange(len(spans)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.arange(len(spans)) - first
     stretch = np.empty(len(spans), np.int64)
     stretch[order] = (place + begin) % size * count // size
     tests = [indices[stretch[indices] == number] for indices in shares]
-    judged = spans[np.concatenate(tests)]
-    trained = []
-    for indices in shares:
-        rest = indices[stretch[indices] != number]
-        trained.append(rest[~overlapping(spans[rest], judged)])
-    return trained, tests
+    rest = [indices[stretch[indices] != number] for indices in shares]
+    return _apart(rest, tests, spans), tests
 
 
-def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def _in_time(spans: ndarray) -> tuple[ndarray, ndarray]:
+    """Returns the order of windows by recording and time, and how many each recording has."""
+    order = np.lexsort((spans[:, 1], spans[:, 0]))
+    _, sizes = np.unique(spans[order, 0], return_counts=True)
+    return order, sizes
+
+
+def overlapping(
+    ours: ndarray,
+    theirs: ndarray,
+) -> ndarray:
     """Which of the windows `ours` [n, 3] share a sample with one of `theirs`; bool [n]."""
-    ends = [int(spans[:, 2].max(initial=0)) for spans in (ours, theirs)]
-    longest = max(ends) + 1
+    ends = np.concatenate([ours[:, 2], theirs[:, 2]])
+    longest = 1 + int(ends.max(initial=0))
     begin = ours[:, 0] * longest + ours[:, 1]
     end = ours[:, 0] * longest + ours[:, 2]
     first = theirs[:, 0] * longest + theirs[:, 1]
     after = theirs[:, 0] * longest + theirs[:, 2]
     order = np.argsort(first, kind="stable")
     # as far as those reach that begin before
-    reach = np.maximum.accumulate(np.concatenate([[-1], after[order]]))
+    ends = np.concatenate([[-1], after[order]])
+    reach = np.maximum.accumulate(ends)
     return reach[np.searchsorted(first[order], end, "left")] > begin
 
 
-def _last(spans: np.ndarray, count: int) -> np.ndarray:
+def _last(spans: ndarray, count: int) -> ndarray:
     """Places of the last windows, in proportion to each recording's, `count` in all; bool [n]."""
-    order = np.lexsort((spans[:, 1], spans[:, 0]))
-    _, sizes = np.unique(spans[order, 0], return_counts=True)
-    ends = np.cumsum(sizes)
+    order, sizes = _in_time(spans)
     chosen = np.zeros(len(spans), bool)
-    for end, take in zip(
-        ends.tolist(),
-        apportion(sizes, count).tolist(),
-        strict=True,
-    ):
+    takes = apportion(sizes, count).tolist()
+    ends = np.cumsum(sizes).tolist()
+    for end, take in zip(ends, takes, strict=True):
         chosen[order[end - take : end]] = True
     return chosen

@@ -1,5 +1,5 @@
-"""Which models are scored, and how: the clients' before and after local training, the global one,
-fine-tuned copies."""
+"""Scores models: the clients' before and after local training, the global one, and fine-tuned
+copies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -21,11 +22,11 @@ from fl_lightning.engine.record import Guard, Results, finite, means, numbers, s
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
-from fl_lightning.foundation.metric import MODELS, ONE_CLASS, PREDICTED
+from fl_lightning.foundation.metric import MODELS, ONE_CLASS, PREDICTED, Metric
 from fl_lightning.storage.state import MODEL, ClientState
 
 _START = "received."
-"""Before the names of what is kept of the model that a client began its last round with."""
+"""Prefix of the tensors of the model with which a client began its last round."""
 
 
 class Whole(Protocol):
@@ -37,7 +38,7 @@ class Whole(Protocol):
 
 
 class ServerModels:
-    """What the server has as a round begins, or has aggregated at its end."""
+    """The server's models as a round begins, or after aggregation."""
 
     def __init__(self, run: RunContext, reducer: Reducer) -> None:
         self.server = Server(run, run.server.round, [], reducer)
@@ -48,26 +49,26 @@ class ServerModels:
         return all(self.of(group.members[0]) is not None for group in self.server.run.groups)
 
     def of(self, client: int) -> Tensor | None:
-        """What the server has for a client; None: no whole model."""
+        """The server's model for a client; None: it has no whole one."""
         run = self.server.run
         return run.method.global_model(self.server.groups[run.group_of(client).index], client)
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Scores models. `run.judge` says by which kind of them the run is judged."""
+    """Scores models. The kind `run.judge` counts as the run's score."""
 
-    def __init__(
-        self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, models: Whole
-    ) -> None:
-        self.run = run
-        self.trainers = trainers
-        self.guard = guard
-        self.models = models
-        self.stage = "evaluation"
-        self.remembered = scoring.Remembered(run, trainers)
-        self._scored: tuple[Tensor | None, Any] = (None, None)
-        """The last global model that was scored on the test set of all, and how: several clients
-        may share it."""
+    run: RunContext
+    trainers: Sequence[Trainer]
+    guard: Guard
+    models: Whole
+    stage = "evaluation"
+    _on_global: tuple[Tensor | None, Any] = None, None
+    """The last global model that was scored on the global test set, with its result: several
+    clients may share it."""
+
+    def __post_init__(self) -> None:
+        self.remembered = scoring.Remembered(self.run, self.trainers)
 
     @property
     def has_global(self) -> bool:
@@ -80,128 +81,194 @@ class Evaluator:
 
     @cached_property
     def keeps_start(self) -> bool:
-        """Whether what a client began its last round with is kept: not where the server itself can
-        tell it later."""
-        return self.run.policy.keeps_start and (
-            self.run.method.traits.starts == "both" or not self.has_global
-        )
+        """Whether the model is kept with which a client began its last round: only if the server
+        cannot tell it later."""
+        only_client_knows = self.run.method.traits.starts == "both" or not self.has_global
+        return self.run.policy.keeps_start and only_client_knows
 
     def wants(self, kind: str) -> bool:
         """Whether models of this kind are scored in a scored round."""
-        chosen = self.run.config.evaluation.models
-        return kind == self.run.judge or (kind != "finetuned" if chosen is None else kind in chosen)
+        kinds = self.run.config.evaluation.models
+        if kinds is None:
+            return kind == self.run.judge or kind != "finetuned"
+        return kind == self.run.judge or kind in kinds
 
-    def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
+    def scores(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> dict[str, Tensor]:
         """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy
-        on validation data, and on the test set of all, where there is one."""
-        metric = self.run.data.metric
-        judge = self.run.judge
-        remembered = self.remembered
-        digest = self._ready(kind, client, vector)
-        measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
-        scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
-        if kind == judge and len(validation := client.data.validation):
+        on validation data, and on the global test set, if there is one."""
+        model = (kind, client, vector)
+        digest = self._digest_or_bind(*model)
+        scores = self._on_test(*model, digest)[1]
+        validation = client.data.validation
+        if kind == self.run.judge and len(validation):
+            metric = self.run.data.metric
             chosen = self.run.metric
-            compute = scoring.score if chosen is metric else scoring.measured
-            value: Any = remembered.get(compute, kind, client, vector, validation, digest)
-            both = {metric: value} if chosen is metric else value
-            scores |= {m.by("validation"): both[m] for m in (metric, chosen)}
-        return scores | self._on_global_test(kind, client, vector, digest)
+            if chosen is metric:
+                value = self.remembered.get(scoring.score, *model, validation, digest)
+                scores[metric.by("validation")] = value
+            else:
+                values = self.remembered.get(scoring.measured, *model, validation, digest)
+                scores[metric.by("validation")] = values[metric]
+                scores[chosen.by("validation")] = values[chosen]
+        return scores | self._on_global_test(*model, digest)
 
-    def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
-        """The digest of `vector`, to be scored as `kind`. Without one it is bound; with one where
-        it must be scored."""
+    def _on_test(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+        digest: bytes,
+    ) -> tuple[dict[Metric, Tensor], dict[str, Tensor]]:
+        """Scores on the client's test data: by metric, and by column."""
+        test = client.data.test
+        measured = self.remembered.get(
+            scoring.measured,
+            kind,
+            client,
+            vector,
+            test,
+            digest,
+        )
+        columns = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
+        return measured, columns
+
+    def _digest_or_bind(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> bytes:
+        """The digest of `vector`, to be scored as `kind`; where that is empty, the model has been
+        bound."""
         digest = self.remembered.digest(kind, client, vector)
         if not digest:
             client.ready(kind, vector)
         return digest
 
     def _on_global_test(
-        self, kind: str, client: Client, vector: Tensor, digest: bytes
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+        digest: bytes,
     ) -> dict[str, Tensor]:
-        """`global_test_accuracy_KIND` of `vector`, which is `_ready`, where `data.global_test` asks
-        for it."""
+        """`global_test_accuracy_KIND` of `vector`, if `data.global_test` asks for it; the model has
+        a digest, or is bound."""
         part = self.run.data.global_test(self.run.device, self.run.dtype)
-        if part is None or kind not in scoring.kinds_on_common(self.run, self.has_global):
+        if part is None or kind not in scoring.kinds_on_global_test(self.run, self.has_global):
             return {}
-        if kind == "global" and self._scored[0] is vector:
-            score, recall = self._scored[1]
-        else:
-            score, recall = self.remembered.get(
-                scoring.on_common, kind, client, vector, part, digest
+        last, result = self._on_global
+        if kind != "global" or last is not vector:
+            compute = scoring.on_global_test
+            result = self.remembered.get(
+                compute,
+                kind,
+                client,
+                vector,
+                part,
+                digest,
             )
         if kind == "global":
-            self._scored = vector, (score, recall)
-        return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(
-            kind, client, recall
-        )
+            self._on_global = vector, result
+        score, recall = result
+        scores = {self.run.data.metric.on_global_test(kind): score}
+        return scores | scoring.on_shares(kind, client, recall)
 
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
         group = self.run.group_of(id)
-        return Client(self.run, group, id, self.run.server.round, state)
+        return Client(
+            self.run,
+            group,
+            id,
+            self.run.server.round,
+            state,
+        )
 
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
-        """A client as it is between rounds (with other `buffers`, where some are given), on copies
-        of whatever may be written to; its vectors on the device."""
+        """A client between rounds (with `buffers`, if given), on copies of all tensors that may be
+        written to; its vectors on the device."""
         run = self.run
-        group = self.run.group_of(id)
-        state = self.run.states.get(id)
+        group = run.group_of(id)
+        state = run.states.get(id)
         if state is None:
-            slots = run.method.slots().items()
-            vectors = {MODEL: group.initial} | {n: slot.first(group.initial) for n, slot in slots}
-            memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            state = ClientState(id, vectors, group.initial_buffers, {}, 0, memory)
+            vectors = {MODEL: group.initial}
+            for name, slot in run.method.slots().items():
+                vectors[name] = slot.first(group.initial)
+            memory = {name: tensor.clone() for name, tensor in run.method.init_client(run).items()}
+            state = ClientState(
+                id,
+                vectors,
+                group.initial_buffers,
+                {},
+                0,
+                memory,
+            )
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
         copies = [b.clone() for b in buffers or state.buffers]  # a model may write to them
-        kept = ClientState(id, vectors, copies, {}, state.rounds, dict(state.memory))
-        return self.client(id, kept)
+        copy = ClientState(
+            id,
+            vectors,
+            copies,
+            {},
+            state.rounds,
+            dict(state.memory),
+        )
+        return self.client(id, copy)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
-        """What a client begins a round with (home rank), as far as it is known between rounds:
-        model and buffers.
+        """The model and buffers with which a client begins a round (home rank), as far as they are
+        known between rounds.
 
-        Its own, with what the server has for it now. Where the server mixes for each client anew,
-        that mix is made in a round only: then it is the model that the client began its last round
-        with.
+        They are the client's own, with the server's current model for it. Where the server mixes
+        for each client in a round only, they are those with which the client began its last round.
         """
         run = self.run
+        starts = run.method.traits.starts
         client = self.at_rest(id)
+        group = client.group
         if self.keeps_start and run.took_part(id):
             # a file gives them back in any order
             count = sum(name.startswith(_START) for name in client.memory)
-            kept = [client.memory[f"{_START}{k}"].to(run.device) for k in range(count)]
-            return kept[0], kept[1:]
+            tensors = [client.memory[f"{_START}{k}"].to(run.device) for k in range(count)]
+            return tensors[0], tensors[1:]
         model = self.global_model(id)
         if model is None and run.relation.is_global:
-            model = client.group.vectors[MODEL]
+            model = group.vectors[MODEL]
         if run.policy.starts_from_server:
-            client.state.buffers = client.group.first_buffers()
-        # there is no last model to begin with
-        first = run.method.traits.starts == "both" and not run.took_part(id)
-        if model is not None and (run.method.traits.starts == "server" or first):
-            if client.group.down_mask.all():
-                client.state.vectors[MODEL] = model
-            else:
-                client.state.vectors[MODEL] = client[MODEL].clone()
-                copy_columns(client[MODEL], model, client.layout.segments(client.group.down_mask))
+            client.state.buffers = group.first_buffers()
+        # in its first round a client has no last model to begin with
+        receives = starts == "server" or (starts == "both" and not run.took_part(id))
+        if model is not None and receives:
+            if not group.down_mask.all():
+                composed = client[MODEL].clone()
+                copy_columns(composed, model, client.layout.segments(group.down_mask))
+                model = composed
+            client.state.vectors[MODEL] = model
         return run.method.personal(client), client.state.buffers
 
     def keep_beginning(self, client: Client) -> None:
-        """Before training: keep the model that the client begins with, where the judge will ask for
-        it at the end."""
+        """Keep the model with which the client begins its training, if the judge asks for it at the
+        end."""
         if self.keeps_start:
             for k, tensor in enumerate([self.run.method.personal(client), *client.state.buffers]):
                 client.memory[f"{_START}{k}"] = self.run.store.stow(tensor.clone())
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
-        """A copy of the global model (else of the client's own), trained on its own data without
-        any term: model and buffers, as `final_model` gives them; they are bound. `BadClient`: it is
-        not finite."""
+        """Train a copy of the global model (else of the client's own) on the client's data without
+        any term; returns model and buffers as `final_model` does, and leaves them bound.
+
+        Raises:
+            BadClient: the model is not finite.
+        """
         run = self.run
-        model = self.global_model(id)
-        if model is not None:
-            vector = model
+        vector = self.global_model(id)
+        if vector is not None:
             buffers = run.group_of(id).initial_buffers
         elif run.took_part(id):
             rest = self.at_rest(id)
@@ -216,21 +283,27 @@ class Evaluator:
         job = job_of(client, phase, t)
         job.keep = False
         self.trainers[client.group.index].loop.train([job])
-        return finite(run, t, id, client[MODEL], "its fine-tuned copy"), state.buffers
+        return finite(
+            run,
+            t,
+            id,
+            client[MODEL],
+            "its fine-tuned copy",
+        ), state.buffers
 
     # ---------------------------------------------------------------- final models
 
     def final_model(self, id: int) -> tuple[str, Tensor, list[Tensor]]:
-        """The model of a client that the judge names, as the run leaves it (home rank), on the
-        device, to be read only.
+        """The client's model of the judge's kind at the end of the run (home rank), on the device;
+        do not write to it.
 
         Returns:
             Its kind (`before`, `after`, `global`, `finetuned`), vector and buffers. The kind is the
-            judge's, but for `after` and a client that never took part: what it would begin with,
-            `before`, is all there is.
+            judge's, but for `after` and a client that never took part: it has only the model it
+            would begin with, `before`.
 
         Raises:
-            BadInput: the checkpoint is of a run that was judged otherwise, and has no such model.
+            BadInput: the checkpoint is of a run with another judge, and has no such model.
         """
         run = self.run
         judge = run.judge
@@ -238,17 +311,18 @@ class Evaluator:
         if judge == "finetuned":
             return judge, *self.finetune(run.server.round, id)
         needs_last = judge == "after" or self.keeps_start
-        there = state is not None and (judge == "after" or f"{_START}0" in state.memory)
-        if needs_last and id in run.server.uploaded and not there:
-            allowed = (
+        has_last = state is not None and (judge == "after" or f"{_START}0" in state.memory)
+        if needs_last and id in run.server.uploaded and not has_last:
+            requirement = (
                 f"of {run.data.called(id)} no such model is kept: only a run that is itself judged "
-                f"so keeps them"
+                "so keeps them"
             )
-            raise BadInput("evaluation.judge", judge, allowed)
+            raise BadInput("evaluation.judge", judge, requirement)
         if judge == "after" and state is not None:
             rest = self.at_rest(id)
             return judge, run.method.personal(rest), state.buffers
-        if judge == "global" and (model := self.global_model(id)) is not None:
+        model = self.global_model(id) if judge == "global" else None
+        if model is not None:
             return judge, model, run.group_of(id).initial_buffers
         return "before", *self.beginning(id)
 
@@ -260,7 +334,7 @@ class Evaluator:
         """Kinds and scores of the final models of this rank's clients, whether they took part or
         not."""
         run = self.run
-        self._scored = None, None
+        self._on_global = None, None
         finals: dict[int, dict[str, Any]] = {}
         for id in run.at_home(range(run.clients)):
             try:
@@ -272,135 +346,134 @@ class Evaluator:
                 finals[id] = unjudged(failure)
         return finals
 
-    def summary(self, mine: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        """What is said of final models, of which this rank has scored those of `mine`.
+    def summary(self, finals_here: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """The summary of final models, from this rank's `finals`.
 
-        All scores are under `final_accuracies`, by other metrics under `final_further`, and which
-        kind of model each is of under `final_models`. Where failing clients are tolerated, the
-        score of one that cannot be scored is NaN, and in no mean; its kind is empty.
+        Scores are under `final_accuracies`, by other metrics under `final_further`, and the models'
+        kinds under `final_models`. Where failing clients are tolerated, a client that cannot be
+        scored has the score NaN, which is in no mean, and an empty kind.
         """
         run = self.run
-        numbers([row for final in mine.values() for row in (final, final["further"])])
-        gathered = run.processes.gather_by_client(mine)
+        numbers([row for final in finals_here.values() for row in (final, final["further"])])
+        gathered = run.processes.gather_by_client(finals_here)
         everyone = [gathered[c] for c in range(run.clients)]
-        scores = [c["score"] for c in everyone]
-        models = [c["kind"] for c in everyone]
+        scores = [final["score"] for final in everyone]
+        kinds = [final["kind"] for final in everyone]
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
             raise RunFailed("no client's final model can be judged")
         names = list(run.config.evaluation.metrics or ())
-        further = [scoring.set_apart(c["further"], [*names, ONE_CLASS])[1] for c in everyone]
+        further = []
+        for final in everyone:
+            _, values = scoring.set_apart(final["further"], [*names, ONE_CLASS])
+            further.append(values)
         if run.is_main:
             scoring.tell_of_finals(run, further, names)
         metric = run.data.metric
-        chosen = run.metric
-        on_all = means(everyone, map(metric.on_global_test, MODELS))
-        finals = {metric.of(f"final_{name}"): n for name, n in spread(scored, metric).items()}
-        values = [row[chosen.name] for row in further if chosen.name in row]
-        if values:
-            finals |= {chosen.of(f"final_{name}"): n for name, n in spread(values, chosen).items()}
-        for name, value in (on_all | scoring.averaged(further, {n: n for n in names})).items():
-            finals[f"final_{name}"] = value
-        return {
+        summary: dict[str, Any] = {
             "judge": run.judge,
             "final_model": self._final_kind(),
-            "final_kinds": dict(sorted(Counter(kind for kind in models if kind).items())),
-            **finals,
+            "final_kinds": dict(sorted(Counter(filter(None, kinds)).items())),
+        }
+        chosen = [row[run.metric.name] for row in further if run.metric.name in row]
+        for of_metric, values_of_all in ((metric, scored), (run.metric, chosen)):
+            if values_of_all:
+                for statistic, value in spread(values_of_all, of_metric).items():
+                    summary[of_metric.of(f"final_{statistic}")] = value
+        averages = means(everyone, map(metric.on_global_test, MODELS))
+        averages |= scoring.averaged(further, {name: name for name in names})
+        for name, value in averages.items():
+            summary[f"final_{name}"] = value
+        predictions = [final["predictions"] for final in everyone if "predictions" in final]
+        return summary | {
             "final_accuracies": scores,
-            "final_models": models,
+            "final_models": kinds,
             "final_further": further,
-            "final_predictions": [c["predictions"] for c in everyone if "predictions" in c],
+            "final_predictions": predictions,
         }
 
     def _final_kind(self) -> str:
-        """Whether final models are fine-tuned, one global one for all, or personal."""
+        """`finetuned`, `global` (one final model for all), or `personal`."""
         run = self.run
         if run.judge == "finetuned":
             return "finetuned"
         starts_global = run.policy.starts_from_server and self.has_global
-        begins = run.judge == "before" and starts_global and not run.method.traits.adapts
-        if not (run.judge == "global" or begins):
+        is_global = run.judge == "before" and starts_global and not run.method.traits.adapts
+        if not (run.judge == "global" or is_global):
             return "personal"
-        for group in run.groups:  # CFL and pFedHN: one for each client
+        for group in run.groups:  # CFL and pFedHN have a global model for each client
             first = self.global_model(group.members[0])
             if any(self.global_model(c) is not first for c in group.members):
                 return "personal"
         return "global"
 
     def final_scores(self, id: int, predicts: bool = False) -> dict[str, Any]:
-        """Kind of a client's final model, its score on the client's test data, and those on the
-        test set of all; by `further` what else it is scored by, and if it `predicts` what it says
-        of each test sample."""
+        """Kind and `score` of a client's final model, its scores on the global test set, `further`
+        metrics, and with `predicts` its predictions for the test samples."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
-        digest = self._ready(kind, client, vector)
-        measured = self.remembered.get(
-            scoring.measured, kind, client, vector, client.data.test, digest
-        )
-        values = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
+        digest = self._digest_or_bind(kind, client, vector)
+        measured, values = self._on_test(kind, client, vector, digest)
         values |= self._on_global_test(kind, client, vector, digest)
-        columns = scoring.columns(self.run.config.evaluation.metrics, kind)
-        further: dict[str, Any] = {
-            n: values.pop(column) for n, column in columns.items() if column in values
-        }
+        further: dict[str, Any] = {}
+        for name, column in scoring.columns(self.run.config.evaluation.metrics, kind).items():
+            if column in values:
+                further[name] = values.pop(column)
         further |= scoring.one_class(client, measured)
-        scores = {
-            "kind": kind,
-            "score": values.pop(self.run.data.metric.by(kind)),
-            "further": further,
-            **values,
-        }
+        score = values.pop(self.run.data.metric.by(kind))
+        scores = {"kind": kind, "score": score, "further": further, **values}
         if predicts:
             scores["predictions"] = scoring.predictions(kind, client, vector)
-        on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
-        model = self.global_model(id) if on_global else None
-        if kind != "global" and model is not None:
-            client.state.buffers = client.group.first_buffers()
-            digest = self._ready("global", client, model)
-            scores |= self._on_global_test("global", client, model, digest)
+        if kind != "global" and self.run.config.data.global_test:
+            model = self._wanted_global(id)
+            if model is not None:
+                client.state.buffers = client.group.first_buffers()
+                digest = self._digest_or_bind("global", client, model)
+                scores |= self._on_global_test("global", client, model, digest)
         return scores
 
+    def _wanted_global(self, id: int) -> Tensor | None:
+        """The server's model for a client, if there is one and global models are scored."""
+        return self.global_model(id) if self.has_global and self.wants("global") else None
+
     def after_aggregation(self, t: int, results: Results) -> None:
-        """Scores of models that exist only now: the global one, and fine-tuned copies.
+        """Score models that exist only now: the global one, and fine-tuned copies.
 
-        A client that fails here has uploaded already: it only goes without the score.
+        A client that fails here has uploaded already: only its score is missing.
         """
-        self._scored = (None, None)
-        self.remembered.shared = (None, b"")
-        if self.has_global and self.wants("global"):
-            global_ahead(self, results.clients)
-        for id, result in results.clients.items():
-            try:
-                with self.guard.naming(t, id, self):
-                    model = (
-                        self.global_model(id) if self.has_global and self.wants("global") else None
-                    )
-                    if model is not None:
-                        client = self.at_rest(id, self.run.group_of(id).initial_buffers)
-                        result.values |= self.scores("global", client, model)
-                    if self.wants("finetuned"):
-                        vector, buffers = self.finetune(t, id)
-                        result.values |= self.scores("finetuned", self.at_rest(id, buffers), vector)
-            except BadClient as failure:
-                if not self.run.tolerant:
-                    raise
-                results.failures.append((failure.bare(), "not judged"))
-        self.remembered.shared = None
+        self._on_global = None, None
+        with self.remembered.sharing():
+            if self.has_global and self.wants("global"):
+                self._score_global_ahead(results.clients)
+            for id, result in results.clients.items():
+                try:
+                    with self.guard.naming(t, id, self):
+                        model = self._wanted_global(id)
+                        if model is not None:
+                            client = self.at_rest(id, self.run.group_of(id).initial_buffers)
+                            result.values |= self.scores("global", client, model)
+                        if self.wants("finetuned"):
+                            vector, buffers = self.finetune(t, id)
+                            client = self.at_rest(id, buffers)
+                            result.values |= self.scores("finetuned", client, vector)
+                except BadClient as failure:
+                    if not self.run.tolerant:
+                        raise
+                    results.failures.append((failure.bare(), "not judged"))
 
-
-def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
-    """Score what the server has for these clients beside each other, where that can be."""
-    remembered = evaluator.remembered
-    models = list[scoring.ToScore]()
-    with contextlib.suppress(BadClient):
-        for id in ids:
-            client = evaluator.at_rest(id, evaluator.run.group_of(id).initial_buffers)
-            model = evaluator.global_model(id) if remembered.takes(client) else None
-            models += [] if model is None else [scoring.ToScore("global", client, model)]
-        remembered.score_ahead(models)
+    def _score_global_ahead(self, ids: Iterable[int]) -> None:
+        """Score the server's models for these clients beside each other, if an executor can."""
+        models = []
+        with contextlib.suppress(BadClient):
+            for id in ids:
+                client = self.at_rest(id, self.run.group_of(id).initial_buffers)
+                model = self.global_model(id) if self.remembered.takes(client) else None
+                if model is not None:
+                    models.append(scoring.ToScore("global", client, model))
+            self.remembered.score_ahead(models)
 
 
 def unjudged(failure: BadClient) -> dict[str, Any]:
-    """The final scores of a client that failed."""
+    """The final scores of a client that failed; logs the failure."""
     log.say(f"{failure}; its final model is not judged")
     return {"kind": "", "score": math.nan, "further": {}}

@@ -14,19 +14,25 @@ from fl_lightning.engine.record import Results, Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.device import seed_all
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import check
 from fl_lightning.foundation.rng import key
 from fl_lightning.foundation.signals import raise_swallowed
 from fl_lightning.results.summary import merged
 
 
 class Visits(Protocol):
-    """Carries out what a round asks of clients: here (`Worker`), or by messages to sites."""
+    """Carries out the visits of a round: here (`Worker`), or by messages to sites."""
 
     def visits(
-        self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
+        self,
+        t: int,
+        cohort: list[int],
+        downloads: dict[int, Payload],
+        scored: bool,
+        timer: Timer,
     ) -> Results:
-        """Visit the clients of `cohort`."""
+        """Visit the clients of `cohort`; writes to `downloads` what transforms have left of
+        them."""
 
     def scores(self, t: int, results: Results) -> None:
         """Add to `results` scores of models that exist only after aggregation."""
@@ -39,7 +45,7 @@ class Federation:
     """N clients with models of their own, and the server between them.
 
     Args:
-        worker: the parts of the federation.
+        worker: the engine's parts, which carry out visits on this rank.
         visits: carries out visits; None: the worker does.
     """
 
@@ -71,8 +77,7 @@ class Federation:
         return summary
 
     def prepare(self) -> None:
-        """Let all parts refuse what they cannot work with, choose executors, and count what
-        training costs."""
+        """Start all parts, choose executors, and count the cost of training."""
         run = self.run
         trainers = self.worker.trainers
         self.check(run.callbacks)
@@ -83,13 +88,20 @@ class Federation:
         count_costs(run, trainers)
 
     def check(self, callbacks: Iterable[Configured]) -> None:
-        """Let the method, its relation and those `callbacks` refuse what they cannot work with."""
+        """Run `method.check` and `on_fit_start` of the relation and the `callbacks`: they may raise
+        `BadInput`, and the writer drops rows of later rounds than the checkpoint's."""
         run = self.run
+        requirement = (
+            "it changes the model alone, and this method exchanges further vectors: drop the "
+            "callback"
+        )
         for transform in self.worker.transforms if run.policy.exchanged else ():
             changes = transform.changes_upload or transform.changes_download
-            if changes and not transform.further_vectors:
-                allowed = "it changes the model alone, and this method exchanges further vectors"
-                raise BadInput(transform.config_key, run.method_name, allowed)
+            complete = transform.further_vectors or not changes
+            check(transform.config_key, run.method_name, complete, requirement)
+        has_classes = not (run.method.traits.classes and run.data.task == "regression")
+        requirement = f"{run.method_name} works with classes, and a regression has none"
+        check("data.task", run.data.task, has_classes, requirement)
         run.method.check(run)
         run.relation.on_fit_start(run)
         for callback in callbacks:
@@ -98,7 +110,7 @@ class Federation:
     def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn); returns the record of what happened."""
         run = self.run
-        method = self.run.method
+        method = run.method
         timer = Timer()
         run.data.at_round(t)
         # 1. who takes part, and on which rank
@@ -113,7 +125,13 @@ class Federation:
         server.sent = method.broadcast(server)  # 2. what each of this rank's clients is sent
         timer.lap("server")
 
-        results = self.visits.visits(t, drawn, server.sent, scored, timer)  # 3. local work
+        results = self.visits.visits(
+            t,
+            drawn,
+            server.sent,
+            scored,
+            timer,
+        )  # 3. local work
 
         server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
         seed_all(draws ^ 1, run.device)  # every rank draws the same
@@ -132,16 +150,20 @@ class Federation:
         return record
 
     def _check_reduced(self, server: Server) -> None:
-        """Raise `BadInput` where the method has passed a robust aggregator by."""
-        if server.answered and not server.reduced and type(self.reducer) is not Aggregator:
-            allowed = "its aggregate takes means of its own, past a robust one"
-            raise BadInput(self.reducer.config_key, self.run.method_name, allowed)
+        """Raise `BadInput` where the method has not used the configured aggregator."""
+        used = server.reduced or not server.answered or type(self.reducer) is Aggregator
+        requirement = (
+            "its aggregate takes means of its own, past a robust one: drop the callback, or take "
+            "fedavg"
+        )
+        check(self.reducer.config_key, self.run.method_name, used, requirement)
 
     def cohort(self, t: int) -> list[int]:
-        """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for
-        it, all."""
-        first = t == 1 and self.run.method.traits.everyone_first
-        return list(range(self.run.clients)) if first else cohort_of(self.run.config, t)
+        """The clients of round `t`, ascending: as drawn, or all in a first round of a method with
+        `everyone_first`."""
+        if t == 1 and self.run.method.traits.everyone_first:
+            return list(range(self.run.clients))
+        return cohort_of(self.run.config, t)
 
     def tell(self, hook: str, *args: Any) -> None:
         """Run a hook of every observer, in order."""

@@ -1,10 +1,10 @@
-"""A phase of training: what an executor trains, and what that costs in floating-point operations (a
+"""A phase of training: the executor's job, and its cost in floating-point operations (a
 multiply-add counts as two).
 
 Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and
-are proportional to the samples. What it does not see (activations, normalisation, the optimiser's
-step) is small beside them and left out; the proximal term, which papers count, and a linear term
-have formulas. What hooks do with a client's model is metered as it runs.
+are proportional to the samples. Operations that it does not see (activations, normalisation, the
+optimiser's step) are few beside them and left out; the proximal term, which papers count, and a
+linear term have formulas. Passes of a client's model in hooks are metered as they run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -43,30 +42,47 @@ def schedule_of(
     batch_size: int | None = None,
     public: bool = False,
 ) -> BatchSchedule:
-    """The batches of the phase of `client` after `index` of the same purpose and length, on its own
-    data or on `public` ones, which a rehearsed round does not cut short (`batch_size` None: the
-    federation's)."""
+    """The batches of a client's phase.
+
+    Args:
+        index: how many phases of this purpose and length it has trained before; batches follow on.
+        batch_size: None: the federation's.
+        public: the phase is on public data: a rehearsed round does not cut it short.
+    """
     most = run.most_batches if not public or run.config.smoke else None
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size
     return BatchSchedule(
-        run.config.seed, purpose, client, index, length, size, group.whole_last, most
+        run.config.seed,
+        purpose,
+        client,
+        index,
+        length,
+        size,
+        group.whole_last,
+        most,
     )
 
 
 def on_own_data(client: Client, phase: Phase) -> bool:
-    """Whether `phase` trains on the client's training data, or on a subset of them."""
+    """Whether `phase` trains on the client's training data, or a subset of them."""
     return phase.part is None or phase.part.whole is client.data.train
 
 
 def job_of(
-    client: Client, phase: Phase, index: int | None = None, purpose: str | None = None
+    client: Client,
+    phase: Phase,
+    index: int | None = None,
+    purpose: str | None = None,
 ) -> LocalJob:
-    """`phase` of `client`, after `index` of its purpose (None: one for each round before), for an
-    executor (`purpose`: in place of the phase's)."""
+    """The executor's job for a client's phase.
+
+    Args:
+        index: how many phases of this purpose the client has trained before; None: one for each
+            round before.
+        purpose: in place of the phase's.
+    """
     run = client.run
-    group = client.group
-    index = client.round - 1 if index is None else index
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
         part = TargetPart(part, phase.targets)
@@ -77,12 +93,18 @@ def job_of(
         length = Length(epochs=phase.epochs)
     public = not on_own_data(client, phase)
     schedule = schedule_of(
-        run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public
+        run,
+        client.group,
+        client.id,
+        client.round - 1 if index is None else index,
+        purpose or phase.purpose,
+        length,
+        phase.batch_size,
+        public,
     )
     if phase.budget is not None:
         schedule = replace(schedule, budget=phase.budget, before=client.rounds)
-    keep = run.config.optimizer.keep_state
-    own = phase.step
+    step = phase.step
     job = LocalJob(
         vector=client[phase.slot],
         buffers=client.state.buffers,
@@ -91,35 +113,39 @@ def job_of(
         lr=client.lr if phase.lr is None else phase.lr,
         objective=phase.objective,
         trains=phase.trains,
-        step=None if own is None else partial(own, client),
+        step=None if step is None else partial(step, client),
         asker=client if phase.by_gradient else None,
     )
-    # a stretch on public data begins cleared, and leaves nothing
-    if keep and own is None and not public:
-        job.keep = True
+    # on public data the optimiser begins without state, and its state is not kept
+    job.keep = run.config.optimizer.keep_state and step is None and not public
+    if job.keep:
         prefix = _prefix(phase)
-        job.kept = {
-            k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, prefix)
-        }
+        for name, value in client.memory.items():
+            if _belongs(name, prefix):
+                job.kept[name.removeprefix(prefix)] = value
     return job
 
 
-def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
-    """Keep, with the client, what its optimiser was left with."""
+def keep_optimizer(
+    client: Client,
+    phase: Phase,
+    job: LocalJob,
+) -> None:
+    """Replace the state of the phase's optimiser in the client's memory by that of the job."""
     if not job.keep:
         return
     prefix = _prefix(phase)
     store = client.run.store
-    others = {k: v for k, v in client.memory.items() if not _belongs(k, prefix)}
-    kept = {f"{prefix}{k}": store.stow(v) if v.ndim else v for k, v in job.kept.items()}
-    client.state.memory = others | kept
+    memory = {name: v for name, v in client.memory.items() if not _belongs(name, prefix)}
+    for name, value in job.kept.items():
+        memory[f"{prefix}{name}"] = store.stow(value) if value.ndim else value
+    client.state.memory = memory
 
 
 def _prefix(phase: Phase) -> str:
-    """Of the names under which a client's memory has what the optimiser of such phases was left
-    with.
+    """Prefix of the optimiser's state for such phases in a client's memory.
 
-    Phases of another slot or purpose (FedAS's alignment) are another descent: they share nothing.
+    Phases of another slot or purpose (FedAS's alignment) have a state of their own.
     """
     of_slot = "optimizer." if phase.slot == MODEL else f"optimizer.slot {phase.slot}."
     return of_slot if phase.purpose == "train" else f"{of_slot}phase {phase.purpose}."
@@ -137,82 +163,92 @@ class SampleCost:
     """Operations for one training sample."""
 
     forward: float
-    """One pass through the model."""
+    """A forward pass through the model."""
     backward: float
-    """Back through it, to all parameters."""
+    """A backward pass to all parameters."""
     extra: float
-    """What the training step does beyond that: further passes of a method or of a user's own
-    step."""
+    """The rest of the training step: further passes of a method or of a user's own step."""
 
     @property
     def step(self) -> float:
-        """All of it."""
+        """The whole training step."""
         return self.forward + self.backward + self.extra
 
     def passes(self, forward: float, backward: float) -> int:
-        """Operations of so many samples' passes, and ways back."""
+        """Operations of so many samples' forward and backward passes."""
         return round(self.forward * forward + self.backward * backward)
 
-    def of(self, samples: int, steps: int, proximal: int, linear: int = 0) -> dict[str, int]:
+    def of(
+        self,
+        samples: int,
+        steps: int,
+        proximal: int,
+        linear: int = 0,
+    ) -> dict[str, int]:
         """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so
-        many `samples` (epochs counted) and `steps`, with so many numbers in the proximal and in the
+        many `samples` (in all epochs) and `steps`, with so many numbers in the proximal and in the
         linear term."""
+        penalty = PROXIMAL_FLOPS * proximal + LINEAR_FLOPS * linear
         return {
             "flops_forward": round(self.forward * samples),
             "flops_backward": round(self.backward * samples),
             "flops_extra": round(self.extra * samples),
-            "flops_penalty": (PROXIMAL_FLOPS * proximal + LINEAR_FLOPS * linear) * steps,
+            "flops_penalty": penalty * steps,
         }
 
 
 def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCost:
-    """Count the user's or the task's step on one `batch`.
+    """Count the user's or the task's training step on one `batch`.
 
-    It writes to what is bound (running statistics): bind a copy first.
+    Running statistics of the bound model are written to: bind a copy first.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    def back(loss: Tensor) -> None:
-        torch.autograd.grad(
-            loss, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True
-        )
-
+    parameters = [p for p in client.binding.parameters if p.requires_grad]
     client.model.train()
     client.set_objective(PLAIN)
     n = len(batch[1])
     with client.last.trial():
-        with FlopCounterMode(display=False) as passed:
-            out = client.model(batch[0])
-        with FlopCounterMode(display=False) as returned:
-            back(_total(out))
-        with FlopCounterMode(display=False) as whole:
-            back(client.training_step(batch, 0))
-    forward, backward, step = (mode.get_total_flops() / n for mode in (passed, returned, whole))
+        with FlopCounterMode(display=False) as forward_mode:
+            output = client.model(batch[0])
+        with FlopCounterMode(display=False) as backward_mode:
+            torch.autograd.grad(_total(output), parameters, allow_unused=True)
+        with FlopCounterMode(display=False) as step_mode:
+            loss = client.training_step(batch, 0)
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+    forward = forward_mode.get_total_flops() / n
+    backward = backward_mode.get_total_flops() / n
+    step = step_mode.get_total_flops() / n
     return SampleCost(forward, backward, max(step - forward - backward, 0.0))
 
 
-def _total(out: Any) -> Tensor:
-    """The sum of all numbers in what a model has returned that a gradient reaches."""
-    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    return torch.stack([tensor.sum() for tensor in tensors]).sum()
+def _total(output: Any) -> Tensor:
+    """The sum of all numbers in a model's output that have a gradient."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return torch.stack([leaf.sum() for leaf in leaves if leaf.requires_grad]).sum()
 
 
 def phase_flops(
-    client: Client, phase: Phase, job: LocalJob, fit: Fit, plain: SampleCost, cost: SampleCost
+    client: Client,
+    phase: Phase,
+    job: LocalJob,
+    fit: Fit,
+    plain: SampleCost,
+    cost: SampleCost,
 ) -> tuple[dict[str, int], float]:
-    """Operations of a phase on the client's own data, as `SampleCost.of`, and all others.
+    """Operations of a phase on the client's own data, as `SampleCost.of`, and its other operations.
 
-    Own steps and own losses have been metered: of a loss only what goes beyond one pass for each
-    sample is extra.
+    Own steps and own losses have been metered: of a loss only passes beyond one for each sample are
+    extra.
 
     Args:
         plain: of a sample, where all blocks train.
-        cost: of a sample, where those of the phase do.
+        cost: of a sample, where the blocks of the phase train.
     """
     extra = 0.0
     samples = fit.samples
     loss = phase.objective.loss
-    if job.passes is not None:  # of what was stacked, where no hook sees a pass
+    if job.passes is not None:  # stacked passes, which no hook sees
         extra = plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
     if phase.step is not None:
         return {}, extra
@@ -227,7 +263,8 @@ def phase_flops(
 
 
 class Meter(Passes):
-    """What the passes of a client's bound model come to that code beside the phases sends."""
+    """Adds to `client.flops` the operations of the bound model's passes outside of plain
+    training."""
 
     def __init__(self, module: ClientModule) -> None:
         super().__init__(module)
@@ -237,7 +274,7 @@ class Meter(Passes):
         self._before = 0
 
     def of(self, client: Client, cost: SampleCost | None) -> Meter:
-        """Within, count for `client`, whose samples cost `cost`."""
+        """Count for `client`, whose samples cost `cost`, within the next `with`."""
         self._client = client
         self._cost = cost
         return self
@@ -246,19 +283,14 @@ class Meter(Passes):
         self._before = self._versions()
         return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        if kind is not None:
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is not None:
             return
         client = self._client
         cost = self._cost
         if cost is None or (not self.backward and self._versions() != self._before):
-            client.flops = math.nan  # unknown: steps were taken, and no way back was seen
+            client.flops = math.nan  # unknown: parameters changed without a backward pass
         elif self.forward or self.backward:
             client.flops += cost.passes(self.forward, self.backward)
 

@@ -1,5 +1,4 @@
-"""One client's model on samples as a user has them: what the data do to them, the network, the
-method's own outputs."""
+"""One client's model for raw samples: preprocessing, the network, and the method's own outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +24,21 @@ class Predictor(nn.Module):
         vector: the model (D,).
     """
 
-    def __init__(self, client: Client, kind: str, vector: Tensor) -> None:
+    def __init__(
+        self,
+        client: Client,
+        kind: str,
+        vector: Tensor,
+    ) -> None:
         super().__init__()
         run = client.run
         method = type(client.run.method)
-        self.kind, self.task, self.class_names = kind, run.data.task, list(run.data.class_names)
-        """The kind of model; classification or regression; names of the classes, in order."""
+        self.kind = kind
+        """The kind of model."""
+        self.task = run.data.task
+        """`classification` or `regression`."""
+        self.class_names = list(run.data.class_names)
+        """In the order of the scores."""
         self._reading = run.data.reading
         self._number = run.data.numbers[client.id]
         self._dtype = run.dtype
@@ -41,7 +49,7 @@ class Predictor(nn.Module):
         for tensor in [*self.network.parameters(), *self.network.buffers()]:
             tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
         if method.outputs is not Method.outputs or method.prepare is not Method.prepare:
-            self._client = client, vector  # its scores are more than the network's
+            self._client = client, vector  # the method's scores are not the network's
 
     def forward(self, x: Any) -> Tensor:
         """Class scores (n, classes), or numbers (n, 1), of raw samples.

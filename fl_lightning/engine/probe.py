@@ -1,4 +1,4 @@
-"""What each model does in evaluation, tried once on made-up samples before the first round."""
+"""Tries each model in evaluation on made-up samples, before the first round."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fl_lightning.models import head_doubt
 from fl_lightning.models.base import inputs
 
 TOGETHER, FEWER = 4, 2
-"""Samples that are scored together, and the first of them, which are scored again. Ours: as few as
-can tell."""
+"""Samples that are scored together, and the first of them, which are scored again. Ours: the least
+numbers that tell."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far scores may differ by who is beside, relative to their norm. Ours: a hundred times what
-deep networks' do."""
+"""How far scores may differ with the samples beside, relative to their norm. Ours: a hundred times
+the differences of deep networks."""
 SIZE = 0.1
-"""Deviation of what weights that begin as zeros are tried with: of zeros a classifier would make
-zeros of anything."""
+"""Deviation of the numbers in place of parameters that are all 0, with which a classifier would
+give 0 for any sample."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,8 @@ class _Pass:
 
 
 def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
-    """Whether each model's scores follow from what it is given, with all that is to be told of the
-    models said.
-
-    A model that writes to a buffer when it is scored is one whose scores do not.
+    """Whether scores may be remembered: no model writes to a buffer when it is scored. Logs what is
+    odd about a model, and sets its `draws_in_evaluation`.
 
     Raises:
         BadInput: a model's scores of a sample depend on the samples beside it.
@@ -68,37 +66,42 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
             _check_alone(name, together, alone)
             module.draws_in_evaluation = together.draws
             pure = pure and not together.writes
-            drawn = (
-                "it draws random numbers when it is scored: equal runs draw the same, and scores "
-                "are by chance"
-            )
-            lines += [drawn] if together.draws else []
+            if together.draws:
+                lines.append(
+                    "it draws random numbers when it is scored: equal runs draw the same, and "
+                    "scores are by chance"
+                )
         for line in filter(None, lines if run.is_main else []):
             log.say(f"model {name}: {line}")
     return pure
 
 
-def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
+def _check_alone(
+    name: str,
+    together: _Pass,
+    alone: _Pass,
+) -> None:
+    """Raise `BadInput` where scores depend on the samples beside."""
     limit = ROUNDING[alone.scores.dtype] * torch.linalg.vector_norm(alone.scores)
-    apart = torch.linalg.vector_norm(together.scores[:FEWER] - alone.scores)
-    depends = bool(apart > limit) if not together.draws else bool(together.by_batch)
-    if not depends:
+    distance = torch.linalg.vector_norm(together.scores[:FEWER] - alone.scores)
+    depends = together.by_batch if together.draws else distance > limit
+    if not bool(depends):
         return
     layers = ", ".join(f"layer {name}" for name in together.by_batch)
     cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
     if not layers:
         layers = "its forward pass"
         cure = "take each sample by itself, or running statistics (nn.BatchNorm1d)"
-    allowed = (
+    requirement = (
         f"scores would depend on evaluation.batch_size: {layers} normalises by the scored batch; "
         f"{cure}"
     )
-    raise BadInput("model", name, allowed)
+    raise BadInput("model", name, requirement)
 
 
 def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
-    """Of several samples, and of the first of them; None: the model cannot be tried on samples that
-    are made up."""
+    """A pass of several samples, and one of the first of them; None: the model cannot be tried on
+    made-up samples."""
     group = trainer.group
     data = run.data
     draws = torch.Generator().manual_seed(0)
@@ -108,7 +111,7 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     try:
         with no_draws(run.device), torch.no_grad():
             passes = _pass(trainer, vector, x), _pass(trainer, vector, x[:FEWER])
-    # A model may want samples that are like its data in more than their shape: it is not tried.
+    # a model may need samples that are like its data in more than their shape
     except Exception:
         return None
     finally:
@@ -116,28 +119,40 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     return passes if all(one.usual for one in passes) else None
 
 
-def _without_zeros(vector: Tensor, layout: Layout, draws: torch.Generator) -> Tensor:
-    """A copy of `vector` (D,) in which parameters that are all 0 are not."""
+def _without_zeros(
+    vector: Tensor,
+    layout: Layout,
+    draws: torch.Generator,
+) -> Tensor:
+    """A copy of `vector` (D,) with random numbers in place of parameters that are all 0."""
     filled = vector.clone()
     for block in layout.blocks:
-        numbers = filled[block.start : block.stop]
+        numbers = filled[block.columns]
         if block.kind == "parameter" and not numbers.any():
             numbers.copy_(SIZE * torch.randn(block.size, generator=draws))
     return filled
 
 
-def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
+def _pass(
+    trainer: Trainer,
+    vector: Tensor,
+    x: Tensor,
+) -> _Pass:
+    """A pass of the model `vector` on samples `x`."""
     module = trainer.module
-    group = trainer.group
-    buffers = group.first_buffers()
-    module.binding.bind(vector.clone(), buffers)
+    module.binding.bind(vector.clone(), trainer.group.first_buffers())
     model = module.model.eval()
     by_batch: dict[str, None] = {}
     hooks = []
     for name, norm in model.named_modules():
         if isinstance(norm, _BatchNorm):
 
-            def note(norm: _BatchNorm, seen: Any, given: Any, name: str = name) -> None:
+            def note(
+                norm: _BatchNorm,
+                inputs: Any,
+                output: Any,
+                name: str = name,
+            ) -> None:
                 if norm.training or norm.running_mean is None:
                     by_batch[name] = None
 

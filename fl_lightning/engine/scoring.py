@@ -1,10 +1,10 @@
-"""One model on one part of the data: by the run's metric, and by whatever else `evaluation.metrics`
-asks for."""
+"""Scores one model on one part of the data: by the run's metric, and by those of
+`evaluation.metrics`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,7 +35,7 @@ from fl_lightning.foundation.metric import (
 )
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
-from fl_lightning.training.executors.base import ScoreJob
+from fl_lightning.training.executors.base import Executor, ScoreJob
 
 T = TypeVar("T")
 Seen = list[tuple[Tensor, Tensor]]
@@ -56,83 +56,104 @@ def score(
     seen: Seen | None = None,
     answers: list[Tensor] | None = None,
 ) -> Tensor:
-    """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an
-    empty part.
+    """Share of right answers (or the other metric) of the bound model on `part`, shape (); NaN on
+    an empty part.
 
-    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`,
-    where these are given. What a model draws follows from seed and client (on the test set of all
-    from the seed), not from what was scored before.
+    `seen` and `answers`, where given, collect scores with labels, and the predicted class of each
+    sample. The model's random numbers follow from seed and client (on the global test set from the
+    seed), not from what was scored before.
     """
     run = client.run
     module = client.module
-    outputs = client.run.method.outputs
-    common = run.data.global_test(run.device, run.dtype)
-    seed_all(_draws_key(run.config.seed, run.clients if part is common else client.id), run.device)
+    outputs = run.method.outputs
+    on_global_test = part is run.data.global_test(run.device, run.dtype)
+    number = run.clients if on_global_test else client.id
+    seed_all(_draws_key(run.config.seed, number), run.device)
     module.model.eval()
-    right: Tensor | None = None
+    total: Tensor | None = None
     for x, y in part.batches(run.config.evaluation.batch_size):
         with module.cast():
             scores = outputs(client, x, kind)
-            total = module.metric.total(scores, y, module.num_classes)
-        right = total if right is None else right + total
+            batch_total = module.metric.total(scores, y, module.num_classes)
+        total = batch_total if total is None else total + batch_total
         if seen is not None:
             seen.append((scores, y))
         if answers is not None and y.ndim == 1:
             answers.append(scores.argmax(1))
-    return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
+    return torch.full((), torch.nan, device=run.device) if total is None else total / len(part)
 
 
-def predictions(kind: str, client: Client, vector: Tensor) -> dict[str, Any]:
-    """What `vector`, scored as `kind`, makes of the client's test samples: columns of
+def predictions(
+    kind: str,
+    client: Client,
+    vector: Tensor,
+) -> dict[str, Any]:
+    """Predictions of `vector`, scored as `kind`, for the client's test samples: columns of
     `final_predictions.parquet`."""
-    data, seen = client.run.data, Seen()
+    data = client.run.data
+    seen: Seen = []
     client.ready(kind, vector)
     score(kind, client, client.data.test, seen)
-    scores, y = _whole(seen)
+    scores, y = _joined(seen)
     columns: dict[str, Any] = {"client": client.id, "row": data.tested_lines(client.id)}
     if data.client_names:
         columns["name"] = data.client_names[client.id]
     if data.task == "regression":
-        return columns | {"label": y.cpu().numpy(), "prediction": scores[:, 0].cpu().numpy()}
+        columns["label"] = y.cpu().numpy()
+        columns["prediction"] = scores[:, 0].cpu().numpy()
+        return columns
     names = data.class_names
-    chances = scores[:, : len(names)].softmax(1).T.cpu().numpy()
     columns["label"] = [names[number] for number in y.tolist()]
-    probabilities = zip(names, chances, strict=True)
-    return columns | {f"probability_{name}": values for name, values in probabilities}
+    probabilities = scores[:, : len(names)].softmax(1).T.cpu().numpy()
+    for name, values in zip(names, probabilities, strict=True):
+        columns[f"probability_{name}"] = values
+    return columns
 
 
 @torch.no_grad()
 def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
-    """Scores (n, classes) and labels (n,) of the network that is bound, on the CPU: without what
-    the method's own `outputs` adds, as an exported model has none of it."""
+    """Scores (n, classes) and labels (n,) of the bound network, on the CPU: without the method's
+    own `outputs`, which an exported model lacks."""
     model = client.module.model.eval()
     batches = part.batches(client.run.config.evaluation.batch_size)
     seen = [(model(x).cpu(), y.cpu()) for x, y in batches]
     if not seen:
         return torch.zeros(0, client.module.num_classes), torch.zeros(0, dtype=torch.int64)
-    return _whole(seen)
+    return _joined(seen)
 
 
 def measured(
-    kind: str, client: Client, part: Part, seen: Seen | None = None
+    kind: str,
+    client: Client,
+    part: Part,
+    seen: Seen | None = None,
 ) -> dict[Metric, Tensor]:
-    """What is bound on the client's test data, by metric: NaN where a further metric is not
-    defined. `seen` as in `score`. Of a classification also `PREDICTED`."""
-    named = further_metrics(client.run)
-    own = client.run.data.metric
-    seen = [] if named and seen is None else seen
-    answers: list[Tensor] | None = [] if own is ACCURACY else None
-    values: dict[Metric, Tensor] = {own: score(kind, client, part, seen, answers)}
+    """Scores of the bound model on `part` by metric: NaN where a further metric is not defined; of
+    a classification also `PREDICTED`. `seen` as in `score`."""
+    further = further_metrics(client.run)
+    main = client.run.data.metric
+    if further and seen is None:
+        seen = []
+    answers: list[Tensor] | None = [] if main is ACCURACY else None
+    values: dict[Metric, Tensor] = {
+        main: score(
+            kind,
+            client,
+            part,
+            seen,
+            answers,
+        )
+    }
     if answers:
         values[PREDICTED] = torch.cat(answers)
-    if named and seen:
-        scores, y = _whole(seen)
-        values |= {metric: metric.value(scores, y) for metric in named}
+    if further and seen:
+        scores, y = _joined(seen)
+        values |= {metric: metric.value(scores, y) for metric in further}
     return values
 
 
 class ToScore(NamedTuple):
-    """A model of a client that is about to be scored: with others it can be scored beforehand."""
+    """A model of a client that will be scored, and can be scored ahead with others."""
 
     kind: str
     client: Client
@@ -143,9 +164,9 @@ class Remembered:
     """Each client's last scores, so that no model is scored twice on one part of the data.
 
     `before` of a round is mostly the last round's `global` (or, where clients keep their models,
-    `after`), and so are final models. A model is known by the bytes of its vector and buffers. Its
-    score follows from these, the client and its data wherever the method leaves `outputs` and
-    `prepare` alone and no model writes to a buffer when it is scored; elsewhere every model is
+    `after`), and so are final models. A model is recognised by a digest of its vector and buffers.
+    Its score follows from these, the client and its data if the method has no `outputs` and
+    `prepare` of its own and no model writes to a buffer when it is scored; else every model is
     scored anew. So it is on accelerators, where reading the bytes would wait for the device.
     """
 
@@ -156,82 +177,93 @@ class Remembered:
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
         self.ahead = False
-        """Whether models are scored beforehand, beside each other: then all are known by their
-        bytes."""
+        """Whether models have been scored ahead, beside each other: then all have digests."""
         self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
-        """By client and what was computed, for the last model of each kind: data, digest and
+        """By client and scoring function, for the last model of each kind: data, digest and
         result."""
-        self.shared: tuple[Tensor | None, bytes] | None = None
-        """The last vector and its digest while nothing writes to vectors, for models that clients
-        share; else None."""
+        self.shares = False
+        """Whether nothing writes to vectors now, so that a vector keeps its digest."""
+        self._last_hashed: tuple[Tensor | None, bytes] = None, b""
 
-    def digest(self, kind: str, client: Client, vector: Tensor) -> bytes:
-        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered:
-        also of a model that clients replace by the server's, so that it is not scored again."""
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Within, nothing writes to vectors: a model that clients share is hashed once."""
+        self.shares = True
+        try:
+            yield
+        finally:
+            self.shares = False
+            self._last_hashed = None, b""
+
+    def digest(
+        self,
+        kind: str,
+        client: Client,
+        vector: Tensor,
+    ) -> bytes:
+        """The digest of the model `vector` (D,) with the client's buffers.
+
+        Empty: scores are not remembered, or this one is of no use later, as the next download
+        replaces the model.
+        """
         run = client.run
-        replaced = (
-            kind == "after"
-            and run.policy.starts_from_server
-            and run.judge != "after"
-            and not self.ahead
-        )
-        if not self.enabled or replaced:
+        if not self.enabled:
             return b""
-        shared = self.shared
-        own = shared[1] if shared is not None and shared[0] is vector else _hashed(vector)
-        self.shared = shared and (vector, own)
-        return own + b"".join(map(_hashed, client.state.buffers))
+        starts_from_server = run.policy.starts_from_server and run.judge != "after"
+        if kind == "after" and starts_from_server and not self.ahead:
+            return b""
+        last, digest = self._last_hashed
+        if last is not vector:
+            digest = _hashed(vector)
+        if self.shares:
+            self._last_hashed = vector, digest
+        return digest + b"".join(map(_hashed, client.state.buffers))
 
     def takes(self, client: Client) -> bool:
-        """Whether models of the client can be scored beside others."""
+        """Whether models of the client can be scored ahead, beside others."""
         executor = self.trainers[client.group.index].executor
         data = client.data
         plain = self.enabled and not further_metrics(self.run)
         return plain and (executor.scores(data.test) or executor.scores(data.validation))
 
     def score_ahead(self, models: Sequence[ToScore]) -> None:
-        """Score models beside each other, where they are not known: `get` will find them.
+        """Score models beside each other, unless their scores are remembered; `get` returns these
+        scores.
 
-        What fails here will fail again where client and round are named.
+        Errors are dropped: they occur again where client and round are named.
         """
-        for group in {model.client.group.index for model in models}:
+        of_group: dict[int, list[ToScore]] = {}
+        for model in models:
+            of_group.setdefault(model.client.group.index, []).append(model)
+        for index, members in of_group.items():
             with contextlib.suppress(Exception):
-                self._score(group, [model for model in models if model.client.group.index == group])
+                self._score(self.trainers[index].executor, members)
 
-    def _score(self, group: int, models: Sequence[ToScore]) -> None:
-        """On their clients' test data, the judge's on validation data too."""
+    def _score(self, executor: Executor, models: Sequence[ToScore]) -> None:
+        """Score on test data, and models of the judge's kind on validation data, too."""
         self.ahead = True
-        executor = self.trainers[group].executor
-        judge = self.run.judge
-        jobs: list[ScoreJob] = []
-        places: list[tuple[Any, str, Client, bytes]] = []
+        jobs = []
+        places: list[tuple[dict[str, Any], str, bytes, bool]] = []
         for kind, client, vector in models:
             digest = self.digest(kind, client, vector)
             data = client.data
-            for what, part in ((measured, data.test), (score, data.validation)):
-                if not (executor.scores(part) and (what is measured or kind == judge)):
-                    continue
-                if self._known(what, client, part, digest) is None:
+            compared: list[tuple[Any, Part]] = [(measured, data.test)]
+            if kind == self.run.judge:
+                compared.append((score, data.validation))
+            for compute, part in compared:
+                last = self._last.setdefault((client.id, compute), {})
+                if executor.scores(part) and _find(last, part, digest) is None:
                     jobs.append(ScoreJob(vector, client.state.buffers, part))
-                    places.append((what, kind, client, digest))
-        scored = executor.score(jobs) if jobs else []
-        for (what, kind, client, digest), job, (total, classes) in zip(
-            places, jobs, scored, strict=True
-        ):
-            value = total / len(job.part)
-            values = {client.run.data.metric: value} | (
-                {} if classes is None else {PREDICTED: classes}
-            )
-            result = values if what is measured else value
-            self._last.setdefault((client.id, what), {})[kind] = job.part, digest, result
-
-    def _known(
-        self, what: Any, client: Client, part: Part, digest: bytes
-    ) -> tuple[Part, bytes, Any] | None:
-        last = self._last.get((client.id, what), {})
-        return next(
-            (entry for entry in last.values() if entry[0] is part and entry[1] == digest), None
-        )
+                    places.append((last, kind, digest, compute is measured))
+        results = executor.score(jobs) if jobs else []
+        for place, job, (total, classes) in zip(places, jobs, results, strict=True):
+            last, kind, digest, on_test = place
+            result: Any = total / len(job.part)
+            if on_test:
+                result = {self.run.data.metric: result}
+                if classes is not None:
+                    result[PREDICTED] = classes
+            last[kind] = job.part, digest, result
 
     def get(
         self,
@@ -242,21 +274,30 @@ class Remembered:
         part: Part,
         digest: bytes,
     ) -> T:
-        """`compute` of the model `vector`, whose `digest` it is, on `part`: as it was, or computed
-        now.
-
-        What has no digest is bound already (`Evaluator`).
-        """
+        """The result of `compute` for the model `vector` with this `digest` on `part`: remembered,
+        or computed now. A model without a digest is bound already (`Evaluator`)."""
         if not digest:
             return compute(kind, client, part)
         last = self._last.setdefault((client.id, compute), {})
-        known = self._known(compute, client, part, digest)
-        if known is None:
+        entry = _find(last, part, digest)
+        if entry is None:
             client.ready(kind, vector)
-            known = part, digest, compute(kind, client, part)
-        last[kind] = known
-        result: T = known[2]
+            entry = part, digest, compute(kind, client, part)
+        last[kind] = entry
+        result: T = entry[2]
         return result
+
+
+def _find(
+    last: Mapping[str, tuple[Part, bytes, Any]],
+    part: Part,
+    digest: bytes,
+) -> tuple[Part, bytes, Any] | None:
+    """The entry of the model with this digest on `part`."""
+    for entry in last.values():
+        if entry[0] is part and entry[1] == digest:
+            return entry
+    return None
 
 
 def _hashed(tensor: Tensor) -> bytes:
@@ -268,31 +309,37 @@ def _draws_key(seed: int, client: int) -> int:
     return key(seed, "evaluation", client)
 
 
-def kinds_on_common(run: RunContext, has_global: bool) -> set[str]:
-    """The kinds of model that are scored on the test set of all: the global one, or the judge's
+def kinds_on_global_test(run: RunContext, has_global: bool) -> set[str]:
+    """The kinds of model that are scored on the global test set: the global one, or the judge's
     where there is none, and those that the configuration names; by class shares always the
     judge's."""
     config = run.config.evaluation
-    shares = CLASS_SHARE.name in (config.metrics or ())
-    return {
-        "global" if has_global else run.judge,
-        *(config.models or ()),
-        *([run.judge] if shares else []),
-    }
+    kinds = {"global" if has_global else run.judge, *(config.models or ())}
+    if CLASS_SHARE.name in (config.metrics or ()):
+        kinds.add(run.judge)
+    return kinds
 
 
-def on_common(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | None]:
-    """What is bound on the test set of all: its score, shape (), and where it is asked for, its
-    recalls (classes,)."""
-    wants = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
-    seen: Seen | None = [] if wants else None
+def on_global_test(
+    kind: str,
+    client: Client,
+    part: Part,
+) -> tuple[Tensor, Tensor | None]:
+    """Score of the bound model on the global test set `part`, shape (), and its recalls (classes,)
+    if class shares are asked for."""
+    asks = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
+    seen: Seen | None = [] if asks else None
     value = score(kind, client, part, seen)
-    return value, recalls(*_whole(seen)) if seen else None
+    return value, recalls(*_joined(seen)) if seen else None
 
 
-def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Tensor]:
-    """`global_test_class_share_accuracy_KIND`: on the test set of all as if its classes were the
-    client's own mix."""
+def on_shares(
+    kind: str,
+    client: Client,
+    recall: Tensor | None,
+) -> dict[str, Tensor]:
+    """`global_test_class_share_accuracy_KIND`: the score on the global test set, its classes
+    weighted by the client's shares."""
     if recall is None:
         return {}
     counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
@@ -300,18 +347,23 @@ def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Ten
 
 
 def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
-    """Of each of the metrics `names`, its column by models of this kind."""
-    named = [FURTHER[name] for name in names or ()]
-    return {m.name: m.on_global_test(kind) if m is CLASS_SHARE else m.by(kind) for m in named}
+    """Columns of the metrics `names` for models of this kind, by name."""
+    columns = {}
+    for name in names or ():
+        metric = FURTHER[name]
+        of_kind = metric.on_global_test if metric is CLASS_SHARE else metric.by
+        columns[metric.name] = of_kind(kind)
+    return columns
 
 
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
-    """Of each metric with its column, `mean_NAME` over the clients that have it, and
+    """For each metric with its column, `mean_NAME` over the clients that have a value, and
     `clients_NAME`, their number."""
     means: dict[str, float] = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])
-        means |= {f"mean_{name}": float(values.mean())} if len(values) else {}
+        if len(values):
+            means[f"mean_{name}"] = float(values.mean())
         means[f"clients_{name}"] = len(values)
     return means
 
@@ -329,10 +381,12 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
 
 
 def tell_of_finals(
-    run: RunContext, rows: Sequence[Mapping[str, float]], metrics: Sequence[str]
+    run: RunContext,
+    rows: Sequence[Mapping[str, float]],
+    metrics: Sequence[str],
 ) -> None:
-    """Say what must be known of the scores of final models, `rows` of all clients: of each metric
-    that some clients have no value of, whom its mean leaves out; whose model predicts one class."""
+    """Log caveats about final models' scores, `rows` of all clients: which clients have no value of
+    a metric, and whose model predicts one class."""
     names = run.data.client_names or [str(client) for client in range(len(rows))]
     for metric in metrics:
         without = [name for name, row in zip(names, rows, strict=True) if metric not in row]
@@ -340,17 +394,17 @@ def tell_of_finals(
             continue
         listed = ", ".join(without[:MOST_NAMED])
         listed += ", ..." if len(without) > MOST_NAMED else ""
-        over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
-        why = "have a single class, or none"
+        reason = "have a single class, or none"
         if metric == CLASS_SHARE.name:
-            why = "lack a class of the client"
+            reason = "lack a class of the client"
         log.say(
-            f"{metric}: {over}; the test samples of {len(without)} {why}, and cannot show it "
-            f"(client {listed})"
+            f"{metric}: mean over {len(rows) - len(without)} of {len(rows)} clients; the test "
+            f"samples of {len(without)} {reason}, and cannot show it (client {listed})"
         )
-    shares = {
-        name: row[ONE_CLASS] for name, row in zip(names, rows, strict=True) if ONE_CLASS in row
-    }
+    shares = {}
+    for name, row in zip(names, rows, strict=True):
+        if ONE_CLASS in row:
+            shares[name] = row[ONE_CLASS]
     if shares:
         log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
 
@@ -358,14 +412,18 @@ def tell_of_finals(
 def set_apart(
     values: Mapping[str, Any], named: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`values` without the columns `named`, and those of them that are defined (not NaN)."""
-    apart = {
-        name: values[name] for name in named if name in values and values[name] == values[name]
-    }
-    return {name: value for name, value in values.items() if name not in set(named)}, apart
+    """`values` without the columns `named`, and those of the columns that are not NaN."""
+    rest = dict(values)
+    apart = {}
+    for name in named:
+        value = rest.pop(name, np.nan)
+        if value == value:
+            apart[name] = value
+    return rest, apart
 
 
-def _whole(seen: Seen) -> tuple[Tensor, Tensor]:
+def _joined(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Scores (n, classes) in 64 bits, and labels (n,), of all batches."""
     scores, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
     # of texts: positions that have a target
     has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)

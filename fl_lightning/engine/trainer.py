@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,36 +38,46 @@ from fl_lightning.training.schedule import Length
 from fl_lightning.training.standin import place
 
 WORTH_TOGETHER = 0.7
-"""Runs train together for what takes at most this share of the loop's time: passes are not always
+"""Runs train together if that takes at most this share of the loop's time: passes are not always
 full."""
 
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
-"""Hooks of a LightningModule that give data."""
+"""Hooks of a LightningModule that provide data."""
 
 
+@dataclass(eq=False)
 class Trainer:
-    """What trains the clients of `group`, who have the network `model`, on this rank."""
+    """Trains the clients of `group`, who have the network `model`, on this rank. `together` drives
+    the run beside others, with whose clients they then train."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        run: RunContext,
-        group: ModelGroup,
-        model: nn.Module,
-        together: Together | None = None,
-    ) -> None:
-        self.fabric = fabric
-        self.run = run
-        self.group = group
-        self.together = together
-        """What drives the run beside others, with which its clients then train."""
+    fabric: Fabric
+    run: RunContext
+    group: ModelGroup
+    model: InitVar[nn.Module]
+    together: Together | None = None
+    cost: SampleCost | None = None
+    """Cost of training on one sample, once the run has begun; None: it could not be counted."""
+    uncounted: str = "the run has not begun"
+    """Why it could not be counted."""
+    moved: list[str] = field(default_factory=list)
+    """Names of floating-point buffers in no vector that a training step has written to."""
+
+    def __post_init__(self, model: nn.Module) -> None:
+        fabric = self.fabric
+        run = self.run
+        group = self.group
         data = run.data
         method = run.method
         model = model.to(fabric.device)
         name = type(method).__name__
         self.module = ClientModule(
-            model, group.layout, data.num_classes, method.traits.features, data.metric, name
+            model,
+            group.layout,
+            data.num_classes,
+            method.traits.features,
+            data.metric,
+            name,
         )
         group.module = self.module
         for tensor in group.frozen.values():
@@ -82,26 +92,18 @@ class Trainer:
         self.optimizer = make_optimizer(fabric, self.module, run.config.optimizer)
         self.loop = Loop(fabric, self.module, self.optimizer)
         self.executor: Executor = self.loop
-        """How its clients train; the loop until the run begins."""
-        self.cost: SampleCost | None = None
-        """What training on one sample costs, once the run has begun; None where it could not be
-        counted."""
-        self.uncounted = "the run has not begun"
-        """Then: why not."""
-        self.moved: list[str] = []
-        """Names of buffers of numbers that a training step has written to, and that are in no
-        vector."""
+        """Trains its clients; the loop until the run begins."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
     def bind_initial(self) -> None:
-        """Have the module be a copy of the initial model, which may be written to."""
+        """Bind the module to a copy of the initial model."""
         self.module.binding.bind(self.group.initial.clone(), self.group.first_buffers())
 
-    def made(self, name: Name) -> tuple[Executor, str | None]:
-        """The executor `name`, or the loop, and why it is not that of `name`."""
+    def make_executor(self, name: Name) -> tuple[Executor, str | None]:
+        """The executor `name` and None; or the loop, and why `name` is unfit."""
         run = self.run
-        config = self.run.config
-        data = self.run.data
+        config = run.config
+        data = run.data
         sizes = [data.train_sizes[c] for c in self.group.members]
         spec = ExecutorSpec(
             config.optimizer,
@@ -117,78 +119,112 @@ class Trainer:
             config.data.balance == "weights",
         )
         kind = None if self.together is None else self._kind(spec)
-        return make(name, self.fabric, self.module, self.optimizer, spec, self.together, kind)
+        return make(
+            name,
+            self.fabric,
+            self.module,
+            self.optimizer,
+            spec,
+            self.together,
+            kind,
+        )
 
     def _kind(self, spec: ExecutorSpec) -> Hashable:
-        """What must be the same for the clients of two runs to train in one pass."""
-        run = self.run
+        """A key that is equal for two runs whose clients can train in one pass."""
+        config = self.run.config
         module = self.module
-        method = type(self.run.method)
-        built = "" if method.build is Method.build else repr(run.config.method)
-        frozen = digest(self.group.frozen.values())
-        component = repr(run.config.models[self.group.index].component)
-        network = component, repr(module.model), built, frozen, constants(module.model)
-        blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
-        steps = (
+        group = self.group
+        return (
+            repr(config.models[group.index].component),
+            repr(module.model),
+            "" if type(self.run.method).build is Method.build else repr(config.method),
+            digest(group.frozen.values()),
+            constants(module.model),
+            tuple((b.name, b.start, b.stop) for b in group.layout.blocks),
+            module.trainable.tobytes(),
             repr(replace(spec.config, lr=0.0)),
             spec.largest_batch,
             str(spec.dtype),
-            run.config.fabric.precision,
+            config.fabric.precision,
+            tuple(spec.input_shape),
+            module.metric.name,
+            module.looks,
         )
-        seen = tuple(spec.input_shape), module.metric.name, module.looks
-        return network, blocks, module.trainable.tobytes(), steps, *seen
 
     def contest(self) -> Contest:
-        """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of
-        the initial model, by each executor that is fit for them."""
+        """The executors that are fit for the clients, and jobs by which `auto` measures them: a few
+        local steps of some clients, on copies of the initial model."""
         run = self.run
         group = self.group
-        names: list[Name] = ["loop", "vmap"]
-        made = {name: self.made(name) for name in names}
-        fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
-        at_once = max(executor.at_once for executor in fit.values())
+        executors: dict[Name, Executor] = {"loop": self.loop}
+        executor, reason = self.make_executor("vmap")
+        if reason is None:
+            executors["vmap"] = executor
+        at_once = max(executor.at_once for executor in executors.values())
         clients = run.at_home(group.members)[: max(1, at_once // run.world_size)]
         length = Length.of(run.config.federation)
-        length = length if length.steps is not None else Length(epochs=1)
+        if length.steps is None:
+            length = Length(epochs=1)
         steps = {}
         for c in clients:
-            per_epoch = schedule_of(run, group, c, 0, "measurement", length).steps_per_epoch(
-                run.data.train_sizes[c]
+            schedule = schedule_of(
+                run,
+                group,
+                c,
+                0,
+                "measurement",
+                length,
             )
+            per_epoch = schedule.steps_per_epoch(run.data.train_sizes[c])
             steps[c] = length.steps_of(per_epoch)
 
         def jobs() -> list[LocalJob]:
             measured = []
             for c, most in steps.items():
+                shortened = Length(steps=min(MEASURED_STEPS, most))
                 schedule = schedule_of(
-                    run, group, c, 0, "measurement", Length(steps=min(MEASURED_STEPS, most))
+                    run,
+                    group,
+                    c,
+                    0,
+                    "measurement",
+                    shortened,
                 )
                 part = run.data.client(c, run.device, run.dtype).train
                 vector = group.initial.clone()
                 buffers = group.first_buffers()
-                measured.append(LocalJob(vector, buffers, part, schedule, run.learning_rate(1)))
+                measured.append(
+                    LocalJob(
+                        vector,
+                        buffers,
+                        part,
+                        schedule,
+                        run.learning_rate(1),
+                    )
+                )
             return measured
 
-        return Contest(group.name, fit, jobs, list(steps.values()))
+        return Contest(group.name, executors, jobs, list(steps.values()))
 
     def cost_of(self, trains: np.ndarray | None) -> SampleCost | None:
-        """What training the blocks `trains` (bool [B]; None: all) on one sample costs."""
+        """The cost of training the blocks `trains` (bool [B]; None: all) on one sample."""
         if trains is None or self.cost is None:
             return self.cost
-        if trains.tobytes() not in self._masked:
-            cost = self.count(trains)
-            self._masked[trains.tobytes()] = cost if isinstance(cost, SampleCost) else None
-        return self._masked[trains.tobytes()]
+        key = trains.tobytes()
+        if key not in self._masked:
+            cost = self.measure_cost(trains)
+            self._masked[key] = cost if isinstance(cost, SampleCost) else None
+        return self._masked[key]
 
-    def count(self, trains: np.ndarray | None = None) -> SampleCost | str:
-        """What training on one sample costs, counted on two samples of the first client here whose
-        step does not fail.
+    def measure_cost(self, trains: np.ndarray | None = None) -> SampleCost | str:
+        """The cost of training on one sample, counted on two samples of the first client here whose
+        step does not fail; sets `moved`.
 
-        Why it could not be counted where there is none: mostly they fail again in their visits,
+        A text: why no client's step could be counted. Mostly these steps fail again in visits,
         where client and round are named.
         """
         run = self.run
-        why = ""
+        reason = ""
         for client in run.at_home(self.group.members):
             self.bind_initial()
             try:
@@ -201,35 +237,32 @@ class Trainer:
                 self.moved = self._moved()
                 return cost
             except Skipped:
-                why = "it returned None"
+                reason = "it returned None"
             except Exception as error:
                 self.module.set_objective(PLAIN)
-                why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+                reason = redact(f"{type(error).__name__}: {error}".splitlines()[0])
             finally:
                 self.module.train_only(None)
-        return why
+        return reason
 
     def _moved(self) -> list[str]:
         binding = self.module.binding
-        names = self.group.layout.own_names
         fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
         tensors = dict(self.module.model.named_buffers())
-        return [
-            name
-            for name, buffer, first in zip(
-                names, binding.buffers, self.group.initial_buffers, strict=True
-            )
-            if first.is_floating_point()
-            and id(tensors[name]) not in fitted
-            and not torch.equal(buffer, first)
-        ]
+        pairs = zip(binding.buffers, self.group.initial_buffers, strict=True)
+        moved = []
+        for name, (buffer, first) in zip(self.group.layout.own_names, pairs, strict=True):
+            fixed = not first.is_floating_point() or id(tensors[name]) in fitted
+            if not fixed and not torch.equal(buffer, first):
+                moved.append(name)
+        return moved
 
 
 def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """How the clients of each architecture train from now on: as `fabric.executor` says.
+    """Give each trainer the executor of `fabric.executor`.
 
-    `auto` measures, unless the run was resumed and has measured already. No number of the run is
-    touched by it.
+    `auto` measures, unless the run was resumed and has measured already. No number of the run
+    changes by it.
 
     Raises:
         BadInput: this machine cannot do it.
@@ -242,15 +275,15 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
     else:
         names = [executor] * len(trainers)
     for trainer, name in zip(trainers, names, strict=True):
-        trainer.executor, reason = trainer.made(name)
+        trainer.executor, reason = trainer.make_executor(name)
         if reason is not None and run.is_main:
             log.say(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop")
 
 
 def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
-    """How clients of several runs train faster, `jobs` at once: one by one or stacked, with what
-    was measured; or why they cannot be stacked."""
-    executor, reason = trainer.made("vmap")
+    """The faster executor for clients of several runs, `jobs` at once, with the measured times; a
+    single text: why they cannot be stacked."""
+    executor, reason = trainer.make_executor("vmap")
     if not isinstance(executor, Shared):
         return reason or "nothing is stacked"
     contest = trainer.contest()
@@ -259,10 +292,9 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
     def many() -> list[LocalJob]:
         return [job for _ in range(copies) for job in contest.jobs()]
 
+    executors: dict[Name, Executor] = {"loop": trainer.loop, "vmap": executor.executor}
     with no_draws(trainer.run.device):
-        seconds = seconds_by_client(
-            {"loop": trainer.loop, "vmap": executor.executor}, many, repeats=2
-        )
+        seconds = seconds_by_client(executors, many, repeats=2)
     loop = seconds["loop"]
     stacked = seconds.get("vmap", math.inf)
     times = f"a client: loop {1000 * loop:.3g} ms, stacked {1000 * stacked:.3g} ms"
@@ -270,7 +302,7 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
 
 
 def say_unused(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """Lines that name what users' LightningModules define and this run does not call."""
+    """Log the hooks that users' LightningModules define and this run does not call."""
     optimizer = run.config.optimizer.name
     for model in [trainer.module.model for trainer in trainers if run.is_main]:
         if not isinstance(model, LightningModule):
@@ -289,31 +321,28 @@ def say_unused(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 
 def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """Find out what training on one sample costs in each architecture."""
+    """Count the cost of training on one sample in each architecture."""
     for trainer in trainers:
-        counted = run.processes.gather_objects(trainer.count())
-        trainer.cost = trainer.group.cost = next(
-            (c for c in counted if isinstance(c, SampleCost)), None
-        )
-        trainer.uncounted = next((c for c in counted if isinstance(c, str)), "")
+        costs = run.processes.gather_objects(trainer.measure_cost())
+        cost = next((c for c in costs if isinstance(c, SampleCost)), None)
+        trainer.cost = trainer.group.cost = cost
+        trainer.uncounted = next((c for c in costs if isinstance(c, str)), "")
         if trainer.moved and run.is_main:
-            begins = (
-                "begins every round with their initial values"
-                if run.policy.starts_from_server
-                else "keeps its own"
+            begins = "keeps its own"
+            if run.policy.starts_from_server:
+                begins = "begins every round with their initial values"
+            log.say(
+                f"model {trainer.group.name}: its buffers {', '.join(trainer.moved)} change in "
+                f"training and are not averaged: a client {begins}"
             )
-            listed = ", ".join(trainer.moved)
-            line = (
-                f"its buffers {listed} change in training and are not averaged: a client {begins}"
-            )
-            log.say(f"model {trainer.group.name}: {line}")
 
 
 def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Weights stay as they are in the vector: convolutions turn them, which costs little beside
-    what they compute."""
-    last = torch.channels_last
-    return tuple(
-        x.contiguous(memory_format=last) if isinstance(x, Tensor) and x.ndim == 4 else x
-        for x in inputs
-    )
+    """Put the channels of images side by side. Weights stay as in the vector: convolutions
+    convert them, which costs little."""
+    converted = []
+    for x in inputs:
+        if isinstance(x, Tensor) and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        converted.append(x)
+    return tuple(converted)

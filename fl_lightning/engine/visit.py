@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,20 +27,20 @@ from fl_lightning.engine.record import ClientResult, Guard, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
-from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient, check
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
 Steps = Generator[LocalJob | ToScore, Fit | None, None]
-"""Yields what several visits may do at the same time; a training job's `Fit` is sent back."""
+"""Yields training and scoring jobs; the engine sends back each training job's `Fit`."""
 
 
 @dataclass
 class Parts:
-    """What visits are carried out with. `transforms` change what travels, in this order; `reducer`
-    makes one vector of many."""
+    """The parts of the engine that visits use. `transforms` change payloads, in this order;
+    `reducer` makes one vector of a round's uploads."""
 
     run: RunContext
     pool: Pool
@@ -53,60 +53,54 @@ class Parts:
 
     @cached_property
     def free_memory(self) -> set[str]:
-        """Names in a client's memory that may be infinite or NaN: those that the method begins so,
-        and all that transforms keep."""
+        """Names in a client's memory that may be infinite or NaN: those whose first values are, and
+        all of transforms."""
         method = self.run.method
         first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
         return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
 
+@dataclass(eq=False, repr=False)
 class Visit:
-    """Holds its client, payload and result: the engine keeps no cursor.
+    """One client's visit in a round, with its payload and result.
 
     Args:
-        parts: what it is carried out with.
+        parts: of the engine.
         t: the round, and whether it is a `scored` one.
+        id: of the client.
         place: of the client among those that train at once.
-        payload: what the server has sent.
-        plan: makes a training job of a phase; None: nothing trains in it.
+        payload: the server's download.
+        plan: returns the job of a phase, or None to leave the phase out.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        t: int,
-        scored: bool,
-        timer: Timer,
-        client: int,
-        place: int,
-        payload: Payload,
-        plan: Callable[[Client, Phase], LocalJob | None] = job_of,
-    ) -> None:
-        self.parts = parts
-        self.run = parts.run
-        self.t = t
-        self.id = client
-        self.place = place
-        self.payload = payload
-        self.scored = scored
-        self.timer = timer
-        self.plan = plan
-        self.group = self.run.group_of(client)
-        self.trainer = parts.trainers[self.group.index]
-        self.stage = "data"
-        """What it is at, for the message where it fails."""
-        self.failure: BadClient | None = None
-        self.client: Client
-        self.changed: Tensor | None = None
-        """What transforms have made of the server's vector (D,); None: they have left it."""
-        self.result = ClientResult(client, {})
-        self.flops = Counter[str]()
-        self._hooks = 0
+    parts: Parts
+    t: int
+    scored: bool
+    timer: Timer
+    id: int
+    place: int
+    payload: Payload
+    plan: Callable[[Client, Phase], LocalJob | None] = job_of
+    stage: str = "data"
+    """The current stage, for the message if it fails."""
+    failure: BadClient | None = None
+    client: Client = field(init=False)
+    changed: Tensor | None = None
+    """The server's vector (D,) as transforms have changed it; None: they have not."""
+    flops: Counter[str] = field(default_factory=Counter)
+    """Operations of the phases, by column."""
+    _hooks: int = 0
+
+    def __post_init__(self) -> None:
+        self.run = self.parts.run
+        self.group = self.run.group_of(self.id)
+        self.trainer = self.parts.trainers[self.group.index]
+        self.result = ClientResult(self.id, {})
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
-        """From receiving to uploading, with a stop at every phase of training and before scores."""
+        """The visit from receiving to uploading, with a stop at each phase and before scores."""
         yield from self.receive()
         self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
@@ -120,31 +114,40 @@ class Visit:
     # ---------------------------------------------------------------- download
 
     def receive(self) -> Steps:
-        """Take in what the server has sent, as transforms leave it, and begin with it."""
+        """Have the client receive the download, as transforms leave it, and train the phases that
+        `method.receive` returns."""
         run = self.run
-        method = self.run.method
+        method = run.method
         state = self.parts.pool.state(self.id)
         run.store.acquire(state)
-        client = self.client = Client(run, self.group, self.id, self.t, state)
+        client = self.client = Client(
+            run,
+            self.group,
+            self.id,
+            self.t,
+            state,
+        )
         data = client.data
-        client.payload = self.payload
+        payload = self.payload
         if not run.policy.one_download:
-            client.payload = replace(self.payload, vector=run.store.borrow(self.payload.vector))
+            payload = replace(payload, vector=run.store.borrow(payload.vector))
+        client.payload = payload
         self.result.values |= {"train_samples": len(data.train), "test_samples": len(data.test)}
 
         self.stage = "download"
-        # what is left out would be another client's
-        if run.policy.overwritten and b"\0" in client.payload.sent.tobytes():
+        # blocks that are not sent would be another client's
+        if run.policy.overwritten and b"\0" in payload.sent.tobytes():
             raise undeclared(method, "changes_download", "its broadcast changes what travels")
-        lent = client.payload.vector
-        for travels in (client.payload, *client.payload.further.values()):
-            self.transform("on_download", travels)
-        self.changed = client.payload.vector if client.payload.vector is not lent else None
+        original = payload.vector
+        for part in (payload, *payload.further.values()):
+            self.transform("on_download", part)
+        if payload.vector is not original:
+            self.changed = payload.vector
         if run.policy.starts_from_server:
             state.buffers = self.group.first_buffers()
         with self.hook(method.receive, Method.receive):
-            first = method.receive(client, client.payload)
-        yield from self.train(first)
+            phases = method.receive(client, payload)
+        yield from self.train(phases)
 
     # ---------------------------------------------------------------- training
 
@@ -157,21 +160,23 @@ class Visit:
         with self.hook(phases, Method.phases):
             planned = phases(client, client.payload)
         yield from self.train(planned)
-        fit = next((fit for fit in reversed(client.fits) if fit.steps), None)
-        if fit is not None:
-            self.result.values |= {"train_loss": fit.loss, "coaching_loss": fit.coaching}
-        if fit is not None and start is not None:
-            moved = torch.linalg.vector_norm(client[MODEL][trained] - start)
-            self.result.values["gradient_norm"] = moved / (client.lr * fit.steps)
+        fits = [fit for fit in client.fits if fit.steps]
+        if not fits:
+            return
+        fit = fits[-1]
+        self.result.values |= {"train_loss": fit.loss, "coaching_loss": fit.coaching}
+        if start is not None:
+            distance = torch.linalg.vector_norm(client[MODEL][trained] - start)
+            self.result.values["gradient_norm"] = distance / (client.lr * fit.steps)
 
     def train(self, phases: Iterable[Phase] | None) -> Steps:
-        """Train one phase after the other; the method goes on between them."""
+        """Train one phase after the other; a method's generator runs between them."""
         self.stage = "training"
         rest = iter(phases or ())
-        # between its phases a generator does what it likes
-        runs = not isinstance(phases, list | tuple | None)
+        # a generator may draw numbers and use the model between its phases
+        is_generator = not isinstance(phases, list | tuple | None)
         while True:
-            with self.seeded() if runs else nullcontext():
+            with self.seeded() if is_generator else nullcontext():
                 phase = next(rest, None)
             if phase is None:
                 return
@@ -191,23 +196,35 @@ class Visit:
                 yield from self.score(phase.scores)
                 self.stage = "training"
 
-    def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
+    def count(
+        self,
+        phase: Phase,
+        job: LocalJob,
+        fit: Fit,
+    ) -> None:
         """Count the operations of a phase."""
         plain = self.trainer.cost
         cost = self.trainer.cost_of(phase.trains)
         if plain is not None and cost is not None:
-            of_training, extra = phase_flops(self.client, phase, job, fit, plain, cost)
-            self.flops.update(of_training)
+            by_column, extra = phase_flops(
+                self.client,
+                phase,
+                job,
+                fit,
+                plain,
+                cost,
+            )
+            self.flops.update(by_column)
             self.client.flops += extra
 
     # ---------------------------------------------------------------- upload
 
     def upload(self) -> None:
-        """Send what the client has learned to the server's copies, as transforms leave it."""
+        """Write the client's upload, as transforms leave it, to the server's copies."""
         self.stage = "upload"
-        send = self.run.method.upload
-        with self.hook(send, Method.upload):
-            upload = send(self.client, self.client.payload)
+        method = self.run.method
+        with self.hook(method.upload, Method.upload):
+            upload = method.upload(self.client, self.client.payload)
         self.check_declared(upload)
         self.transform("on_upload", upload)
         self.check_slots(upload)
@@ -218,7 +235,7 @@ class Visit:
         self.count_operations()
 
     def check_declared(self, upload: Payload) -> None:
-        """Raise `BadInput` where the method does not declare what it changes or keeps."""
+        """Raise `BadInput` where the method changes or keeps tensors without declaring it."""
         method = self.run.method
         sends_model = upload.vector is self.client[MODEL]
         same = sends_model and upload.sent.tobytes() == self.group.up_mask.tobytes()
@@ -227,48 +244,49 @@ class Visit:
         _check_memory(self.client, method)
 
     def check_slots(self, upload: Payload) -> None:
-        """Raise `BadInput` for a vector of which the server keeps nothing."""
+        """Raise `BadInput` for a vector that the method's slots do not declare as exchanged."""
         slots = self.run.method.slots()
+        key = f"{type(self.run.method).__name__}.slots"
+        requirement = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
         for slot in upload.vectors:
-            if slot not in slots or not slots[slot].exchanged:
-                allowed = (
-                    "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
-                )
-                raise BadInput(f"{type(self.run.method).__name__}.slots", slot, allowed)
+            exchanged = slot in slots and slots[slot].exchanged
+            check(key, slot, exchanged, requirement)
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
-        """Norms of the client's model, of what else the method keeps with it, and of its upload
-        where that is another tensor; not finite if one number is not.
+        """Norms of the client's model, of its other vectors and memory, and of its upload where
+        that is another tensor; a norm is not finite if one number is not.
 
         Raises:
             ValueError: the upload is no vector of this model.
         """
         model = self.client[MODEL]
-        expected, form = ((tuple(v.shape), v.dtype) for v in (model, upload.vector))
-        if expected != form or upload.sent.shape != self.group.up_mask.shape:
+        vector = upload.vector
+        alike = model.shape == vector.shape and model.dtype == vector.dtype
+        if not alike or upload.sent.shape != self.group.up_mask.shape:
             raise ValueError(
-                f"its upload is {form[1]} of shape {form[0]}, not {expected[1]} of shape "
-                f"{expected[0]}"
+                f"its upload is {vector.dtype} of shape {tuple(vector.shape)}, not {model.dtype} "
+                f"of shape {tuple(model.shape)}"
             )
         norm = torch.linalg.vector_norm
         norms = {"model_norm": norm(model)}
-        kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
+        further = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         for name, x in self.client.memory.items():
             if x.is_floating_point() and name not in self.parts.free_memory:
-                kept.append(x)
-        if kept:
-            exact = wide(model.device)
-            norms["kept_norm"] = norm(torch.stack([norm(v).to(model.device, exact) for v in kept]))
+                further.append(x)
+        if further:
+            dtype = wide(model.device)
+            further_norms = [norm(x).to(model.device, dtype) for x in further]
+            norms["kept_norm"] = norm(torch.stack(further_norms))
         parts = [*upload.vectors.values()]
-        if upload.vector is not model:
+        if vector is not model:
             segments = self.client.layout.segments(upload.sent)
-            parts += [upload.vector[s.start : s.stop] for s in segments]
+            parts += [vector[segment.columns] for segment in segments]
         if parts:
-            norms["upload_norm"] = norm(torch.stack([norm(v) for v in parts]))
+            norms["upload_norm"] = norm(torch.stack(list(map(norm, parts))))
         return norms
 
     def count_bytes(self, upload: Payload) -> None:
-        """Count what has travelled, and hand over what the server reads beside vectors."""
+        """Count the bytes of download and upload, and hand over the statistics for the server."""
         result = self.result
         download = self.client.payload
         result.traffic = np.array((download.by_layer, upload.by_layer))
@@ -276,7 +294,7 @@ class Visit:
         result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
 
     def keep(self, upload: Payload) -> None:
-        """Keep what the server has received; what did not arrive stays stale (KAPC+BLS, Eq. 33)."""
+        """Keep the received blocks; blocks that did not arrive stay stale (KAPC+BLS, Eq. 33)."""
         state = self.client.state
         if self.run.policy.keeps_received:
             segments = self.client.layout.segments(upload.sent)
@@ -298,21 +316,20 @@ class Visit:
         cost = self.trainer.cost
         result = self.result
         if cost is None:
-            result.uncounted = (
-                f"a training step of {name} could not be counted ({self.trainer.uncounted})"
-            )
+            reason = self.trainer.uncounted
+            result.uncounted = f"a training step of {name} could not be counted ({reason})"
             return
-        result.values |= {**cost.of(0, 0, 0), **self.flops}
+        result.values |= cost.of(0, 0, 0) | self.flops
         if math.isfinite(self.client.flops):
             result.values["flops_extra"] += int(self.client.flops)
-            return
-        del result.values["flops_extra"]
-        result.uncounted = f"a hook trained {name} past its classifier, unseen"
+        else:
+            del result.values["flops_extra"]
+            result.uncounted = f"a hook trained {name} past its classifier, unseen"
 
     # ---------------------------------------------------------------- scores and hooks
 
     def score(self, kind: str) -> Steps:
-        """Score the client's personal model, where the round asks for it."""
+        """Score the client's personal model, if models of this `kind` are scored in the round."""
         evaluator = self.parts.evaluator
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
@@ -326,15 +343,15 @@ class Visit:
         """Run a hook of every transform, in order.
 
         Raises:
-            BadInput: one has changed what travels or what is kept, and its class does not declare
-                it: it might be lost.
+            BadInput: a transform has changed the payload or the client's memory, and its class does
+                not declare that.
         """
         for transform in self.parts.transforms:
             vector = payload.vector
             sent = payload.sent.tobytes()
-            change = getattr(transform, hook)
-            with self.hook(change, getattr(Transform, hook)):
-                change(self.client, payload)
+            method = getattr(transform, hook)
+            with self.hook(method, getattr(Transform, hook)):
+                method(self.client, payload)
             _check_memory(self.client, transform)
             declares = hook.replace("on_", "changes_")
             changed = payload.vector is not vector or payload.sent.tobytes() != sent
@@ -342,22 +359,22 @@ class Visit:
                 raise undeclared(transform, declares, f"its {hook} changes what travels")
 
     def metered(self) -> AbstractContextManager[object]:
-        """Count passes of the bound model within as operations beside the client's phases."""
+        """Within, count passes of the bound model as operations outside the client's phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 
     def hook(
         self, hook: Callable[..., object], inherited: Callable[..., object]
     ) -> AbstractContextManager[object]:
-        """As `seeded`; nothing where a `hook` is the `inherited` one, which neither draws nor sends
-        anything through the model."""
+        """As `seeded`; nothing for an `inherited` hook, which neither draws numbers nor uses the
+        model."""
         if getattr(hook, "__func__", None) is inherited:
             self._hooks += 1
             return nullcontext()
         return self.seeded()
 
     def seeded(self) -> AbstractContextManager[object]:
-        """As `metered`: what is drawn follows from seed, client, round, and how many hooks were
-        before it."""
+        """As `metered`; random numbers follow from seed, client, round and the number of earlier
+        hooks."""
         self._hooks += 1
         seed_all(self._key ^ self._hooks, self.run.device)
         return self.metered()
@@ -368,10 +385,9 @@ class Visit:
 
 
 def _check_memory(client: Client, part: object) -> None:
-    """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of
-    clients."""
+    """Raise `BadInput` where `part` has written to the client's memory, and the run keeps no client
+    states."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
-        raise undeclared(
-            part, "client_memory", f"it writes client.memory[{name!r}], which would be lost"
-        )
+        reason = f"it writes client.memory[{name!r}], which would be lost"
+        raise undeclared(part, "client_memory", reason)

@@ -26,20 +26,38 @@ class Worker(Parts):
     """Carries out visits here."""
 
     def visits(
-        self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
+        self,
+        t: int,
+        cohort: list[int],
+        downloads: dict[int, Payload],
+        scored: bool,
+        timer: Timer,
     ) -> Results:
         """Visit this rank's clients of `cohort`; returns the result of each, and the failures.
+        Writes to `downloads` what transforms have left of them.
 
         A client that failed is left as it was before. With `retry` it has a second attempt with the
-        same draws: what was no fault of its own then leaves no trace in any number.
+        same draws: an error that was not its fault then leaves no trace in any number.
         """
         results = Results()
-        begin = partial(Visit, self, t, scored, timer)
+        begin = partial(
+            Visit,
+            self,
+            t,
+            scored,
+            timer,
+        )
         batches = list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
-            self._visit(begin, batch, downloads, results, coming)
+            self._visit(
+                begin,
+                batch,
+                downloads,
+                results,
+                coming,
+            )
         self.run.store.synchronize()
-        if not self.run.tolerant:  # all at once: the device is waited for but once
+        if not self.run.tolerant:  # all clients at once, to wait for the device once
             self.guard.check_finite(t, list(results.clients.values()))
         return results
 
@@ -54,17 +72,17 @@ class Worker(Parts):
     def batches(self, cohort: list[int]) -> Iterator[dict[int, int]]:
         """This rank's clients, with their places, in the batches that train together.
 
-        They are cut from the cohort, and places counted there: they are the same on any number of
-        ranks.
+        Batches are cut from the cohort, and places counted there: both are the same on any number
+        of ranks.
         """
         for group in self.run.groups:
             members = [c for c in cohort if self.run.group_of(c) is group]
             size = self.trainers[group.index].executor.at_once
             for first in range(0, len(members), size):
                 places = {c: k for k, c in enumerate(members[first : first + size])}
-                mine = self.run.at_home(places)
-                if mine:
-                    yield {c: places[c] for c in mine}
+                here = self.run.at_home(places)
+                if here:
+                    yield {c: places[c] for c in here}
 
     def _visit(
         self,
@@ -74,42 +92,52 @@ class Worker(Parts):
         results: Results,
         coming: Iterable[int],
     ) -> None:
-        """Carry out one batch of visits, clients with their places; those that fail are tried
+        """Carry out one batch of visits, clients with their places; clients that fail are tried
         again, or left out, as the configuration says."""
         run = self.run
-        attempts = 2 if run.config.federation.on_bad_client == "retry" else 1
-        for left in reversed(range(attempts)):
+        outcomes = ["skipped"]
+        if run.config.federation.on_bad_client == "retry":
+            outcomes = ["retried", "skipped"]
+        for outcome in outcomes:
             before = {c: copy.deepcopy(run.states.get(c)) for c in batch if run.tolerant}
-            # Transforms write to what was sent, and a next attempt must receive the same.
-            sent = {c: downloads[c].again() if left else downloads[c] for c in batch}
-            visits = {c: begin(c, place, sent[c]) for c, place in batch.items()}
+            visits = {}
+            for c, place in batch.items():
+                # transforms write to a download, and a second attempt must receive the same
+                sent = downloads[c].again() if outcome == "retried" else downloads[c]
+                visits[c] = begin(c, place, sent)
             self._attempt(visits, self._vectors(coming, downloads))
-            failed = {c: visit.failure for c, visit in visits.items() if visit.failure is not None}
-            for c in [c for c in visits if c not in failed]:
-                visit = visits[c]
-                download = downloads[c]
-                results.clients[c] = visit.result
-                # what the client has learned is its change from what transforms have left
-                if run.policy.one_download:
-                    downloads[c] = visit.client.payload
-                elif visit.changed is not None:
-                    changed = visit.changed.to(download.vector.device)
-                    downloads[c] = replace(download, vector=changed)
+            failed = {}
+            for c, visit in visits.items():
+                if visit.failure is None:
+                    results.clients[c] = visit.result
+                    self._note_changed(visit, downloads)
+                else:
+                    failed[c] = visit.failure
             if failed:
                 run.store.synchronize()
-            for client, failure in failed.items():
-                self.pool.restore(client, before[client])
-                results.failures.append((failure, "retried" if left else "skipped"))
+            for c, failure in failed.items():
+                self.pool.restore(c, before[c])
+                results.failures.append((failure, outcome))
             batch = {c: batch[c] for c in failed}
             if not batch:
                 return
 
+    def _note_changed(self, visit: Visit, downloads: dict[int, Payload]) -> None:
+        """Write the download as transforms left it to `downloads`: `mean(since="sent")` subtracts
+        it."""
+        download = downloads[visit.id]
+        if self.run.policy.one_download:
+            downloads[visit.id] = visit.client.payload
+        elif visit.changed is not None:
+            changed = visit.changed.to(download.vector.device)
+            downloads[visit.id] = replace(download, vector=changed)
+
     def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
-        """Carry out visits side by side, phase by phase. While the first of them train, the store
-        fetches what is `coming`."""
+        """Carry out visits side by side, phase by phase. While the first phases train, the store
+        fetches the `coming` vectors."""
         try:
             jobs = self._advance(visits, dict.fromkeys(visits))
-            # then they come when they are visited
+            # without room, vectors are fetched when their clients are visited
             with contextlib.suppress(torch.OutOfMemoryError):
                 self.run.store.fetch(coming)
             while jobs:
@@ -128,7 +156,7 @@ class Worker(Parts):
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
     ) -> dict[int, LocalJob | ToScore]:
-        """Let each visit go on with its last fit; returns the jobs that they stop at."""
+        """Resume each visit with its last fit; returns the jobs at which they stop next."""
         jobs: dict[int, LocalJob | ToScore] = {}
         for c, fit in fits.items():
             visit = visits[c]
@@ -139,29 +167,30 @@ class Worker(Parts):
                     with self.guard.catch(visit):
                         self.guard.check_finite(visit.t, [visit.result])
             except Exception:
-                # only now: to enter it takes longer than most of what a visit does
+                # the guard is entered only now: that takes longer than most steps of a visit
                 with self.guard.catch(visit):
                     raise
         return jobs
 
     def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:
-        """Train clients of one group; those that it failed for are left out."""
+        """Train clients of one group; returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
         if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
             try:
-                return dict(zip(jobs, executor.train(list(jobs.values())), strict=True))
-            except torch.OutOfMemoryError:  # alone, a client takes that executor as much room
+                fits_of_all = executor.train(list(jobs.values()))
+                return dict(zip(jobs, fits_of_all, strict=True))
+            except torch.OutOfMemoryError:  # a stack takes as much memory for a single client
                 executor = trainer.loop
-            except Exception:  # whose fault it is shows when each trains alone
+            except Exception:  # trained alone, the client at fault fails again
                 pass
         fits: dict[int, Fit] = {}
         for c, job in jobs.items():
             with self.guard.catch(visits[c]):
-                kind = executor if executor.takes(job) else trainer.loop
-                metered = job.own and job.private is None and isinstance(kind, Loop)
+                chosen = executor if executor.takes(job) else trainer.loop
+                metered = job.own and job.private is None and isinstance(chosen, Loop)
                 with visits[c].metered() if metered else contextlib.nullcontext():
-                    [fits[c]] = kind.train([job])
+                    [fits[c]] = chosen.train([job])
         return fits
 
     def _vectors(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
@@ -169,6 +198,7 @@ class Worker(Parts):
         for c in clients:
             state = self.run.states.get(c)
             if state is not None:
-                yield from (*state.vectors.values(), *state.received.values())
+                yield from state.vectors.values()
+                yield from state.received.values()
             if not self.run.policy.one_download:
                 yield downloads[c].vector

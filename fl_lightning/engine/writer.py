@@ -1,5 +1,4 @@
-"""Writes the run folder: tables, log, where the run comes from, and what its summary says of the
-whole of it."""
+"""Writes the run folder: tables, log, provenance, and the summary of all rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.data.federated import FederatedData, samples_digest
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
-from fl_lightning.foundation.extras import missing
+from fl_lightning.foundation.extras import hint_if_missing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results import owncode, provenance
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
@@ -36,41 +35,41 @@ class RunFolderWriter(Observer):
         self.unlike: dict[str, float] = {}
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Drop rows of rounds that the checkpoint does not know; write who holds what."""
+        """Drop rows of rounds after the checkpoint; write the clients' samples."""
         self._began = time.perf_counter()
         if run.is_main:
-            how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
+            begins = f", on from round {run.resumed_from}" if run.resumed_from else ""
             log.note(
-                f"{run.method_name}: "
-                f"{how}{f', on from round {t}' if (t := run.resumed_from) else ''}"
+                f"{run.method_name}: {run.clients} clients, {run.rounds} rounds, {run.world_size} "
+                f"processes{begins}"
             )
-            # whose tasks the tables are of; a resumed run may have drifted since
+            # the tables describe the tasks of the first round; a resumed run may have drifted since
             run.data.at_round(1)
             self._describe(run)
             run.data.at_round(run.resumed_from or 1)
 
     def _describe(self, run: RunContext) -> None:
-        """Write who holds what, and say what is odd about it; `BadInput` where the run began with
-        other samples."""
+        """Write the clients' samples, and log oddities; `BadInput` where the run began with other
+        samples."""
         data = run.data
         self.folder.names = data.client_names
         if run.config.evaluation.predictions:
-            absent = missing("pandas") or missing("pyarrow")
+            absent = hint_if_missing("pandas") or hint_if_missing("pyarrow")
             check("evaluation.predictions", True, not absent, absent)
-            allowed = "predictions of a deployment, and of each place in a text, are not kept"
+            requirement = "predictions of a deployment, and of each place in a text, are not kept"
             plain = data.holds_all and not (data.text and data.text.per_position)
-            check("evaluation.predictions", True, plain, allowed)
+            check("evaluation.predictions", True, plain, requirement)
         counts = data.class_counts if data.task == "classification" and data.holds_all else None
-        sizes = (data.train_sizes, data.test_sizes)
-        names = data.class_names
         resumed = bool(run.resumed_from)
-        same = self.folder.write_split(*sizes, counts, names, resumed)
-        check(
-            "data.root",
-            run.config.data.root,
-            same,
-            "the clients' samples are not those that the run began with",
+        same = self.folder.write_split(
+            data.train_sizes,
+            data.test_sizes,
+            counts,
+            data.class_names,
+            resumed,
         )
+        requirement = "the clients' samples are not those that the run began with"
+        check("data.root", run.config.data.root, same, requirement)
         self.folder.truncate(run.resumed_from)
         self._code = owncode.read(owncode.paths(run.config))
         if not data.holds_all:  # a deployment's server does not know the clients' data
@@ -88,27 +87,32 @@ class RunFolderWriter(Observer):
         self.unlike = unlike.summary()
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run
-        is forgotten."""
-        log.begun()
+        """Write the row of metrics, a row for each client, and the cohort's relation; drop the end
+        of a shorter run."""
+        log.write_waiting()
         if run.is_main:
             first = not self._recorded
             self._recorded = True
             if first:  # record nothing if the run failed before its first round
                 provenance.keep(
-                    run.folder, self._code, record.round, self._data, run.data.reading.digest
+                    run.folder,
+                    self._code,
+                    record.round,
+                    self._data,
+                    run.data.reading.digest,
                 )
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:
                 self.folder.forget_end()
-            score = record.metrics.get(name := run.metric.of("mean"))
+            name = run.metric.of("mean")
+            score = record.metrics.get(name)
             seconds = record.metrics["seconds"]
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
     def summarize(self, run: RunContext) -> dict[str, Any]:
-        """What is known of the whole run from its tables."""
+        """The summary of the whole run from its tables."""
         if not run.is_main:
             return {}
         rows = self.folder.read("metrics")
@@ -134,10 +138,16 @@ class RunFolderWriter(Observer):
             "version": __version__,
         }
 
-    def _judged(self, rows: list[Row], metric: Metric, judge: str) -> dict[str, Any]:
-        """What is said of the rounds by one metric."""
+    def _judged(
+        self,
+        rows: list[Row],
+        metric: Metric,
+        judge: str,
+    ) -> dict[str, Any]:
+        """The summary of the rounds by one metric."""
         summary: dict[str, Any] = {}
-        mean, on_validation = metric.of("mean"), metric.of("validation")
+        mean = metric.of("mean")
+        on_validation = metric.of("validation")
         validated = [r for r in rows if on_validation in r and mean in r]
         if validated:  # the only choice of a round that looks at no test data
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
@@ -157,19 +167,21 @@ class RunFolderWriter(Observer):
             return
         if self._recorded:
             provenance.ended(run.folder)
-        scores, models, further = (
-            summary[f"final_{name}"] for name in ("accuracies", "models", "further")
+        self.folder.write_final(
+            summary["final_accuracies"],
+            run.data.metric.name,
+            summary["final_models"],
+            summary["final_further"],
         )
-        self.folder.write_final(scores, run.data.metric.name, models, further)
         self.folder.write_newcomers(summary.get("newcomers", []))
         self.folder.write_predictions(summary.get("final_predictions", ()))
         self.folder.write_columns(run.judge)
 
 
 def say_what_stands_out(config: Config, data: FederatedData) -> None:
-    """Say which metric was chosen, and which classes are rare or untrained."""
+    """Log which metric was chosen, and which classes are rare or untrained."""
     evaluation = config.evaluation
-    is_default = imbalance.metric(data, None) == evaluation.metric is not None
+    is_default = imbalance.default_metric(data) == evaluation.metric is not None
     lines = [
         imbalance.metric_line(data) if is_default else None,
         imbalance.line(data, evaluation.metrics or ()),

@@ -1,4 +1,4 @@
-"""Work of a script or notebook in a process of its own, which may fork workers since it runs no
+"""Runs work of a script or notebook in a process of its own, which may fork workers since it has no
 threads."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fl_lightning.foundation.log import print_anything
 
 
 def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any:
-    """Returns `work(*args)` of a new process, whose lines are printed here as they come; of
-    `fl-train` itself, which has no threads, in this process.
+    """Return `work(*args)`, run in a new process, whose lines are printed here as they come;
+    `fl-train` itself, which has no threads, runs it in this process.
 
     Args:
         work: a function of a module; it and what it takes and returns travel by pickle.
-        args: what it takes.
+        args: its arguments.
         names_main: whether `args` name classes of the script itself. The process imports the
             script then, whose own lines must stand below ``if __name__ == "__main__":``.
 
@@ -34,19 +34,23 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
     if command.words:
         return work(*args)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    allowed = "a class of a notebook cannot be imported by another process: move it to a file"
-    check("definition", "__main__", not names_main or script is not None, allowed)
+    requirement = "a class of a notebook cannot be imported by another process: move it to a file"
+    check("definition", "__main__", not names_main or script is not None, requirement)
     print_anything()
     context = multiprocessing.get_context("spawn")
-    lines, their_lines = context.Pipe(duplex=False)
-    answers, their_answers = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(their_lines, their_answers, work, args))
+    lines, line_sender = context.Pipe(duplex=False)
+    answers, answer_sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(line_sender, answer_sender, work, args))
     with contextlib.nullcontext() if names_main else _hidden_script():
         process.start()
-    their_lines.close()
-    their_answers.close()
+    line_sender.close()
+    answer_sender.close()
     try:
-        with os.fdopen(os.dup(lines.fileno()), encoding="utf-8", errors="replace") as printed:
+        with os.fdopen(
+            os.dup(lines.fileno()),
+            encoding="utf-8",
+            errors="replace",
+        ) as printed:
             for line in printed:
                 print(line, end="", flush=True)
         answer = answers.recv()
@@ -65,7 +69,7 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
 
 @contextlib.contextmanager
 def _hidden_script() -> Iterator[None]:
-    """Keeps a process that starts within from importing the script."""
+    """Keep a process that starts within the block from importing the script."""
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in names if name in vars(main)}
@@ -79,7 +83,7 @@ def _hidden_script() -> Iterator[None]:
 def _work(
     lines: Connection, answers: Connection, work: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    """Does the work in the new process, and sends what it returns or raises."""
+    """Do the work in the new process; send its result or its error."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(lines.fileno(), number)
         stream = os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False)

@@ -9,5 +9,5 @@ words: list[str] = []
 
 
 def line(*default: str) -> str:
-    """Returns the command line as it was typed; in a script the one that `default` gives."""
+    """Return the command line as it was typed; in a script that of `default`."""
     return shlex.join(["fl-train", *(words or default)])

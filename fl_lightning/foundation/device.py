@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, check
 
 KEY = "fabric.accelerator"
 
@@ -32,42 +32,44 @@ reproducibility)."""
 
 
 def here() -> str | None:
-    """The kind of accelerator that this machine has, as torch calls it; None: none. It opens no
-    device."""
+    """Return torch's name of this machine's kind of accelerator, without opening a device; None:
+    there is none."""
     accelerator = torch.accelerator.current_accelerator()
-    return (
-        accelerator.type if accelerator is not None and torch.accelerator.is_available() else None
-    )
+    if accelerator is None or not torch.accelerator.is_available():
+        return None
+    return accelerator.type
 
 
 def count() -> int:
-    """Accelerators of this machine. It opens none."""
-    return torch.get_device_module(kind).device_count() if (kind := here()) else 0
+    """Count the accelerators of this machine, without opening one."""
+    kind = here()
+    return torch.get_device_module(kind).device_count() if kind else 0
 
 
 def resolved(name: str) -> str:
-    """What `fabric.accelerator` comes to on this machine: `cpu`, an accelerator's kind, or a name
-    that Lightning knows.
+    """Return the device that `fabric.accelerator` means on this machine: `cpu`, an accelerator's
+    kind, or a name that Lightning knows.
 
     Raises:
         BadInput: nobody knows the name, or the machine has no such device.
     """
     kind = here()
-    if name in ("cpu", "auto"):
-        return kind if name == "auto" and kind else "cpu"
+    if name in ("cpu", kind):
+        return name
+    if name == "auto":
+        return kind or "cpu"
     if name == "gpu":
         if kind is None:
             raise BadInput(KEY, name, "torch sees no GPU device on this machine")
         return kind
-    if name == kind:
-        return name
     from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
 
-    known = sorted({"auto", "gpu", "xpu", *ACCELERATOR_REGISTRY.available_accelerators()})
-    if name not in known:
-        raise BadInput(KEY, name, f"one of {', '.join(known)}")
-    if name not in ("cuda", "mps", "tpu", "xpu") and ACCELERATOR_REGISTRY.get(name).is_available():
-        return name  # registered by the user, under a name of its own
+    registered = ACCELERATOR_REGISTRY.available_accelerators()
+    names = sorted({"auto", "gpu", "xpu", *registered})
+    check(KEY, name, name in names, f"it must be one of {', '.join(names)}")
+    is_own = name not in ("cuda", "mps", "tpu", "xpu")  # of the user
+    if is_own and ACCELERATOR_REGISTRY.get(name).is_available():
+        return name
     raise BadInput(KEY, name, f"torch sees no {name.upper()} device on this machine")
 
 
@@ -78,29 +80,30 @@ def module_of(device: torch.device) -> Any:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
-    if (module := module_of(device)) is not None:
+    module = module_of(device)
+    if module is not None:
         module.synchronize()
 
 
-def lost(device: torch.device) -> str | None:
-    """Why nothing can be computed on the device any more, first line of its error; None: it can.
+def why_lost(device: torch.device) -> str | None:
+    """Return why nothing can be computed on the device any more (first line of its error); None: it
+    works.
 
     Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off
-    the bus): the next caller gets them, and it is no client's fault. To be asked when something has
-    failed.
+    the bus): the next caller gets them, and it is no client's fault. Ask after a failure.
     """
     try:
         synchronize(device)
         torch.ones(1, device=device).item()
     except RuntimeError as error:
-        return None if isinstance(error, torch.OutOfMemoryError) else str(error).partition("\n")[0]
+        if not isinstance(error, torch.OutOfMemoryError):
+            return str(error).partition("\n")[0]
     return None
 
 
 @cache
 def wide(device: torch.device) -> torch.dtype:
-    """The type in which sums are taken on the device: 64 bits, but 32 where it has no such numbers
-    (MPS)."""
+    """Return the type for sums on the device: float64, or float32 where it has no other (MPS)."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device).add_(1.0)
     except (RuntimeError, TypeError):
@@ -120,7 +123,7 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that is free on the device; of the CPU, or where the kind does not say, the
+    """Return the free memory of the device; of the CPU, or where its kind does not say, the
     machine's."""
     module = module_of(device)
     if hasattr(module, "mem_get_info"):
@@ -145,14 +148,12 @@ def resident_bytes() -> float:
 
 
 def peak_bytes(device: torch.device) -> float | None:
-    """The most that torch has held on the device so far; None: the CPU, or its kind does not
+    """Return the most memory that torch has held on the device; None: the CPU, or its kind does not
     say."""
     module = module_of(device)
-    return (
-        float(module.max_memory_allocated(device))
-        if hasattr(module, "max_memory_allocated")
-        else None
-    )
+    if not hasattr(module, "max_memory_allocated"):
+        return None
+    return float(module.max_memory_allocated(device))
 
 
 # ---------------------------------------------------------------- streams
@@ -183,8 +184,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def seed(number: int, device: torch.device) -> None:
-    """`torch.manual_seed` for the two generators in use, the CPU's and the device's: all of it asks
-    every kind. And numpy's, which takes as little time."""
+    """Seed torch's generators of the CPU and the device, and numpy's. `torch.manual_seed`, which
+    asks every kind of device, takes longer."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number % 2**32)
     if device.type != "cpu":
@@ -192,7 +193,7 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def seed_all(number: int, device: torch.device) -> None:
-    """`seed`, and Python's own generator: that takes as long as a layer of a small model."""
+    """Call `seed`, and seed Python's generator, which takes as long as a layer of a small model."""
     seed(number, device)
     random.seed(number)
 
@@ -215,7 +216,7 @@ def same_states(a: list[Any], b: list[Any]) -> bool:
 
 @contextlib.contextmanager
 def no_draws(device: torch.device) -> Iterator[None]:
-    """What is drawn within leaves no trace outside."""
+    """Restore all random states after the block."""
     first, *on_device, of_numpy, of_python = random_states(device)
     try:
         yield
@@ -229,16 +230,16 @@ def no_draws(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """What is drawn within on the CPU follows from `number`, and leaves no trace outside."""
+    """Seed the CPU's draws within the block with `number`; restore all random states after it."""
     cpu = torch.device("cpu")
     with no_draws(cpu):
         seed_all(number, cpu)
         yield
 
 
-def deterministic(only_deterministic: bool) -> None:
-    """Have torch use kernels that repeat their own bits, and refuse what has none; before the
-    device is opened."""
+def set_deterministic(only_deterministic: bool) -> None:
+    """Switch on, or off, kernels that repeat their own bits, and errors of operations without one;
+    to be called before the device is opened."""
     if only_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.backends.cudnn.benchmark = False  # which kernel wins a race of timings is chance

@@ -21,41 +21,54 @@ def redact(text: str) -> str:
 
 
 class BadInput(Exception):
-    """What the user gave cannot work: one line that names the key, the value and what is allowed;
-    exit code 2."""
+    """A value that the user has set cannot work: one line; exit code 2.
+
+    Args:
+        key: of the value.
+        value: as it was set.
+        requirement: what the value must be, or the problem and the remedy.
+    """
 
     exit_code = 2
 
-    def __init__(self, key: str, value: object, allowed: str) -> None:
+    def __init__(self, key: str, value: object, requirement: str) -> None:
         if SECRET.search(key):
             value = "***"
-        super().__init__(_sentence(key, value, allowed))
-        self.key, self.value, self.allowed = key, value, allowed
+        super().__init__(_sentence(key, value, requirement))
+        self.key = key
+        self.value = value
+        self.requirement = requirement
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
-        return type(self), (self.key, self.value, self.allowed)
+        return type(self), (self.key, self.value, self.requirement)
 
 
-def check(key: str, value: object, holds: bool, allowed: str) -> None:
+def check(key: str, value: object, holds: bool, requirement: str) -> None:
     """Raise `BadInput` for `key` unless `holds`."""
     if not holds:
-        raise BadInput(key, value, allowed)
+        raise BadInput(key, value, requirement)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message; the name of its class where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class Damaged(BadInput, ValueError):
     """A file of the run folder that the user named cannot be read."""
 
 
-def _sentence(key: str, value: object, allowed: str) -> str:
-    """What is wrong, in words: something is missing, there is no such thing, or the value is not
-    allowed."""
-    if (value is None and allowed.startswith(NOT_GIVEN)) or (value == "" and allowed == NO_VALUE):
-        return f"{key}: {allowed}"
-    if allowed.startswith(f"no such {key}"):
-        return f"there is {allowed.replace('such ', '', 1).replace(key, f'{key} {value!r}', 1)}"
+def _sentence(key: str, value: object, requirement: str) -> str:
+    """Return the line for the user; a missing value or an unknown name is not shown as a value."""
+    is_missing = value is None and requirement.startswith(NOT_GIVEN)
+    if is_missing or (value == "" and requirement == NO_VALUE):
+        return f"{key}: {requirement}"
+    if requirement.startswith(f"no such {key}"):
+        problem = requirement.replace("such ", "", 1).replace(key, f"{key} {value!r}", 1)
+        return f"there is {problem}"
     text = repr(value)
     shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-    return f"{key}: {shown} is not allowed; {allowed}"
+    return f"{key}: {shown} is not allowed; {requirement}"
 
 
 class RunFailed(Exception):
@@ -66,22 +79,34 @@ class RunFailed(Exception):
 
 
 class MachineFailed(RunFailed):
-    """The machine is at fault, not what the run was asked to do: a disk refuses, a process is
-    gone."""
+    """The machine is at fault, not the configuration: a disk refuses, a process is gone."""
 
 
 class BadClient(RunFailed):
-    """One client failed: in which round, at which stage and why. `federation.on_bad_client` says
-    what follows.
+    """One client failed; `federation.on_bad_client` decides whether the run goes on.
 
-    Stages are `data`, `download`, `training`, `evaluation` and `upload`.
+    Args:
+        client: its number.
+        round: of the failure.
+        stage: `data`, `download`, `training`, `evaluation` or `upload`.
+        reason: for the user.
+        called: the client in words, its name included where it has one.
     """
 
-    def __init__(self, client: int, round: int, stage: str, reason: str, called: str = "") -> None:
-        """`called`: the client in words, its name included where it has one."""
-        # as they are: a pickled error is made from them again
+    def __init__(
+        self,
+        client: int,
+        round: int,
+        stage: str,
+        reason: str,
+        called: str = "",
+    ) -> None:
+        # a pickled error is made from these again
         super().__init__(client, round, stage, reason, called)
-        self.client, self.round, self.stage, self.reason = client, round, stage, reason
+        self.client = client
+        self.round = round
+        self.stage = stage
+        self.reason = reason
         self.called = called or f"client {client}"
 
     def bare(self) -> BadClient:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fl_lightning.foundation import signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
-from fl_lightning.foundation.extras import needs
+from fl_lightning.foundation.extras import install_hint
 from fl_lightning.foundation.log import outlive_readers, print_anything
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
@@ -26,13 +26,17 @@ def guarded(work: Callable[[], None]) -> int:
             work()
             sys.stdout.flush()
     except (BadInput, RunFailed) as error:
-        print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
+        print(
+            "fl-train: error:",
+            redact(" ".join(str(error).split())),
+            file=sys.stderr,
+        )
         return error.exit_code
     except ModuleNotFoundError as error:
-        if not (line := needs(error.name)):
-            print(redact(traceback.format_exc()), end="", file=sys.stderr)
-            return BUG
-        print("fl-train: error:", line, file=sys.stderr)
+        hint = install_hint(error.name)
+        if not hint:
+            return _bug()
+        print("fl-train: error:", hint, file=sys.stderr)
         return BadInput.exit_code
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,11 +45,15 @@ def guarded(work: Callable[[], None]) -> int:
     except signals.Terminated:
         return exit_after(signal.SIGTERM)
     except Exception:
-        if (number := signals.came()) is not None:  # what a library has made of it
-            return exit_after(number)
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        return BUG
+        number = signals.came()
+        # a library may have made another error of a signal
+        return _bug() if number is None else exit_after(number)
     return 0
+
+
+def _bug() -> int:
+    print(redact(traceback.format_exc()), end="", file=sys.stderr)
+    return BUG
 
 
 def exit_after(number: int) -> int:

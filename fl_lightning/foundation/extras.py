@@ -38,39 +38,39 @@ def require(extra: str, key: str, value: object, instead: str = "") -> None:
         key, value: what the user gave that needs it.
         instead: how to do without it, in words.
     """
-    absent = [name for name in MODULES[extra] if not _installed(name)]
-    if absent:
-        raise BadInput(key, value, needs(absent[0]) + (f"; {instead}" if instead else ""))
+    for module in MODULES[extra]:
+        if not _installed(module):
+            hint = install_hint(module)
+            raise BadInput(key, value, f"{hint}; {instead}" if instead else hint)
 
 
-def needs(module: str | None) -> str:
-    """What to tell a user without `module`, or a submodule of it; empty if no extra has it."""
+def install_hint(module: str | None) -> str:
+    """Say how to install `module`, or the package of a submodule; empty if no extra has it."""
     name = (module or "").partition(".")[0]
-    extra = next((extra for extra, names in MODULES.items() if name in names), None)
-    return f"it needs {name}, which is not installed: {command(extra)}" if extra else ""
+    for extra, modules in MODULES.items():
+        if name in modules:
+            return f"it needs {name}, which is not installed: {command(extra)}"
+    return ""
 
 
-def missing(module: str) -> str:
-    """What to tell a user where `module` is not installed; empty where it is."""
-    return "" if _installed(module) else needs(module)
+def hint_if_missing(module: str) -> str:
+    """Say how to install `module`; empty where it is installed."""
+    return "" if _installed(module) else install_hint(module)
 
 
 def command(extra: str) -> str:
-    """The command that installs the packages of `extra`, as this package's own metadata lists
-    them."""
+    """Return the command that installs the packages of `extra`, by this package's own metadata."""
     try:
-        lines = requires("fl_lightning") or []
+        requirements = requires("fl_lightning") or []
     except PackageNotFoundError:  # run from its sources, never installed
-        lines = []
+        requirements = []
     marker = re.compile(rf"extra == ['\"]{extra}['\"]")
-    listed = [line.partition(";")[0].strip() for line in lines if marker.search(line)]
-    packages = " ".join(f"'{line}'" for line in listed) or f"'fl_lightning[{extra}]'"
-    return f"{'pip' if _installed('pip') else 'uv pip'} install {packages}"
+    packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
+    words = " ".join(f"'{package}'" for package in packages or [f"fl_lightning[{extra}]"])
+    return f"{'pip' if _installed('pip') else 'uv pip'} install {words}"
 
 
 def _installed(name: str) -> bool:
-    return (
-        sys.modules[name] is not None
-        if name in sys.modules
-        else PathFinder.find_spec(name) is not None
-    )
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return PathFinder.find_spec(name) is not None

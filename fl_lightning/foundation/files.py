@@ -40,11 +40,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Where to write what shall become `path`: a reader sees the old file or the new one, never a
-    half.
+    """Yield a path aside, renamed to `path` after the block: a reader sees the old file or the new
+    one, never a half.
 
-    With `durable` the content and the rename have reached the disk when this ends (a crash of the
-    machine spares it).
+    With `durable` content and rename have reached the disk when this ends: a crash of the machine
+    spares them.
     """
     aside = aside_of(path)
     with writing(path):
@@ -65,8 +65,7 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[None]:
-    """What makes the new folder `path`: where it fails nothing is left, and the same command finds
-    its name free."""
+    """Remove the new folder `path` where the block that fills it fails: its name is free again."""
     try:
         yield
     except BaseException:
@@ -75,7 +74,7 @@ def whole_folder(path: Path) -> Iterator[None]:
 
 
 def aside_of(path: Path) -> Path:
-    """Where `path` is written before it is renamed."""
+    """Return the path that is renamed to `path` once it is written."""
     return path.with_name(f".{path.name}.part")
 
 
@@ -97,8 +96,7 @@ def flush(path: Path) -> None:
 
 
 def flush_all(paths: Iterable[Path]) -> None:
-    """Wait until the disk has all of these, some at a time. Raises `RunFailed` if it refuses
-    one."""
+    """Wait until the disk has all of these, some at a time; `RunFailed` if it refuses one."""
 
     def one(path: Path) -> None:
         with writing(path):
@@ -112,13 +110,12 @@ class Taken(Exception):
     """Another process holds the lock; the text says which."""
 
 
-def take(path: Path) -> IO[str]:
+def take_lock(path: Path) -> IO[str]:
     """Take the lock `path` for this process, until the returned file is closed or the process is
     gone, however it goes.
 
-    It is shared with those who `join` it: nobody can take it before the last of them is gone. Where
-    a process of this machine has died and those that it had started are still ending, they are
-    waited for.
+    Processes that this one starts `share_lock`: nobody can take the lock before the last of them is
+    gone. If its holder on this machine has died and they are still ending, wait for them.
 
     Raises:
         Taken: another process holds it.
@@ -143,16 +140,15 @@ def take(path: Path) -> IO[str]:
     return file
 
 
-def join(path: Path) -> IO[str]:
-    """Hold the lock `path` together with the process that has taken it, and that has started this
-    one."""
+def share_lock(path: Path) -> IO[str]:
+    """Hold the lock `path` together with the process that has taken it and started this one."""
     file = path.open(encoding="utf-8")
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
 def _dead(holder: str) -> bool:
-    """Whether the process that wrote itself down as `holder` was of this machine, and is gone."""
+    """Whether the process that wrote `holder` ran on this machine and is gone."""
     words = holder.split()
     if len(words) != 4 or words[3] != socket.gethostname():
         return False
@@ -161,7 +157,7 @@ def _dead(holder: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, ValueError):
-        pass
+        return False
     return False
 
 

@@ -17,15 +17,11 @@ on a CPU."""
 
 
 def keep_freed() -> bool:
-    """Have this process keep what it frees for its next step, instead of getting it anew from the
-    system, page by page.
+    """Have this process keep freed memory for its next step; return whether it does.
 
-    By its own rules glibc does that or not depending on what was freed first; rounds of small CNNs
-    took 1.25 times as long where it did not (docs/performance.md). Nothing is done without glibc,
-    or where its own variables (MALLOC_..., GLIBC_TUNABLES) say how.
-
-    Returns:
-        Whether it was done.
+    By its own rules glibc keeps it or not depending on what was freed first; where it did not,
+    rounds of small CNNs took 1.25 times as long (docs/performance.md). Without glibc, or where its
+    own variables (MALLOC_..., GLIBC_TUNABLES) are set, nothing changes.
     """
     configured = any(name.startswith("MALLOC_") for name in os.environ)
     configured = configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")

@@ -1,4 +1,4 @@
-"""Who has started this process: torchrun or srun, as one of several, or somebody by hand, alone.
+"""Finds out who has started this process: torchrun or srun, as one of several, or a person, alone.
 
 Variables of an earlier job, of a container or of a shell on a cluster (`salloc`) look like a
 launcher's and start nothing. So a launcher counts only where all that it sets is there and fits
@@ -87,8 +87,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """What has started this process as one of several; None: it is alone, whatever is left in the
-    environment."""
+    """Return the launcher that has started this process as one of several; None: it is alone,
+    whatever is left in the environment."""
     if all(name in environment for name in TORCHRUN):
         by: Literal["torchrun", "srun"] = "torchrun"
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
@@ -110,13 +110,15 @@ def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
     each other."""
     if environment.get(AGENT) != "True":
         return
-    address, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    address = environment["MASTER_ADDR"]
+    port = environment["MASTER_PORT"]
     try:
         socket.create_connection((address, int(port)), PATIENCE).close()
     except (OSError, ValueError, OverflowError) as error:
-        where = f"torchrun does not answer at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error})"
-        way = "if it has not started this process, unset TORCHELASTIC_RUN_ID"
-        raise BadInput(TORCHRUN[0], environment[TORCHRUN[0]], f"{where}; {way}") from None
+        problem = f"torchrun does not answer at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error})"
+        remedy = "if it has not started this process, unset TORCHELASTIC_RUN_ID"
+        name = TORCHRUN[0]
+        raise BadInput(name, environment[name], f"{problem}; {remedy}") from None
 
 
 def rank() -> int:
@@ -127,20 +129,20 @@ def rank() -> int:
 
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """`NAME=VALUE` of all that calls this process one of several, though no launcher has started
-    it."""
+    """Return `NAME=VALUE` of all variables that call this process one of several, though no
+    launcher has started it."""
     if launch_of(environment) is not None:
         return []
-    first = {**dict.fromkeys(RANKS, "0"), **dict.fromkeys(SIZES, "1")}
+    harmless_values = dict.fromkeys(RANKS, "0") | dict.fromkeys(SIZES, "1")
     return [
         f"{name}={environment[name]}"
-        for name, alone in first.items()
-        if environment.get(name, alone) != alone
+        for name, harmless in harmless_values.items()
+        if environment.get(name, harmless) != harmless
     ]
 
 
 def line_on_left_over() -> str:
-    """What to say of `left_over`; nothing where there is none."""
+    """Return a line on `left_over` for the user; empty where there is nothing."""
     names = ", ".join(left_over())
     why = "since neither srun nor torchrun has started this process"
     several = "several processes: --fabric.devices on this machine, or srun"
@@ -148,20 +150,13 @@ def line_on_left_over() -> str:
 
 
 def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
-    """Raise `BadInput` unless `launch` has started the `ranks` processes that the configuration
-    asks for, and is there.
-
-    `devices`: the configuration's, to name.
-    """
+    """Raise `BadInput` unless `launch` is there and has started the `ranks` processes that the
+    configuration asks for. `devices`: of the configuration."""
     variable = TORCHRUN[0] if launch.by == "torchrun" else SRUN[0]
-    several = (
-        f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many"
+    requirement = (
+        f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many "
+        f"(if it has started none, unset {variable})"
     )
-    check(
-        "fabric.devices",
-        devices,
-        launch.size == ranks,
-        f"{several} (if it has started none, unset {variable})",
-    )
+    check("fabric.devices", devices, launch.size == ranks, requirement)
     if launch.by == "torchrun":
         check_torchrun_answers()

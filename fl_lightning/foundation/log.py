@@ -26,26 +26,26 @@ def now() -> str:
 
 
 def in_bytes(size: float, like: float | None = None) -> str:
-    """A number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0 KiB`, `0
-    B`."""
+    """Return a number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0
+    KiB`, `0 B`."""
     suited = size if like is None else like
-    unit, scale = next(
-        (u for u in UNITS if suited >= u[1] * (1 if u[1] > 2**20 else 0.1)), ("B", 1)
-    )
-    return f"{size / scale:,.{int(scale > 1)}f} {unit}"
+    for unit, scale in UNITS:
+        least = scale if scale > 2**20 else 0.1 * scale
+        if suited >= least:
+            return f"{size / scale:,.1f} {unit}"
+    return f"{size:,.0f} B"
 
 
 def in_time(seconds: float) -> str:
-    """Seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
-    units = (("d", 86400), ("h", 3600), ("min", 60))
-    return next(
-        (f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= 2 * size),
-        f"{seconds:.0f} s",
-    )
+    """Return seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class _Outliving:
-    """A stream whose reader may go: what is written then goes nowhere."""
+    """A stream that drops all text once its reader has gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -58,7 +58,7 @@ class _Outliving:
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            self._let_go()
+            self._drop_rest()
             return len(text)
 
     def flush(self) -> None:
@@ -66,17 +66,16 @@ class _Outliving:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            self._let_go()
+            self._drop_rest()
 
-    def _let_go(self) -> None:
+    def _drop_rest(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
 
 
 def outlive_readers() -> None:
-    """Have prints go nowhere once nobody reads them (`| head`): an error would end a run in the
-    middle."""
+    """Drop prints once nobody reads them (`| head`): an error would end a run in the middle."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # a stand-in for a stream has no file
@@ -94,20 +93,23 @@ class Log:
         self._waiting: list[str] | None = []
 
     def add(self, line: str) -> None:
-        """Add a line. A disk that refuses does not end the run: its tables do."""
+        """Add a line."""
         text = f"{now()} {self.who}{redact(line)}\n"
-        if self._waiting is not None:
+        if self._waiting is None:
+            self._write(text)
+        else:
             self._waiting.append(text)
-            return
-        with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
-            file.write(text)
 
     def begin(self) -> None:
-        """Write what has waited."""
+        """Write the lines that have waited."""
         if self._waiting is not None:
-            with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
-                file.write("".join(self._waiting))
+            self._write("".join(self._waiting))
             self._waiting = None
+
+    def _write(self, text: str) -> None:
+        """Write `text`; if the disk refuses, the run goes on: its tables end it."""
+        with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
 _log: ContextVar[Log | None] = ContextVar("log", default=None)
@@ -130,44 +132,44 @@ def say(line: str) -> None:
 
 def note(line: str) -> None:
     """Keep a line in the log of the run that is going on in this process, if one is."""
-    if (log := _log.get()) is not None:
+    log = _log.get()
+    if log is not None:
         log.add(line)
 
 
-def begun() -> None:
-    """The first round is done: from now on there is something to keep."""
-    if (log := _log.get()) is not None:
+def write_waiting() -> None:
+    """Write the lines that have waited for the first round: the run has something to keep now."""
+    log = _log.get()
+    if log is not None:
         log.begin()
 
 
 @contextlib.contextmanager
-def kept(file: Path, who: str = "") -> Iterator[None]:
-    """Keep in `file` what is noted within the block, with `who` before it, what libraries warn of,
-    and how it ends.
+def logged_to(file: Path, who: str = "") -> Iterator[None]:
+    """Log to `file` all notes within the block, with `who` before them, warnings of libraries, and
+    how the block ends.
 
-    A start that is refused (`BadInput`) before its first round leaves nothing.
+    A start that is refused (`BadInput`) before its first round leaves no file.
     """
     log = Log(file, who)
-    before = _log.set(log)
+    token = _log.set(log)
     _listener.begin()
     try:
         yield
         log.add("ended")
     except BaseException as error:
-        log.add(
-            f"ended by {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-        )
+        reason = " ".join(str(error).split())
+        log.add(f"ended by {type(error).__name__}: {reason}".removesuffix(": "))
         if not isinstance(error, BadInput):
             log.begin()
         raise
     finally:
-        _log.reset(before)
+        _log.reset(token)
         _listener.end()
 
 
 class _Listener:
-    """Notes what libraries log and warn of, as long as a run is going on: once, however many runs
-    are."""
+    """Notes messages and warnings of libraries while runs are going on, each once."""
 
     def __init__(self) -> None:
         self._runs = 0
@@ -175,7 +177,7 @@ class _Listener:
         self._shown: Callable[..., None] = warnings.showwarning
 
     def begin(self) -> None:
-        """One run more."""
+        """Count one run more."""
         self._runs += 1
         if self._runs == 1:
             logging.getLogger().addHandler(self._handler)
@@ -183,7 +185,7 @@ class _Listener:
             self._shown, warnings.showwarning = warnings.showwarning, self._show
 
     def end(self) -> None:
-        """One run less."""
+        """Count one run less."""
         self._runs -= 1
         if self._runs == 0:
             logging.getLogger().removeHandler(self._handler)
@@ -198,8 +200,7 @@ class _Listener:
 
 
 class _Handler(logging.Handler):
-    """Keeps what libraries log; where nobody else would, it is shown, too, as Python does without a
-    handler."""
+    """Notes messages of libraries; shows them where no other handler would, as Python does."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one message."""

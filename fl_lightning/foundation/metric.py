@@ -1,4 +1,4 @@
-"""What a run is judged by: its name in every column and key, which way is better, and how it and
+"""The metrics that judge a run: names in columns and keys, which way is better, and how they and
 the loss are computed.
 
 Nothing here imports torch before it computes: run folders are read without it.
@@ -22,12 +22,12 @@ MODELS = {
     "global": "global model",
     "finetuned": "after fine-tuning",
 }
-"""The kinds of model that are scored, in words: declared here alone."""
+"""Kinds of model that are scored, in words: declared here alone."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A mean over samples, of which each client has one."""
+    """A score of a client's model: a mean over samples."""
 
     name: str
     words: str
@@ -39,34 +39,35 @@ class Metric:
         """The mean over clients, in words: `mean accuracy`."""
         return self.words if self.words.startswith("mean ") else f"mean {self.words}"
 
-    def of(self, what: str) -> str:
-        """A column or key of what became of the clients' scores: `mean_accuracy`."""
-        return f"{what}_{self.name}"
+    def of(self, statistic: str) -> str:
+        """Return the column of a statistic over clients: `of("mean")` is `mean_accuracy`."""
+        return f"{statistic}_{self.name}"
 
     def by(self, kind: str) -> str:
-        """A column of one kind of model or data: `accuracy_before`."""
+        """Return the column of a kind of model or data: `by("before")` is `accuracy_before`."""
         return f"{self.name}_{kind}"
 
     def on_global_test(self, kind: str) -> str:
-        """A column of one kind of model on the test set of all: `global_test_accuracy_global`."""
+        """Return the column of a kind of model on the test set of all clients:
+        `global_test_accuracy_global`."""
         return f"global_test_{self.by(kind)}"
 
     def merit(self, value: float) -> float:
-        """`value`, or its negative where lower is better: greater is better."""
+        """Return `value`, or its negative where lower is better."""
         return value if self.rises else -value
 
     def gain(self, ours: float, alone: float) -> float:
-        """Relative improvement of `ours` on `alone`, positive where ours is better (FEDORA's R-Acc
-        and R-MAE)."""
+        """Return the relative improvement of `ours` on `alone`, positive where ours is better
+        (FEDORA's R-Acc and R-MAE)."""
         return self.merit(ours - alone) / alone
 
     def shown(self, value: float) -> str:
-        """`value` for readers: accuracies in percent, errors in the target's unit."""
+        """Return `value` for readers: accuracies in percent, errors in the target's unit."""
         return f"{100 * value:.2f} %" if self.rises else f"{value:.4g}"
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Sum over a batch, shape (): over samples it adds up, and divided by their number it is
-        the metric.
+        """Return the sum over the samples of a batch, shape (); divided by their number it is the
+        metric.
 
         Args:
             output: of the model, (b, num_classes), or (b, 1) for regression.
@@ -82,7 +83,7 @@ class Metric:
         return [self.total(output, y, num_classes) for output, y in zip(outputs, ys, strict=True)]
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """What a client minimises, `reduction` as in torch; arguments as in `total`."""
+        """Return the local loss, `reduction` as in torch; other arguments as in `total`."""
         raise NotImplementedError
 
 
@@ -122,11 +123,11 @@ class Accuracy(Metric):
         from torch.nn.functional import cross_entropy
 
         if output.ndim > 2:
-            each = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
-            each = each.sum(1) / (y != NO_TARGET).sum(1).clamp(min=1)
-            return (
-                each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
-            )
+            losses = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+            losses = losses.sum(1) / (y != NO_TARGET).sum(1).clamp(min=1)
+            if reduction == "none":
+                return losses
+            return losses.sum() if reduction == "sum" else losses.mean()
         return cross_entropy(output, y, reduction=reduction)
 
 
@@ -148,15 +149,18 @@ class AbsoluteError(Metric):
 
 
 class Further(Metric):
-    """A metric of a client's class scores on all of its test data at once; a subclass is all that
-    a further metric takes: `evaluation.metrics` may name it, and tables and pages have it."""
+    """A metric of a client's class scores on all of its test data at once, beside accuracy.
+
+    A subclass is all that a further metric takes: `evaluation.metrics` may name it, and tables and
+    pages have it. `total` and `loss` do not apply.
+    """
 
     one_class = False
-    """Whether it is defined where samples are of one class alone, of which a model that always
-    predicts it would be perfect."""
+    """Whether the metric is defined where all samples are of one class: a model that always
+    predicts that class would be perfect."""
 
     def value(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Shape (), in 0..1; NaN where it is not defined.
+        """Return the metric, shape (), in 0..1; NaN where it is not defined.
 
         Args:
             scores: (n, classes), whose softmax is the model's probabilities.
@@ -167,7 +171,7 @@ class Further(Metric):
         return self.of_samples(scores, y)
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Shape (), of samples for which it is defined; arguments as in `value`."""
+        """Return the metric where it is defined; arguments as in `value`."""
         raise NotImplementedError
 
 
@@ -184,29 +188,36 @@ SHOWS_ONE_CLASS = ("balanced_accuracy", "auroc")
 """Further metrics by which a model that predicts one class is no better than guessing."""
 
 
-def one_class_words(shares: Mapping[str, float], clients: int, metrics: Iterable[str] = ()) -> str:
-    """Names the clients whose final model predicts one class, and the metric to take.
+def one_class_words(
+    shares: Mapping[str, float],
+    clients: int,
+    metrics: Iterable[str] = (),
+) -> str:
+    """Name the clients whose final model predicts one class, and the metric to take.
 
     Args:
-        shares: of the largest class in the test samples of each such client, by its name.
-        clients: of the run.
-        metrics: what else the run is scored by.
+        shares: of the largest class in the test samples of each such client, by client name.
+        clients: their number in the run.
+        metrics: further metrics of the run.
     """
-    percents = {name: f"{100 * share:.1f} %" for name, share in list(shares.items())[:MOST_NAMED]}
-    listed = ", ".join(f"{name} (largest class {percent})" for name, percent in percents.items())
-    listed += ", ..." if len(shares) > MOST_NAMED else ""
-    subject = (
+    names = [
+        f"{name} (largest class {100 * share:.1f} %)"
+        for name, share in list(shares.items())[:MOST_NAMED]
+    ]
+    names += ["..."] if len(shares) > MOST_NAMED else []
+    line = (
         f"{len(shares)} of {clients} final models predict one class for all of the client's test "
-        f"samples"
+        f"samples: client {', '.join(names)}"
     )
-    advice = f"; accuracy does not show it, --evaluation.metrics [{','.join(SHOWS_ONE_CLASS)}] does"
-    taken = set(SHOWS_ONE_CLASS) & set(metrics)
-    return f"{subject}: client {listed}" + ("" if taken else advice)
+    if set(SHOWS_ONE_CLASS) & set(metrics):
+        return line
+    advice = f"--evaluation.metrics [{','.join(SHOWS_ONE_CLASS)}] does"
+    return f"{line}; accuracy does not show it, {advice}"
 
 
 def recalls(scores: Tensor, y: Tensor) -> Tensor:
-    """Share of right answers among the samples of each class, float64 (classes,); NaN of a class
-    without any."""
+    """Return the share of right answers among the samples of each class, float64 (classes,); NaN
+    for a class without samples."""
     from torchmetrics.functional.classification import multiclass_stat_scores
 
     counts = multiclass_stat_scores(scores, y, scores.shape[1], average="none", validate_args=False)
@@ -214,8 +225,8 @@ def recalls(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
-    """Accuracy, shape (), where class k is as frequent as `counts` (classes,) say, and `recalls` of
-    it are right; NaN where a class that counts has no recall."""
+    """Return the accuracy, shape (), on data with `counts` (classes,) samples of each class; NaN
+    where such a class has no recall."""
     counted = counts > 0
     return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
@@ -263,11 +274,12 @@ class Auroc(Further):
         from torchmetrics.functional.classification import multilabel_auroc
 
         truth = one_hot(y, scores.shape[1])
-        both = truth.any(0) & ~truth.all(0)
-        # never 1: the rest are of some class, too
-        chances, truth = scores.softmax(1)[:, both], truth[:, both]
-        count = chances.shape[1]
-        return multilabel_auroc(chances, truth, count, average="macro", validate_args=False)
+        in_some = truth.any(0) & ~truth.all(0)
+        probabilities = scores.softmax(1)[:, in_some]
+        count = probabilities.shape[1]
+        return multilabel_auroc(
+            probabilities, truth[:, in_some], count, average="macro", validate_args=False
+        )
 
 
 @dataclass(frozen=True)
@@ -308,14 +320,15 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
-    """The metric by which the run with these rows of `metrics.csv` is judged: a further one has a
-    worst tenth only where it is chosen."""
+    """Return the metric that judges the run with these rows of `metrics.csv`."""
     names = {name for row in rows for name in row}
-    chosen = next((metric for metric in FURTHER.values() if metric.of("worst") in names), None)
-    return chosen or (MAE if MAE.of("mean") in names else ACCURACY)
+    for metric in FURTHER.values():
+        if metric.of("worst") in names:  # only the chosen one has it
+            return metric
+    return MAE if MAE.of("mean") in names else ACCURACY
 
 
-Chosen = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
+JudgeMetric = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
 """What a classification may be judged by."""
 
 if TYPE_CHECKING:

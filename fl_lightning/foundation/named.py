@@ -1,5 +1,5 @@
-"""Names as people and machines write them: one spelling of each, and which files of a folder are
-data at all."""
+"""Names as people and machines write them: one spelling for each, and the files of a folder that
+are data."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -24,13 +24,13 @@ SHOWN = 5
 
 
 def composed(name: str) -> str:
-    """`name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others as one
-    character."""
+    """Return `name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others
+    as one character."""
     return unicodedata.normalize("NFC", name)
 
 
 def composed_keys(values: dict[str, T]) -> dict[str, T]:
-    """`values` by composed names."""
+    """Return `values` by composed names."""
     return {composed(name): value for name, value in values.items()}
 
 
@@ -41,12 +41,12 @@ def is_hidden(path: Path) -> bool:
 
 
 def entries(folder: Path, pattern: str = "*") -> list[Path]:
-    """What in `folder` matches `pattern` and is not hidden, by name."""
+    """Return the paths in `folder` that match `pattern` and are not hidden, sorted."""
     return sorted(path for path in folder.glob(pattern) if not is_hidden(path))
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few of `names`, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more
+    """Return the first few of `names`, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

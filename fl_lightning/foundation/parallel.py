@@ -65,7 +65,7 @@ class ClientParallelStrategy(DDPStrategy):
         if self.num_nodes * self.num_processes == 1:
             self._set_world_ranks()
         else:
-            with port.named_if_taken():
+            with port.naming_port():
                 super()._setup_distributed()
 
 
@@ -83,17 +83,17 @@ class TorchAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: int | str) -> int:
-        """How many."""
+        """Return the number."""
         return int(devices)
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        """The first so many."""
+        """Return the first `devices` of them."""
         return [torch.device(TorchAccelerator.name(), k) for k in range(devices)]
 
     @staticmethod
     def auto_device_count() -> int:
-        """All of them."""
+        """Count all of them."""
         return device.count()
 
     @staticmethod
@@ -108,9 +108,8 @@ class TorchAccelerator(Accelerator):
 
 
 class _Fabric(Fabric):
-    """Fabric that does not look for callbacks of other packages: nobody would call them, and to
-    find them it reads what all installed packages say of themselves, anew for each of a study's
-    runs."""
+    """Fabric that does not look for callbacks of other packages: nobody would call them, and the
+    search reads the metadata of all installed packages in each run of a study."""
 
     @staticmethod
     def _configure_callbacks(callbacks: Any) -> list[Any]:
@@ -124,35 +123,33 @@ def fabric_of(
     num_nodes: int = 1,
     launch: launcher.Launch | None = None,
 ) -> Fabric:
-    """Fabric with the client-parallel strategy.
+    """Return Fabric with the client-parallel strategy.
 
     Args:
         kind: `device.resolved`.
         precision: `fabric.precision`.
         devices: processes on each node.
         num_nodes: machines.
-        launch: what has started the processes; None: Fabric starts them.
+        launch: the launcher of the processes; None: Fabric starts them.
 
     Raises:
         BadInput: the device cannot do this precision.
     """
-    for name in launcher.OF_LIGHTNING:  # Fabric would take them instead of what it is given here
+    for name in launcher.OF_LIGHTNING:  # Fabric would take them instead of these arguments
         os.environ.pop(name, None)
-    ours = kind == device.here() and kind != "cuda"
+    uses_torch = kind == device.here() and kind != "cuda"
     plugins: list[Any] = []
-    if ours and precision.endswith(
-        "-mixed"
-    ):  # Lightning takes every device that it does not know for CUDA
+    if uses_torch and precision.endswith("-mixed"):
         try:
+            # Lightning takes every device that it does not know for CUDA
             plugins = [MixedPrecision(precision, kind)]
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace(
-                "\n", " "
-            )
-            raise BadInput("fabric.precision", precision, allowed) from error
+            reason = str(error).replace("\n", " ")
+            problem = f"{kind} cannot scale losses ({reason}): bf16-mixed, 32-true"
+            raise BadInput("fabric.precision", precision, problem) from error
     start_method: Literal["popen", "spawn"] = "spawn" if launch is None else "popen"
     return _Fabric(
-        accelerator=TorchAccelerator() if ours else kind,
+        accelerator=TorchAccelerator() if uses_torch else kind,
         devices=devices,
         num_nodes=num_nodes,
         precision=None if plugins else precision,
@@ -162,7 +159,8 @@ def fabric_of(
 
 
 def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
-    """Fabric for this process alone; 16-mixed, which wants a GPU, becomes bf16-mixed on a CPU."""
+    """Return Fabric for this process alone; 16-mixed, which needs a GPU, becomes bf16-mixed on a
+    CPU."""
     if precision == "16-mixed" and accelerator == "cpu":
         precision = "bf16-mixed"
     with warnings.catch_warnings():
@@ -189,8 +187,8 @@ class Group:
     def watched(
         self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> Iterator[None]:
-        """Within, a process that gives no sign of life for `timeout` seconds ends this one (see
-        `Heartbeat`)."""
+        """Watch the other processes within the block: one without a sign of life for `timeout`
+        seconds ends this one (see `Heartbeat`)."""
         if self.size == 1:
             yield
             return
@@ -203,8 +201,7 @@ class Group:
 
     @contextlib.contextmanager
     def _together(self, all_ranks: bool = True) -> Iterator[None]:
-        """An exchange (counted where `all_ranks` take part), in which a process that is lost is
-        named.
+        """Count an exchange (if `all_ranks` take part); name the processes that are lost in it.
 
         Raises:
             RunFailed: the others did not answer.
@@ -217,35 +214,35 @@ class Group:
         except RuntimeError as error:
             if self._watch is None:
                 raise MachineFailed(f"the processes lost each other: {error}") from error
-            raise self._watch.named(error) from error
+            raise self._watch.who_is_lost(error) from error
 
     @cached_property
     def _shared(self) -> SharedMemory | None:
-        """What the CPU processes of one machine exchange through; None: the process group (gloo,
-        NCCL) it is."""
-        return (
-            joined(self.rank, self.size, self._gathered, self._meet)
-            if self.device.type == "cpu"
-            else None
-        )
+        """Return the memory for exchanges of one machine's CPU processes; None: the process group
+        (gloo, NCCL) carries them."""
+        if self.device.type != "cpu":
+            return None
+        return joined(self.rank, self.size, self._gathered, self._meet)
 
     def _meet(self) -> None:
         with self._together():
             dist.barrier()
 
     def gather_objects(self, item: Any) -> list[Any]:
-        """`item` of every rank, in rank order, on every rank. For small things (results, sizes)."""
+        """Return `item` of every rank, in rank order, on every rank. For small things (results,
+        sizes)."""
         if self.size == 1:
             return [item]
-        return (
-            self._shared.gather_objects(item) if self._shared is not None else self._gathered(item)
-        )
+        if self._shared is not None:
+            return self._shared.gather_objects(item)
+        return self._gathered(item)
 
     def gather_by_client(self, items: dict[int, T]) -> dict[int, T]:
-        """`items` of the clients of every rank, each of which is on one, on every rank."""
-        return {
-            client: item for part in self.gather_objects(items) for client, item in part.items()
-        }
+        """Return the `items` of all clients, each of which is on one rank, on every rank."""
+        gathered: dict[int, T] = {}
+        for part in self.gather_objects(items):
+            gathered |= part
+        return gathered
 
     def _gathered(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.size
@@ -256,10 +253,10 @@ class Group:
     def all_to_all(
         self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> list[Tensor]:
-        """All-to-all of consecutive shares of `parts` (flat, at least one); what came from each
-        rank, in rank order.
+        """Exchange consecutive shares of `parts` (flat, at least one), all to all; return the
+        shares from each rank, in rank order.
 
-        It is to be read before the next exchange, and may not be written to.
+        Read them before the next exchange, and do not write to them.
         """
         if self._shared is not None:
             return self._shared.all_to_all(parts, send_sizes, receive_sizes)
@@ -271,8 +268,8 @@ class Group:
         return list(received.split(list(receive_sizes)))
 
     def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """`parts` (flat, at least one) of every rank, `sizes` numbers in all by rank; to be read as
-        in `all_to_all`."""
+        """Return the `parts` (flat, at least one) of every rank, `sizes` numbers by rank; to be
+        read as in `all_to_all`."""
         if self._shared is not None:
             return self._shared.gather_parts(parts, sizes)
         padded = torch.cat([*parts, parts[0].new_zeros(max(sizes) - sizes[self.rank])])
@@ -282,8 +279,8 @@ class Group:
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a
-        number as 0."""
+        """Return the sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have
+        0."""
         if self.size > 1:
             with self._together():
                 dist.all_reduce(tensor)
@@ -296,7 +293,7 @@ class Group:
                 dist.send(tensor.to(self.device).reshape(-1).view(torch.uint8), to)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
-        """What rank `source` sends, on this rank's device."""
+        """Receive a tensor from rank `source` on this rank's device."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if tensor.numel():
             with self._together(all_ranks=False):
@@ -304,8 +301,8 @@ class Group:
         return tensor
 
     def send_object(self, item: Any, to: int) -> None:
-        """Send anything to rank `to`, which has to `receive_object`; of what it holds, one tensor
-        stays one."""
+        """Send an object to rank `to`, which has to `receive_object`; references to one tensor stay
+        so."""
         buffer = io.BytesIO()
         torch.save(item, buffer)
         content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
@@ -313,8 +310,8 @@ class Group:
         self.send(content, to)
 
     def receive_object(self, source: int) -> Any:
-        """What rank `source` sends; its tensors on this rank's device, but for those that were on
-        the CPU."""
+        """Receive an object from rank `source`, with tensors on this rank's device, but for
+        those that were on the CPU."""
         [size] = self.receive([1], torch.int64, source).tolist()
         content = io.BytesIO(self.receive([size], torch.uint8, source).cpu().numpy().tobytes())
 
@@ -331,7 +328,7 @@ class Group:
 
 
 class Heartbeat:
-    """Finds out which process has died or hangs, and does not let the others wait for it for ever.
+    """Ends this process where another one has died or hangs: nobody waits for it for ever.
 
     Each process gives a sign of life every second, whatever its main thread is busy with: a count
     in the group's store, which rank 0 (or torchrun) serves. One that sees no change of it for
@@ -341,119 +338,123 @@ class Heartbeat:
     Args:
         group: of the processes.
         timeout: seconds.
-        tell: what to do with the line.
-        end_lost: kill who hangs, where all processes are on this machine and one waits for them
-            all.
+        tell: called with the error before this process ends.
+        end_lost: kill processes that hang, where all are on this machine and one waits for them.
     """
 
     def __init__(
         self, group: Group, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> None:
-        self.group, self.timeout, self.tell, self.end_lost = group, timeout, tell, end_lost
+        self.group = group
+        self.timeout = timeout
+        self.tell = tell
+        self.end_lost = end_lost
         self.beat = min(1.0, timeout / 5)
         self._store = dist.distributed_c10d._get_default_store()
         now = time.monotonic()
         self._signs: list[bytes] = [b""] * group.size
-        self._moved = [now] * group.size  # when each rank's sign was last seen to change
-        self._answered = now  # when the store last did
+        self._changed_at = [now] * group.size  # when each rank's sign was last seen to change
+        self._answered_at = now  # when the store last answered
         self._left = threading.Event()
-        # Two, since a store that hangs blocks who asks it.
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)
-        ]
+        # two, since a store that hangs blocks the thread that asks it
+        works = (self._exchange_signs, self._end_if_silent)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
 
     def leave(self) -> None:
         """Stop watching, and let the others know that silence means nothing from now on."""
         self._left.set()
-        for thread in (
-            self._threads
-        ):  # a thread within torch when the interpreter ends would abort the process
+        # a thread within torch when the interpreter ends would abort the process
+        for thread in self._threads:
             thread.join(5 * self.beat)
 
-    def named(self, error: BaseException) -> RunFailed:
-        """What to say of the ranks that are lost, some seconds after an exchange has failed with
-        `error`."""
+    def who_is_lost(self, error: BaseException) -> RunFailed:
+        """Wait for four beats after an exchange has failed with `error`; return the error that
+        names the lost ranks."""
         time.sleep(4 * self.beat)
-        gone = self._silent(3 * self.beat) or [
-            r for r, sign in enumerate(self._signs) if sign == b"left"
-        ]
-        if gone:
-            return _lost(gone, "is gone")
-        behind = [
-            r
-            for r, sign in enumerate(self._signs)
-            if sign and int(sign.split()[1]) < self.group.exchanges
-        ]
-        if behind:
-            return _lost(behind, "did not come to where the others waited for it")
-        why = redact(
-            str(error).partition("\n")[0]
-        )  # all are there and came: it is the device, or what joins them
+        ended = [rank for rank, sign in enumerate(self._signs) if sign == b"left"]
+        lost_ranks = self._silent(3 * self.beat) or ended
+        if lost_ranks:
+            return _lost(lost_ranks, "is gone")
+        late_ranks = []
+        for rank, sign in enumerate(self._signs):
+            if sign and int(sign.split()[1]) < self.group.exchanges:
+                late_ranks.append(rank)
+        if late_ranks:
+            return _lost(late_ranks, "did not come to where the others waited for it")
+        # all are there and came: the device failed, or the network
+        reason = redact(str(error).partition("\n")[0])
         return MachineFailed(
-            f"an exchange between the ranks failed: {why}; the run can be continued with --resume"
+            f"an exchange between the ranks failed: {reason}; the run can be continued with "
+            f"--resume"
         )
 
-    def _speak(self) -> None:
-        store, size = self._store, self.group.size
-        with contextlib.suppress(RuntimeError):  # the store is gone: `_listen` will see
+    def _exchange_signs(self) -> None:
+        """Write this rank's sign of life and read the others', every beat."""
+        store = self._store
+        keys = [f"fl_lightning/{rank}" for rank in range(self.group.size)]
+        with contextlib.suppress(RuntimeError):  # the store is gone: `_end_if_silent` will see
             for k in count():
-                end = self._left.is_set()
-                sign = "left" if end else f"{k} {self.group.exchanges} {os.getpid()}"
-                store.set(f"fl_lightning/{self.group.rank}", sign)
-                for rank, key in enumerate(f"fl_lightning/{r}" for r in range(size)):
-                    seen = store.get(key) if store.check([key]) else b""
-                    if seen != self._signs[rank]:
-                        self._signs[rank], self._moved[rank] = seen, time.monotonic()
-                self._answered = time.monotonic()
-                if end:
+                leaves = self._left.is_set()
+                sign = "left" if leaves else f"{k} {self.group.exchanges} {os.getpid()}"
+                store.set(keys[self.group.rank], sign)
+                for rank, key in enumerate(keys):
+                    rank_sign = store.get(key) if store.check([key]) else b""
+                    if rank_sign != self._signs[rank]:
+                        self._signs[rank] = rank_sign
+                        self._changed_at[rank] = time.monotonic()
+                self._answered_at = time.monotonic()
+                if leaves:
                     return
                 self._left.wait(self.beat)
 
     def _silent(self, limit: float) -> list[int]:
+        """Return the ranks without a sign for `limit` seconds; rank 0 where the store is silent."""
         now = time.monotonic()
-        if now - self._answered > limit:
+        if now - self._answered_at > limit:
             return [0]
+        signs = zip(self._signs, self._changed_at, strict=True)
         return [
-            r
-            for r, moved in enumerate(self._moved)
-            if now - moved > limit and self._signs[r] != b"left"
+            rank
+            for rank, (sign, changed_at) in enumerate(signs)
+            if now - changed_at > limit and sign != b"left"
         ]
 
-    def _listen(self) -> None:
-        last = time.monotonic()
+    def _end_if_silent(self) -> None:
+        """End this process where another one is silent."""
+        woken_at = time.monotonic()
         while not self._left.wait(self.beat):
             now = time.monotonic()
-            if now - last > self.timeout / 2:  # it was this process that slept
-                self._moved, self._answered = [now] * self.group.size, now
-            last = now
-            lost = self._silent(self.timeout)
-            if lost:
-                self.tell(_lost(lost, f"gave no sign of life for {self.timeout:g} s"))
-                for rank in lost if self.end_lost else []:
-                    with contextlib.suppress(
-                        ProcessLookupError, IndexError
-                    ):  # it is gone; it never spoke
+            if now - woken_at > self.timeout / 2:  # it was this process that slept
+                self._changed_at = [now] * self.group.size
+                self._answered_at = now
+            woken_at = now
+            lost_ranks = self._silent(self.timeout)
+            if not lost_ranks:
+                continue
+            self.tell(_lost(lost_ranks, f"gave no sign of life for {self.timeout:g} s"))
+            if self.end_lost:
+                for rank in lost_ranks:
+                    # it is gone; it never gave a sign
+                    with contextlib.suppress(ProcessLookupError, IndexError):
                         os.kill(int(self._signs[rank].split()[2]), signal.SIGKILL)
-                os._exit(RunFailed.exit_code)
+            os._exit(RunFailed.exit_code)
 
 
-def _lost(ranks: Sequence[int], what: str) -> RunFailed:
-    return MachineFailed(
-        f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume"
-    )
+def _lost(ranks: Sequence[int], problem: str) -> RunFailed:
+    names = ", ".join(map(str, ranks))
+    return MachineFailed(f"rank {names} {problem}; the run can be continued with --resume")
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:
-    """Home rank of every client: the largest first, each to the rank with the least work so far
-    (ties: lowest rank)."""
-    loads = [
-        (0.0, rank) for rank in range(ranks)
-    ]  # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
-    home = [0] * len(work)
-    for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
+    """Return the home rank of every client: the largest first, each to the rank with the least work
+    so far (ties: lowest rank)."""
+    # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
+    loads = [(0.0, rank) for rank in range(ranks)]
+    homes = [0] * len(work)
+    for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):
         load, rank = loads[0]
-        home[client] = rank
+        homes[client] = rank
         heapq.heapreplace(loads, (load + work[client], rank))
-    return home
+    return homes

@@ -14,12 +14,12 @@ NAME = "MASTER_PORT"
 
 
 @contextlib.contextmanager
-def named_if_taken() -> Iterator[None]:
-    """Raise `BadInput` with the port where processes that were started from outside cannot meet
-    there."""
+def naming_port() -> Iterator[None]:
+    """Raise `BadInput`, naming the port, where processes that were started from outside cannot meet
+    within the block."""
     try:
         yield
     except DistNetworkError as error:
         reason = str(error).partition("\n")[0]
-        allowed = f"the processes cannot meet at it ({reason}): choose a port that is free"
-        raise BadInput(NAME, os.environ.get(NAME), allowed) from error
+        problem = f"the processes cannot meet at it ({reason}): choose a port that is free"
+        raise BadInput(NAME, os.environ.get(NAME), problem) from error

@@ -25,13 +25,13 @@ from fl_lightning.foundation import launcher
 
 
 class OwnProcesses(LightningEnvironment):
-    """This machine's processes, all started from here: what another job has left in the environment
-    is not heeded."""
+    """This machine's processes, all started from here, whatever another job has left in the
+    environment."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
-        """Of this process among those of the run."""
+        """Rank of this process."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -45,7 +45,7 @@ class OwnProcesses(LightningEnvironment):
 
     @property
     def main_port(self) -> int:
-        """A port that was free when it was first asked for."""
+        """A port that was free at the first call."""
         if self._main_port == -1:
             with socket.socket() as free:
                 free.bind((self.main_address, 0))
@@ -77,8 +77,8 @@ class TasksOfSrun(SLURMEnvironment):
         """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing: `fl_lightning.run.launch` compares the processes that are there with those that
-        are wanted."""
+        """Nothing: `fl_lightning.run.launch` compares the number of processes with the
+        configuration."""
 
     def world_size(self) -> int:
         """Tasks of this step; the job may have more."""
@@ -86,15 +86,16 @@ class TasksOfSrun(SLURMEnvironment):
 
 
 def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
-    """How processes find each other that `launch` has started (None: this package)."""
+    """Return how processes find each other that `launch` has started (None: this package)."""
     if launch is None:
         return OwnProcesses()
-    return TorchElasticEnvironment() if launch.by == "torchrun" else TasksOfSrun(auto_requeue=False)
+    if launch.by == "torchrun":
+        return TorchElasticEnvironment()
+    return TasksOfSrun(auto_requeue=False)
 
 
 class Spawning(_MultiProcessingLauncher):
-    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell
-    has defined."""
+    """Spawns ranks, in a notebook, too: they run imported code, and nothing that a cell defines."""
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -102,26 +103,28 @@ class Spawning(_MultiProcessingLauncher):
         return True
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function` on every rank; rank 0's answer. Ctrl-C, which a terminal sends to all
-        processes, is left to this one, which ends the ranks: one that is still importing would
-        answer with a traceback."""
+        """Run `function` on every rank; return rank 0's answer.
+
+        Ctrl-C, which a terminal sends to all processes, is left to this one, which ends the ranks:
+        a rank that is still importing would answer with a traceback.
+        """
         _check_missing_main_guard()
         environment = self._strategy.cluster_environment
         assert environment is not None and environment.main_port  # chosen here, for all ranks
         answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
-        given = [function, args, kwargs, answers, _GlobalStateSnapshot.capture()]
-        # The ranks inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        arguments = [function, args, kwargs, answers, _GlobalStateSnapshot.capture()]
+        # the ranks inherit the mask
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             ranks = start_processes(
                 self._wrapping_function,
-                given,
+                arguments,
                 self._strategy.num_processes,  # type: ignore[attr-defined]
                 join=False,
                 start_method="spawn",
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         while not ranks.join():
             pass
         return answers.get()

@@ -1,5 +1,5 @@
-"""Memory that the processes of one machine share: what they exchange is written once, and read
-where it lies.
+"""Memory that the processes of one machine share: each writes its part once, and the others read it
+in place.
 
 Files in memory without a name (memfd, Linux): a process that dies leaves nothing behind, and the
 limit of /dev/shm, 64 MB in many containers, does not count. The others open them by process and
@@ -16,7 +16,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -28,131 +28,155 @@ memory."""
 _TOKEN = 16
 
 
-class SharedMemory:
-    """Files of each rank, two for tensors and two for other things, written in turns. See `joined`.
+TENSORS = (0, 1)
+OBJECTS = (2, 3)
+"""Places of a rank's files, each pair written in turns."""
 
-    All ranks `meet` between writing and reading, and none reads what came in one exchange after its
+
+class SharedMemory:
+    """Files of each rank, two for tensors and two for objects, written in turns (see `joined`).
+
+    All ranks `meet` between writing and reading, and none reads the parts of one exchange after its
     next one has begun. So a file is written to only after all have read it: its writer has passed
     another barrier in between.
 
     Args:
         rank: of this process.
-        token: that this process's files begin with.
+        token: the first bytes of this process's files.
         meet: returns when all ranks have called it.
     """
 
-    def __init__(self, rank: int, token: bytes, meet: Callable[[], None]) -> None:
-        self.rank, self.meet = rank, meet
+    def __init__(
+        self,
+        rank: int,
+        token: bytes,
+        meet: Callable[[], None],
+    ) -> None:
+        self.rank = rank
+        self.meet = meet
         self.files: list[list[int]] = []
         """File numbers by rank, open in this process."""
-        self.own: list[int] = []
+        self.own_files: list[int] = []
         self._mapped: dict[int, Tensor] = {}
-        self._last = [1, 3]
-        """The files of tensors and of other things that were written last."""
+        self._next = {TENSORS: 0, OBJECTS: 0}
+        """The file of each pair that is written next."""
         if sys.platform == "linux" and hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # a sandbox may forbid it
-                self.own = [os.memfd_create(f"fl_lightning_{rank}_{k}") for k in range(4)]
-            for file in self.own:
+                self.own_files = [os.memfd_create(f"fl_lightning_{rank}_{k}") for k in range(4)]
+            for file in self.own_files:
                 os.write(file, token.ljust(_HEAD, b"\0"))
-        weakref.finalize(self, _close, self.own, self.files)
+        weakref.finalize(self, _close, self.own_files, self.files)
 
     def open(self, ranks: Sequence[tuple[int, Sequence[int], bytes]]) -> bool:
-        """Open all ranks' files, by process, file numbers there, and token; whether these are the
-        files.
+        """Open all ranks' files; return whether they are the right ones.
 
-        They are not where those numbers mean something else: on another machine, in another
+        They are not where the numbers mean something else: on another machine, in another
         container.
+
+        Args:
+            ranks: process, file numbers there, and token of each.
         """
         try:
             for rank, (process, numbers, _) in enumerate(ranks):
-                away = (
-                    []
-                    if rank == self.rank
-                    else [f"/proc/{process}/fd/{number}" for number in numbers]
-                )
-                self.files.append([os.open(name, os.O_RDWR) for name in away] or self.own)
-            tokens = [
-                [self._map(file)[:_TOKEN].numpy().tobytes() for file in files]
-                for files in self.files
-            ]
+                files = self.own_files
+                if rank != self.rank and numbers:
+                    names = [f"/proc/{process}/fd/{number}" for number in numbers]
+                    files = [os.open(name, os.O_RDWR) for name in names]
+                self.files.append(files)
+            for files, (_, _, token) in zip(self.files, ranks, strict=True):
+                for file in files:
+                    if self._map(file)[:_TOKEN].numpy().tobytes() != token:
+                        return False
         except (OSError, ValueError):
             return False
-        return tokens == [[token] * 4 for *_, token in ranks]
+        return all(len(files) == 4 for files in self.files)
 
     def gather_objects(self, item: Any) -> list[Any]:
         """As `Group.gather_objects`."""
         content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
-        turn = self._write([content], [0] * len(self.files), 1)
-        return [
-            pickle.loads(self._read(rank, turn).numpy().data) for rank in range(len(self.files))
-        ]
+        ranks = range(len(self.files))
+        place = self._write_and_meet([content], [0] * len(ranks), OBJECTS)
+        return [pickle.loads(self._read(rank, place).numpy().data) for rank in ranks]
 
     def all_to_all(
         self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> list[Tensor]:
         """As `Group.all_to_all`."""
-        turn, item = self._write(parts, [0, *accumulate(send_sizes)][:-1]), parts[0].itemsize
+        begins = [0, *accumulate(send_sizes)][:-1]
+        return self._exchanged(parts, begins, receive_sizes)
+
+    def gather_parts(
+        self,
+        parts: list[Tensor],
+        sizes: Sequence[int],
+    ) -> list[Tensor]:
+        """As `Group.gather_parts`."""
+        return self._exchanged(parts, [0] * len(sizes), sizes)
+
+    def _exchanged(
+        self, parts: list[Tensor], begins: Sequence[int], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Write `parts`; return from each rank its `sizes` numbers for this one."""
+        place = self._write_and_meet(parts, begins, TENSORS)
+        dtype = parts[0].dtype
         return [
-            self._read(r, turn, n * item).view(parts[0].dtype) for r, n in enumerate(receive_sizes)
+            self._read(rank, place, size * dtype.itemsize).view(dtype)
+            for rank, size in enumerate(sizes)
         ]
 
-    def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """As `Group.gather_parts`."""
-        turn, item = self._write(parts, [0] * len(sizes)), parts[0].itemsize
-        return [self._read(r, turn, n * item).view(parts[0].dtype) for r, n in enumerate(sizes)]
-
-    def _write(self, parts: list[Tensor], begins: Sequence[int], what: int = 0) -> int:
-        """Write `parts`, in which each rank's share begins at its one of `begins`, and wait for the
-        others.
-
-        What the files are for is `what` (`_last`). Returns which of them was written.
-        """
-        kind, numbers = parts[0].dtype, sum(part.numel() for part in parts)
-        turn = self._last[what] = self._last[what] ^ 1
-        file, size = self.own[turn], _HEAD + numbers * kind.itemsize
+    def _write_and_meet(
+        self, parts: list[Tensor], begins: Sequence[int], places: tuple[int, int]
+    ) -> int:
+        """Write `parts` to this rank's next file of `places`, and wait for the others; return the
+        file's place. Each rank's share begins at its number of `begins`."""
+        turn = self._next[places]
+        self._next[places] = 1 - turn
+        file = self.own_files[places[turn]]
+        dtype = parts[0].dtype
+        size = _HEAD + sum(part.numel() for part in parts) * dtype.itemsize
         if os.fstat(file).st_size < size:
             os.ftruncate(file, size)
         memory = self._map(file)
-        memory[_TOKEN : _TOKEN + 8 * len(begins)].view(torch.int64).copy_(
-            torch.tensor(begins) * kind.itemsize
-        )
-        torch.cat(parts, out=memory[_HEAD:size].view(kind))
+        starts = memory[_TOKEN : _TOKEN + 8 * len(begins)].view(torch.int64)
+        starts.copy_(torch.tensor(begins) * dtype.itemsize)
+        torch.cat(parts, out=memory[_HEAD:size].view(dtype))
         self.meet()
-        return turn
+        return places[turn]
 
-    def _read(self, rank: int, turn: int, size: int | None = None) -> Tensor:
-        """What `rank` has written for this one, uint8: `size` bytes, or to the file's end; where it
-        lies."""
-        memory = self._map(self.files[rank][turn])
-        begin = _HEAD + int(memory[_TOKEN + 8 * self.rank :][:8].view(torch.int64))
-        return memory[begin:] if size is None else memory[begin : begin + size]
+    def _read(self, rank: int, place: int, size: int | None = None) -> Tensor:
+        """Return the share of `rank`'s file for this rank, uint8, in place: `size` bytes, or to the
+        file's end."""
+        memory = self._map(self.files[rank][place])
+        start = memory[_TOKEN + 8 * self.rank :][:8].view(torch.int64)
+        share = memory[_HEAD + int(start) :]
+        return share if size is None else share[:size]
 
     def _map(self, file: int) -> Tensor:
-        """The whole file, mapped anew where it has grown."""
+        """Return the whole file, mapped again where it has grown."""
         size = os.fstat(file).st_size
         if file not in self._mapped or len(self._mapped[file]) < size:
             self._mapped[file] = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
         return self._mapped[file]
 
 
-def _close(own: list[int], files: list[list[int]]) -> None:
-    for file in {*own, *(file for theirs in files for file in theirs)}:
+def _close(own_files: list[int], files: list[list[int]]) -> None:
+    for file in {*own_files, *chain(*files)}:
         os.close(file)
 
 
 def joined(
     rank: int, size: int, gather: Callable[[Any], list[Any]], meet: Callable[[], None]
 ) -> SharedMemory | None:
-    """The memory that all ranks share; None, on every rank, where they cannot.
+    """Open the memory that all ranks share; return None, on every rank, where they cannot.
 
     Args:
         rank: of this process.
         size: number of ranks.
-        gather: all ranks' items, in rank order.
+        gather: returns all ranks' items, in rank order.
         meet: returns when all ranks have called it.
     """
     token = secrets.token_bytes(_TOKEN)
     memory = SharedMemory(rank, token, meet)
-    ranks = gather((os.getpid(), memory.own, token))
+    ranks = gather((os.getpid(), memory.own_files, token))
     fits = _TOKEN + 8 * size <= _HEAD and all(numbers for _, numbers, _ in ranks)
     return memory if all(gather(fits and memory.open(ranks))) else None

@@ -1,4 +1,8 @@
-"""Signals that a block of code answers in its own way."""
+"""Signals that a block of code answers in its own way.
+
+Processes unwind the stack on Ctrl-C and SIGTERM (`unwinding`), but end at once before a run or
+study has begun (`leaving`), and after the block that writes a checkpoint (`undisturbed`).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,7 @@ PATIENCE = 10.0
 
 @contextlib.contextmanager
 def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Have `answer` called when one of these signals comes within the block; afterwards all is as
-    it was.
+    """Call `answer` when one of these signals comes within the block; then restore the handlers.
 
     Beside the main thread, where Python takes no signals, nothing changes: the caller handles them.
     """
@@ -65,7 +68,7 @@ def came() -> int | None:
 
 
 def raise_swallowed() -> None:
-    """Raise again what a signal has raised and a library has caught, as many do around an optional
+    """Raise the error of a signal again if a library has caught it, as many do around an optional
     import."""
     if _came and signal.getsignal(signal.SIGTERM) is unwind:
         raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated
@@ -73,8 +76,8 @@ def raise_swallowed() -> None:
 
 @contextlib.contextmanager
 def leaving(line: Callable[[], str]) -> Iterator[None]:
-    """Say `line` and end the process at once where a signal comes that would unwind the stack: no
-    library can catch that. For blocks that have nothing to close."""
+    """End the process at once, with `line`, at a signal that would unwind the stack: no library can
+    catch that. For blocks that have nothing to close."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{line()}\n".encode())
@@ -88,18 +91,18 @@ def leaving(line: Callable[[], str]) -> Iterator[None]:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait for the end of the block (in the main thread)."""
-    came: list[int] = []
+    arrived: list[int] = []
     try:
-        with answered(lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM):
+        with answered(lambda number, _: arrived.append(number), signal.SIGINT, signal.SIGTERM):
             yield
     finally:
-        for number in came[:1]:
-            signal.raise_signal(number)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def stop_ranks(but: Collection[BaseProcess] = ()) -> None:
-    """Ends the processes that the run has started, `but` those of others; at exit they would be
-    waited for."""
+    """End the processes that the run has started, `but` those of others: at exit Python would wait
+    for them."""
     ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:

@@ -14,8 +14,8 @@ from fl_lightning.results import opening
 from fl_lightning.results.provenance import name_of
 
 
-def trained(layers: list[Layer], config_name: str | None) -> Path:
-    """Trains as `layers` say, in the folder `--name`, else one that is named after `config_name` (a
+def train(layers: list[Layer], config_name: str | None) -> Path:
+    """Trains a run as `layers` say, in the folder `--name`, else one named after `config_name` (a
     file) or the method.
 
     Returns:
@@ -29,25 +29,31 @@ def trained(layers: list[Layer], config_name: str | None) -> Path:
         saved = opening.saved_of(start)
         if saved is None:
             check_first_rows(layers)
-        config = resolved(layers, config_name, saved)
+        config = config_of_run(layers, config_name, saved)
         opening.check_no_key(config)
         if saved is not None:
             place = Path(start.out) / str(start.name)
             opening.check_goes_on(saved, config, place, start.accept_changed_code)
-    typed = command.words and start.name and start.resume
-    again = command.line() if typed else None
+    # the command that goes on with the run, where this one was typed and does the same
+    again = command.line() if command.words and start.name and start.resume else None
     stem = Path(config_name or "").stem or name_of(config)
     with opening.opened(start, stem, config) as folder:
         goes_on = partial(opening.goes_on, folder, again)
         with signals.leaving(goes_on):  # it takes seconds
             from fl_lightning.lab.datacheck.telling import assembled
             from fl_lightning.run import fit
+        # a new run also says what stands out in the columns of its table
+        put_together = None if saved else assembled
         with opening.when_stopped(goes_on):
-            fit(config, folder, start.resume, put_together=None if saved else assembled)
+            fit(config, folder, start.resume, put_together=put_together)
     return folder
 
 
-def resolved(layers: list[Layer], config_name: str | None, saved: Layer | None) -> Config:
+def config_of_run(
+    layers: list[Layer],
+    config_name: str | None,
+    saved: Layer | None,
+) -> Config:
     """Returns the config of a run. Resumed without a config file, it is as the run was (`saved`),
     save for what `layers` say."""
     return resolve([saved, *layers] if saved and config_name is None else layers)

@@ -16,7 +16,11 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import BY_TASK, FURTHER
 from fl_lightning.results import opening
 
-SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
+SUFFIXES = {
+    "safetensors": ".safetensors",
+    "torch_export": ".pt2",
+    "onnx": ".onnx",
+}
 """How a file ends that is exported in each format."""
 
 
@@ -41,7 +45,7 @@ def export(
     format: str,
     checkpoint: str,
     calibration: Calibration,
-    of_site: Callable[[Path, int, Path], tuple[Any, dict[str, Any]]],
+    of_site: Callable[[Path, int, Path, Calibration], tuple[Any, dict[str, Any]]],
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
 
@@ -49,16 +53,13 @@ def export(
     """
     model = Path(out)
     opening.check_path("run", run)
-    loader = _free_loader(model, out, SUFFIXES[format])
+    loader = _new_loader_path(model, out, SUFFIXES[format])
     if (run / opening.SITE).is_file():
-        allowed = "a site's folder exports safetensors only"
-        check("format", format, format == "safetensors", allowed)
-        allowed = "a site's folder exports neither temperature nor threshold"
-        check("threshold", calibration.threshold, not calibration.is_wanted, allowed)
-        number = int(client) if client.isdecimal() else -1
-        allowed = "for a site's folder give the client's number"
-        check("client", client, number >= 0, allowed)
-        _, facts = of_site(run, number, model)
+        is_plain = format == "safetensors"
+        check("format", format, is_plain, "a site's folder exports safetensors only")
+        is_number = client.isdecimal()
+        check("client", client, is_number, "for a site's folder give the client's number")
+        _, facts = of_site(run, int(client), model, calibration)
     else:
         _check_importable(run)
         config = opening.config_of(run)
@@ -68,19 +69,26 @@ def export(
     return _with_loader(loader, run, facts.get("whose", f"client {client}"), model, facts, format)
 
 
-def join(run: Path, data: str, out: str, rounds: int | None, architecture: str | None) -> Exported:
+def join(
+    run: Path,
+    data: str,
+    out: str,
+    rounds: int | None,
+    architecture: str | None,
+) -> Exported:
     """Writes a new client's model, and beside it the file that loads it; the run stays as it is."""
     model = Path(out)
     config = opening.config_of(run)
-    loader = _free_loader(model, out)
+    loader = _new_loader_path(model, out)
     from fl_lightning.run import join as write
 
     facts = write(config, run, data, model, rounds, architecture)
     exported = _with_loader(loader, run, "a new client", model, facts)
-    metrics = [*BY_TASK.values(), *FURTHER.values()]
-    scores = [name for metric in metrics for name in (metric.by("received"), metric.name)]
-    names = [name for name in ("labelled", "rule", *scores, "loss") if name in facts]
-    exported.lines.extend(f"# {name}: {facts[name]}" for name in names)
+    scores = []
+    for metric in (*BY_TASK.values(), *FURTHER.values()):
+        scores += [metric.by("received"), metric.name]
+    names = ["labelled", "rule", *scores, "loss"]
+    exported.lines.extend(f"# {name}: {facts[name]}" for name in names if name in facts)
     if "loss" in facts:
         trained = f"# rounds of local training before this score: {facts['trained']} (--rounds)"
         exported.lines.append(f"{trained}; the run had {config.federation.rounds}")
@@ -92,14 +100,18 @@ def _check_importable(run: Path) -> None:
     for _, path in flat(opening.saved_layer(run) or {}):
         if str(path).startswith("__main__."):
             name = path.rpartition(".")[2]
-            allowed = (
+            requirement = (
                 f"{name} was defined in a script (__main__), which export cannot import: move the "
                 f"class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
             )
-            raise BadInput("run", str(run), allowed)
+            raise BadInput("run", str(run), requirement)
 
 
-def _free_loader(model: Path, out: str, suffix: str = ".safetensors") -> Path:
+def _new_loader_path(
+    model: Path,
+    out: str,
+    suffix: str = ".safetensors",
+) -> Path:
     """Returns the path of the loader beside `model`.
 
     Raises:
@@ -107,8 +119,8 @@ def _free_loader(model: Path, out: str, suffix: str = ".safetensors") -> Path:
     """
     stem = re.sub(r"^(?=\d)|\W", "_", opening.check_out("out", out, suffix).stem)
     imported = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}
-    allowed = f"the {stem}.py beside it would hide the module {stem}; choose another name"
-    check("out", out, stem not in imported, allowed)
+    requirement = f"the {stem}.py beside it would hide the module {stem}; choose another name"
+    check("out", out, stem not in imported, requirement)
     loader = model.with_name(f"{stem}.py")
     for path in (model, loader):
         check("out", out, not path.exists(), f"{path} exists, and is not written over")
@@ -134,12 +146,12 @@ def _with_loader(
     head = [line for line in code.splitlines()[:2] if line.startswith("#")]
     use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
     lines = [*head, f"from {loader.stem} import predict  # {use}"]
-    known = facts.get("about", {})
-    if known.get("class_names"):
+    about = facts.get("about", {})
+    if about.get("class_names"):
         lines.append(f"from {loader.stem} import predict_proba  # probabilities by class")
-    if "temperature" in known:
-        lines.append(f"# temperature, fitted to validation data: {known['temperature']:.4g}")
-    if "threshold" in known:
-        case, least = known["threshold"]
+    if "temperature" in about:
+        lines.append(f"# temperature, fitted to validation data: {about['temperature']:.4g}")
+    if "threshold" in about:
+        case, least = about["threshold"]
         lines.append(f"# {case} from a probability of {least:.4g} on, chosen on validation data")
     return Exported(model, loader, facts, lines)

@@ -45,7 +45,12 @@ class Queued:
     """SLURM's reason: `Priority`, `Resources`, ..."""
 
 
-def write(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, int]]) -> None:
+def record_job(
+    jobs: Path,
+    name: str,
+    answer: str,
+    runs: Iterable[tuple[Path, str, int]],
+) -> None:
     """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder,
     method, rounds."""
     number = re.search(r"\d+", answer)
@@ -56,9 +61,8 @@ def write(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, in
         "submitted": now(),
         "runs": [(str(folder), *rest) for folder, *rest in runs],
     }
-    write_whole(
-        jobs / f"{name}-{number[0]}.json", json.dumps(content, indent=1) + "\n", durable=False
-    )
+    text = json.dumps(content, indent=1) + "\n"
+    write_whole(jobs / f"{name}-{number[0]}.json", text, durable=False)
 
 
 def queued(out: Path) -> list[Queued]:
@@ -70,32 +74,35 @@ def queued(out: Path) -> list[Queued]:
     states = _squeue() if jobs else None
     latest: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
     for job, when, runs in jobs:
-        for k, (folder, method, rounds) in enumerate(runs):
+        for k, (name, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
-            known: tuple[State, str] = (
-                ("submitted", "") if states is None else states.get(number, ("gone", ""))
+            state: tuple[State, str] = ("submitted", "")
+            if states is not None:
+                state = states.get(number, ("gone", ""))
+            run = Queued(
+                Path(name),
+                method,
+                rounds,
+                *state,
             )
-            one = Queued(Path(folder), method, rounds, *known)
-            rank = one.state in ALIVE, when
-            if one.folder not in latest or latest[one.folder][0] <= rank:
-                latest[one.folder] = rank, one
-    return [one for _, one in latest.values()]
+            rank = run.state in ALIVE, when
+            if run.folder not in latest or latest[run.folder][0] <= rank:
+                latest[run.folder] = rank, run
+    return [run for _, run in latest.values()]
 
 
 def states_of(out: Path, places: Iterable[Path]) -> dict[Path, State]:
-    """The state of those of the runs `places` that jobs submitted into `out` are to do; says so
-    where nobody knows."""
-    known = {job.folder.resolve(): job.state for job in queued(out)}
-    states = {place: known[place] for place in places if place in known}
+    """The state of those of the runs `places` that jobs submitted into `out` are to do; prints a
+    line where nobody knows."""
+    every = {run.folder.resolve(): run.state for run in queued(out)}
+    states = {place: every[place] for place in places if place in every}
     if "submitted" in states.values():
-        print(
-            "squeue does not answer: runs that are queued already may be submitted twice",
-            file=sys.stderr,
-        )
+        line = "squeue does not answer: runs that are queued already may be submitted twice"
+        print(line, file=sys.stderr)
     return states
 
 
-def names(out: Path) -> set[str]:
+def submitted_names(out: Path) -> set[str]:
     """The names of all runs and job scripts that were ever submitted into `out`."""
     runs = {Path(folder).name for _, _, content in _jobs(out) for folder, *_ in content}
     return runs | {file.stem for file in (out / "jobs").glob("*.sbatch")}
@@ -118,12 +125,13 @@ def _squeue() -> dict[str, tuple[State, str]] | None:
     try:
         answer = subprocess.run(
             line, capture_output=True, text=True, errors="replace", check=True, timeout=15
-        ).stdout
+        )
     except (OSError, KeyError, subprocess.SubprocessError):
         return None
     states: dict[str, tuple[State, str]] = {}
-    for number, state, *why in (
-        words.split(maxsplit=2) for words in answer.splitlines() if len(words.split()) > 1
-    ):
-        states[number] = ("queued", "".join(why)) if state in WAITS else ("starting", "")
+    for words in map(str.split, answer.stdout.splitlines()):
+        if len(words) > 1:
+            number, state, *reason = words
+            waits = state in WAITS
+            states[number] = ("queued", " ".join(reason)) if waits else ("starting", "")
     return states

@@ -35,15 +35,17 @@ axis; before it there may be one of many studies, which share the draws of a boo
 
 def seed_means(differences: Differences) -> np.ndarray:
     """Of each seed: the mean over settings of the means over clients, (..., seeds)."""
-    means = [
-        np.mean([clients.mean(axis=-1) for clients in settings], axis=0) for settings in differences
-    ]
+    means = []
+    for settings in differences:
+        of_settings = [clients.mean(axis=-1) for clients in settings]
+        means.append(np.mean(of_settings, axis=0))
     return np.stack(means, axis=-1)
 
 
 def alike(differences: Differences) -> bool:
     """Whether the mean differences of all seeds are the same (`EQUAL`)."""
-    return bool(np.ptp(seed_means(differences)) <= EQUAL)
+    spread = np.ptp(seed_means(differences))
+    return bool(spread <= EQUAL)
 
 
 def interval(
@@ -71,20 +73,26 @@ def interval(
 def outer(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Any, Any]:
-    """The lower one of the lower ends of Student's t and of the bootstrap, and the upper one of the
-    upper ends."""
-    (a, b), (c, d) = students(differences, level), bootstrap(differences, level, resamples)
-    return np.minimum(a, c), np.maximum(b, d)
+    """The outer ends of the intervals of Student's t and of the bootstrap."""
+    lows, highs = zip(
+        students(differences, level),
+        bootstrap(differences, level, resamples),
+        strict=True,
+    )
+    return np.minimum(*lows), np.maximum(*highs)
 
 
 def students(differences: Differences, level: float = LEVEL) -> tuple[Any, Any]:
     """Student's t over the means of seeds."""
-    means = seed_means(differences)
-    middle, half = (
-        means.mean(axis=-1),
-        stats.t.ppf(1 - level / 2, means.shape[-1] - 1) * stats.sem(means, axis=-1),
-    )
-    return middle - half, middle + half
+    return _students_of(seed_means(differences), level)
+
+
+def _students_of(means: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
+    """Student's interval of the mean of `means`, (..., n)."""
+    middle = means.mean(axis=-1)
+    quantile = stats.t.ppf(1 - level / 2, means.shape[-1] - 1)
+    reach = quantile * stats.sem(means, axis=-1)
+    return middle - reach, middle + reach
 
 
 def bootstrap(
@@ -96,63 +104,92 @@ def bootstrap(
     the same.
     """
     means = seed_means(differences)
-    middle, error = means.mean(axis=-1), stats.sem(means, axis=-1)
+    middle = means.mean(axis=-1)
+    error = stats.sem(means, axis=-1)
     drawn = resampled(differences, resamples, np.random.default_rng(0))
+    distances = drawn.mean(axis=-1) - middle[..., None]
     # all draws of one seed whose clients are alike
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = (drawn.mean(axis=-1) - middle[..., None]) / stats.sem(drawn, axis=-1)
-    low, high = np.quantile(t, [level / 2, 1 - level / 2], axis=-1, method="inverted_cdf")
+        t = distances / stats.sem(drawn, axis=-1)
+    tails = [level / 2, 1 - level / 2]
+    low, high = np.quantile(t, tails, axis=-1, method="inverted_cdf")
     return middle - high * error, middle - low * error
 
 
-def resampled(differences: Differences, resamples: int, rng: np.random.Generator) -> np.ndarray:
+def resampled(
+    differences: Differences,
+    resamples: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice
     clients are, too."""
-    seeds = rng.integers(len(differences), size=(resamples, len(differences)))
-    means = np.empty((*differences[0][0].shape[:-1], *seeds.shape))
+    count = len(differences)
+    seeds = rng.integers(count, size=(resamples, count))
+    *studies, _ = differences[0][0].shape
+    means = np.empty((*studies, *seeds.shape))
     for seed, settings in enumerate(differences):
         places = seeds == seed
-        drawn = [_drawn_means(clients, int(places.sum()), rng) for clients in settings]
+        times = int(places.sum())
+        drawn = [_drawn_means(clients, times, rng) for clients in settings]
         means[..., places] = np.mean(drawn, axis=0)
     return means
 
 
-def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of so many draws with replacement, each of as many clients as there are, (...,
-    times)."""
+def _drawn_means(
+    clients: np.ndarray,
+    times: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The mean of each of `times` draws of all clients with replacement, (..., times)."""
     count = clients.shape[-1]
-    counts = rng.multinomial(count, np.full(count, 1 / count), size=times)
+    shares = np.full(count, 1 / count)
+    counts = rng.multinomial(count, shares, size=times)
     return np.asarray(clients @ counts.T / count)
 
 
 def of_means(values: np.ndarray) -> tuple[float, float] | None:
     """Student's interval of the mean of `values`; None of fewer than two, or of equal ones."""
-    differences = [[np.array([value])] for value in values]
-    if len(values) < 2 or alike(differences):
+    if len(values) < 2 or np.ptp(values) <= EQUAL:
         return None
-    low, high = students(differences)
+    low, high = _students_of(values)
     return float(low), float(high)
 
 
-def welch(ours: Sequence[float], mean: float, std: float | None, count: int) -> tuple[float, float]:
-    """Welch's interval for the mean of `ours`, at least two, less a `mean` over `count` values with
-    the standard deviation `std`; None: that of `ours`, whose freedom is then taken."""
+def welch(
+    ours: Sequence[float],
+    mean: float,
+    std: float | None,
+    count: int,
+) -> tuple[float, float]:
+    """Welch's interval for the mean of `ours`, two values or more, less another `mean`.
+
+    Args:
+        mean: of `count` values with the standard deviation `std`.
+        std: None: not known; then that of `ours` stands in, with the degrees of freedom of `ours`.
+    """
+    number = len(ours)
     spread = float(np.std(ours, ddof=1))
-    parts = [
-        (spread**2 / len(ours), len(ours)),
-        ((spread if std is None else std) ** 2 / count, count if std is not None else 1),
-    ]
-    error = math.sqrt(sum(part for part, _ in parts))
-    below = sum(part**2 / (number - 1) for part, number in parts if number > 1)
-    freedom = (len(ours) - 1) if std is None or not below else error**4 / below
+    other_spread = spread if std is None else std
+    variance, other_variance = spread**2 / number, other_spread**2 / count
+    error = math.sqrt(variance + other_variance)
+    freedom: float = number - 1
+    weight = variance**2 / freedom
+    if count > 1:
+        weight += other_variance**2 / (count - 1)
+    if std is not None and weight:
+        freedom = error**4 / weight
     reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
     difference = float(np.mean(ours)) - mean
     return difference - reach, difference + reach
 
 
-def noise(ours: np.ndarray, alone: np.ndarray, tested: np.ndarray) -> np.ndarray:
-    """What the difference of two accuracies on the same `tested` samples may be by chance,
-    one-sided at 5 %; `EQUAL` where there are none.
+def noise(
+    ours: np.ndarray,
+    alone: np.ndarray,
+    tested: np.ndarray,
+) -> np.ndarray:
+    """The difference of two accuracies on the same `tested` samples that chance alone may give,
+    one-sided at 5 %; `EQUAL` where no samples are.
 
     The variance is that of two independent proportions, (a (1 - a) + b (1 - b)) / n: an upper bound
     where both models are wrong about the same samples. One sample is never enough. With few samples
@@ -161,38 +198,41 @@ def noise(ours: np.ndarray, alone: np.ndarray, tested: np.ndarray) -> np.ndarray
     out.
     """
     samples = np.where(tested > 0, tested, np.inf)
-    variance = (ours * (1 - ours) + alone * (1 - alone)) / samples
-    return np.maximum(ONE_SIDED * np.sqrt(variance), 1 / samples) + EQUAL
+    variance = ours * (1 - ours) + alone * (1 - alone)
+    reach = ONE_SIDED * np.sqrt(variance / samples)
+    return np.maximum(reach, 1 / samples) + EQUAL
 
 
 # ---------------------------------------------------------------- tests
 
 
 def levelled(values: Any) -> np.ndarray:
-    """`values`, (n,), where those that are the same (`EQUAL`) are so to the last bit: the least of
-    them.
+    """`values`, (n,), with each group of the same ones (`EQUAL`) set to the least of the group.
 
     Rounding would part two that lie on either side of a step, however near they are.
     """
     levels = np.array(values, dtype=float)
     order = np.argsort(levels, kind="stable")
-    begins = np.diff(levels[order], prepend=-np.inf) > EQUAL
-    levels[order] = levels[order][begins][np.cumsum(begins) - 1]
+    ascending = levels[order]
+    begins = np.diff(ascending, prepend=-np.inf) > EQUAL
+    group = np.cumsum(begins) - 1
+    levels[order] = ascending[begins][group]
     return levels
 
 
 def _signed(differences: Sequence[float]) -> np.ndarray:
-    """Differences with sizes levelled, 0 among them."""
-    signed = np.asarray(differences, dtype=float)
-    return np.asarray(np.sign(signed) * levelled([0.0, *np.abs(signed)])[1:])
+    """Differences whose sizes, and 0 among them, are `levelled`."""
+    signs = np.sign(differences)
+    sizes = np.abs(differences)
+    return np.asarray(signs * levelled([0.0, *sizes])[1:])
 
 
 def wilcoxon(differences: Sequence[float]) -> float:
     """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy
     has it exact."""
     signed = _signed(differences)
-    signed = signed[signed != 0]
-    return float(stats.wilcoxon(signed).pvalue) if len(signed) else 1.0
+    unequal = signed[signed != 0]
+    return float(stats.wilcoxon(unequal).pvalue) if len(unequal) else 1.0
 
 
 def over_seeds(differences: Differences) -> float:
@@ -202,34 +242,39 @@ def over_seeds(differences: Differences) -> float:
     1 if they are 0.
     """
     means = seed_means(differences)
-    if np.ptp(means) <= EQUAL:
-        return 2 / 2 ** len(means) if abs(means.mean()) > EQUAL else 1.0
+    if alike(differences):
+        differ = abs(means.mean()) > EQUAL
+        return 2 / 2 ** len(means) if differ else 1.0
     return float(stats.ttest_1samp(means, 0).pvalue)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values corrected for being so many (Holm, 1979): none is below another whose own is
-    smaller."""
-    order = np.argsort(p, kind="stable")
-    steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(p) else steps
+    """p values corrected for their number (Holm, 1979), in the order of `p`."""
+    values = np.asarray(p, dtype=float)
+    order = np.argsort(values, kind="stable")
+    factors = np.arange(len(values), 0, -1)
+    steps = np.maximum.accumulate(values[order] * factors)
+    corrected = np.empty(len(values))
+    corrected[order] = np.minimum(1.0, steps)
     return [float(value) for value in corrected]
 
 
-def pairs_needed(comparisons: int, level: float = LEVEL) -> int:
+def pairs_needed(comparisons: int) -> int:
     """The fewest pairs from which Wilcoxon's p, corrected for so many comparisons, can be at or
-    below `level`.
+    below `LEVEL`.
 
     The least p of n pairs is 2 / 2**n.
     """
-    return max(MIN_PAIRS, math.ceil(1 + math.log2(max(1, comparisons) / level)))
+    factor = max(1, comparisons)
+    pairs = math.ceil(1 + math.log2(factor / LEVEL))
+    return max(MIN_PAIRS, pairs)
 
 
 def tally(differences: Sequence[float]) -> tuple[int, int, int]:
     """How many differences are above, at and below 0: wins, ties, losses."""
     signed = _signed(differences)
-    return int((signed > 0).sum()), int((signed == 0).sum()), int((signed < 0).sum())
+    wins, losses = int((signed > 0).sum()), int((signed < 0).sum())
+    return wins, len(signed) - wins - losses, losses
 
 
 def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
@@ -241,7 +286,8 @@ def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
     """
     scores = np.apply_along_axis(levelled, 1, scores)
     ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
-    if np.ptp(scores, axis=1).max() == 0:  # nothing differs anywhere, and the statistic is 0 / 0
+    spreads = np.ptp(scores, axis=1)
+    if spreads.max() == 0:  # nothing differs anywhere, and the statistic is 0 / 0
         return 0.0, 1.0, ranks
     test = stats.friedmanchisquare(*scores.T)
     return float(test.statistic), float(test.pvalue), ranks
@@ -254,27 +300,27 @@ def pairwise(scores: np.ndarray) -> np.ndarray:
     In place of ranks' differences, which depend on the other methods (Benavoli, Corani, Mangili,
     JMLR 2016).
     """
-    rows, columns = np.triu_indices(scores.shape[1], k=1)
-    table = np.eye(scores.shape[1])
-    table[rows, columns] = holm(
-        [wilcoxon(scores[:, i] - scores[:, j]) for i, j in zip(rows, columns, strict=True)]
-    )
+    methods = scores.shape[1]
+    rows, columns = np.triu_indices(methods, k=1)
+    differences = scores[:, rows] - scores[:, columns]
+    table = np.eye(methods)
+    table[rows, columns] = holm([wilcoxon(pair) for pair in differences.T])
     return np.maximum(table, table.T)
 
 
-def cliques(ranks: np.ndarray, p: np.ndarray, level: float = LEVEL) -> list[list[int]]:
+def cliques(ranks: np.ndarray, p: np.ndarray) -> list[list[int]]:
     """The largest groups of methods next to each other in rank, best first, of which no two differ
-    at `level`."""
-    order = [int(k) for k in np.argsort(ranks, kind="stable")]
+    at `LEVEL`."""
+    order = np.argsort(ranks, kind="stable").tolist()
     groups: list[list[int]] = []
-    reached = 0
+    end = 0  # behind the last method of a group
     for first in range(len(order)):
-        last = first + 1
-        while last < len(order) and all(
-            p[order[last], other] > level for other in order[first:last]
-        ):
-            last += 1
-        if last - first > 1 and last > reached:
-            groups.append(order[first:last])
-        reached = max(reached, last)
+        group = order[first : first + 1]
+        for method in order[first + 1 :]:
+            if not (p[method, group] > LEVEL).all():
+                break
+            group.append(method)
+        if len(group) > 1 and first + len(group) > end:
+            groups.append(group)
+        end = max(end, first + len(group))
     return groups

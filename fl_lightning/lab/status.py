@@ -64,9 +64,17 @@ class Standing:
     """What a queued job waits for, in SLURM's word."""
 
 
-def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
+def standing(
+    folder: Path,
+    now: float,
+    job: Queued | None = None,
+) -> Standing:
     """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM
-    says of it."""
+    says of it.
+
+    The first that holds decides: it has a summary; a process is at work; SLURM has the job;
+    failure.txt is newer than the tables; else it has stopped, or waits.
+    """
     name = folder.name
     try:
         run = RunResult(folder)
@@ -88,12 +96,21 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         state = job.state
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
-    left = (rounds - done) * usual if state == "running" and usual else None
-    last = judged[-1][mean] if judged else math.nan
+    to_come = (rounds - done) * usual if state == "running" and usual else None
     why = job.why if job is not None and state == "queued" else ""
-    known = (run.metric, run.judge or "", last, run.best(mean)[0])
     return Standing(
-        name, state, str(run.method or ""), done, rounds, *known, left, now - wrote, why
+        name,
+        state,
+        method=str(run.method or ""),
+        done=done,
+        rounds=rounds,
+        metric=run.metric,
+        judge=run.judge or "",
+        last=judged[-1][mean] if judged else math.nan,
+        best=run.best(mean)[0],
+        left=to_come,
+        silent=now - wrote,
+        why=why,
     )
 
 
@@ -108,19 +125,26 @@ def standings(out: Path) -> list[Standing]:
         list(out.iterdir())
     except OSError as error:
         raise BadInput("status", str(out), f"it cannot be read ({error.strerror})") from None
-    one = (out / CONFIG).exists()
-    jobs = {job.folder.resolve(): job for job in queued(out.resolve().parent if one else out)}
-    folders = [out] if one else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
-    seen = [standing(folder, time.time(), jobs.get(folder.resolve())) for folder in folders]
-    if not one:
-        to_come = [job for job in jobs.values() if not (job.folder / CONFIG).exists()]
-        seen += [
-            Standing(j.folder.name, j.state, j.method, rounds=j.rounds, why=j.why) for j in to_come
-        ]
-    check(
-        "status", str(out), bool(seen), f"it holds no run: no {CONFIG} in it or in a folder of it"
-    )
-    return seen
+    is_run = (out / CONFIG).exists()
+    jobs = {job.folder.resolve(): job for job in queued(out.resolve().parent if is_run else out)}
+    folders = [out] if is_run else sorted(file.parent for file in out.glob(f"*/{CONFIG}"))
+    runs = [standing(folder, time.time(), jobs.get(folder.resolve())) for folder in folders]
+    if not is_run:
+        for job in jobs.values():
+            if not (job.folder / CONFIG).exists():
+                name = job.folder.name
+                runs.append(
+                    Standing(
+                        name,
+                        job.state,
+                        job.method,
+                        rounds=job.rounds,
+                        why=job.why,
+                    )
+                )
+    requirement = f"it holds no run: no {CONFIG} in it or in a folder of it"
+    check("status", str(out), bool(runs), requirement)
+    return runs
 
 
 def locked(folder: Path) -> bool | None:
@@ -146,11 +170,7 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    jobs = {
-        job.folder.resolve(): job.state
-        for job in queued(out)
-        if job.state in ("queued", "starting")
-    }
+    jobs = {job.folder.resolve(): job.state for job in queued(out) if job.state in ALIVE}
 
     def now(run: str) -> Any:
         if locked(out / run):
@@ -181,7 +201,11 @@ def _of_runs(out: Path) -> Table:
     return table
 
 
-def _at_work(folder: Path, silent: float, usual: float) -> bool:
+def _at_work(
+    folder: Path,
+    silent: float,
+    usual: float,
+) -> bool:
     """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its
     silence."""
     lock = locked(folder)

@@ -48,46 +48,39 @@ class Job:
     def check(self) -> None:
         """Raise `BadInput` for a job that no cluster takes."""
         check("time", None, self.time is not None, "a job needs it: --time HH:MM:SS")
-        fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", self.time or "") is not None
-        check("time", self.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
-        name = re.fullmatch(r"[\w.-]+", self.partition or "x") is not None
-        check("partition", self.partition, name, "it must be a partition's name")
-        memory = re.fullmatch(r"\d+[KMGT]?", self.mem or "1") is not None
-        check("mem", self.mem, memory, "it must be SLURM's: MiB, or a number and K, M, G or T")
-        line = ["/bin/bash", "-nc", self.setup or ""]
-        read = subprocess.run(line, capture_output=True, text=True, check=False)
-        error = " ".join(read.stderr.split())
+        patterns = {
+            "time": (r"(\d+-)?\d+(:\d\d){0,2}", "SLURM's: minutes, HH:MM:SS or D-HH:MM:SS"),
+            "partition": (r"[\w.-]+", "a partition's name"),
+            "mem": (r"\d+[KMGT]?", "SLURM's: MiB, or a number and K, M, G or T"),
+        }
+        for key, (pattern, words) in patterns.items():
+            text = getattr(self, key)
+            fits = text is None or re.fullmatch(pattern, text) is not None
+            check(key, text, fits, f"it must be {words}")
+        shell = ["/bin/bash", "-nc", self.setup or ""]
+        parsed = subprocess.run(shell, capture_output=True, text=True, check=False)
+        error = " ".join(parsed.stderr.split())
         check("setup", self.setup, not error, f"it must be lines of a shell script: {error}")
         limit = _seconds(str(self.time))
-        fine = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
-        allowed = (
-            f"it must be shorter than the time limit, {limit} s, or the job would be queued "
-            f"again for ever"
-        )
-        check("warning", self.warning, fine, allowed)
+        is_shorter = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
+        again = "or the job would be queued again for ever"
+        requirement = f"it must be shorter than the time limit, {limit} s, {again}"
+        check("warning", self.warning, is_shorter, requirement)
 
     def check_ranks(self, clients: int) -> None:
         """Raise `BadInput` for more processes than `clients`."""
-        key = (
-            "gpus_per_node"
-            if self.gpus_per_node
-            else "tasks_per_node"
-            if self.tasks_per_node > 1
-            else "nodes"
-        )
-        ranks = self.nodes * (self.gpus_per_node or self.tasks_per_node)
-        check(
-            key,
-            getattr(self, key),
-            ranks <= clients,
-            f"{ranks} processes: at most one for each of {clients} clients",
-        )
+        key = "gpus_per_node" if self.gpus_per_node else "tasks_per_node"
+        ranks = self.nodes * getattr(self, key)
+        if ranks == self.nodes:
+            key = "nodes"
+        requirement = f"{ranks} processes: at most one for each of {clients} clients"
+        check(key, getattr(self, key), ranks <= clients, requirement)
 
     def check_cluster(self) -> None:
         """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: such a job may
         wait for ever."""
-        here = shutil.which("sbatch") is not None
-        check("submit", "sbatch", here, "it is not on this machine: --dry_run shows the script")
+        is_here = shutil.which("sbatch") is not None
+        check("submit", "sbatch", is_here, "it is not on this machine: --dry_run shows the script")
         if shutil.which("sinfo") is None:
             return
         partition = [f"--partition={self.partition}"] if self.partition else []
@@ -101,68 +94,72 @@ class Job:
         nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)
         if answer.returncode or not nodes:
             return
-        gpus = [
-            sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()
-        ]
-        gpus_per_node, most = self.gpus_per_node, max(gpus)
-        check(
-            "gpus_per_node", gpus_per_node, gpus_per_node <= most, f"no node has more than {most}"
-        )
-        enough = sum(has >= gpus_per_node for has in gpus)
-        whose = f" with {gpus_per_node} GPUs" if gpus_per_node else ""
-        check(
-            "nodes", self.nodes, self.nodes <= enough, f"at most the {enough} that there are{whose}"
-        )
+        gpus = []
+        for resources_of_node in nodes.values():
+            counts = re.findall(r"gpu(?::[^:,()]+)?:(\d+)", resources_of_node)
+            gpus.append(sum(map(int, counts)))
+        count, most = self.gpus_per_node, max(gpus)
+        check("gpus_per_node", count, count <= most, f"no node has more than {most}")
+        enough = sum(on_node >= count for on_node in gpus)
+        whose = f" with {count} GPUs" if count else ""
+        requirement = f"at most the {enough} that there are{whose}"
+        check("nodes", self.nodes, self.nodes <= enough, requirement)
 
     def wishes(self) -> str:
-        """What the job wants of the cluster, in words."""
-        words = [
-            f"nodes {self.nodes}",
-            *([f"gpus_per_node {self.gpus_per_node}"] if self.gpus_per_node else []),
-        ]
-        words += [f"partition {self.partition}"] if self.partition else []
-        return ", ".join([*words, f"time {self.time}"])
+        """The nodes, GPUs, partition and time that the job asks for, in words."""
+        keys = [key for key in ("gpus_per_node", "partition") if getattr(self, key)]
+        return ", ".join(f"{key} {getattr(self, key)}" for key in ("nodes", *keys, "time"))
 
 
-def submit(flags: list[str], job: Job, array: str | None) -> str:
+def submit(
+    flags: list[str],
+    job: Job,
+    array: str | None,
+) -> str:
     """Writes the job script of a run, or of a sweep, and hands it to sbatch; returns what was
     submitted, in words, or with `dry_run` the script.
 
     Args:
         flags: of the run, as on the command line.
         job: what it needs.
-        array: the sweep, as `grid` has it; None: one run.
+        array: the sweep, as `sweep_points` has it; None: one run.
     """
     job.check()
-    given = read_flags(flags)[1]
-    allowed = "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many"
-    for key in FIXED:
-        check(key, "given", all(flag.key != key for flag in given), allowed)
+    run_flags = read_flags(flags)[1]
+    requirement = "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many"
+    for flag in run_flags:
+        check(flag.key, flag.text, flag.key not in FIXED, requirement)
     # Bad input is answered now, not when the job's turn has come.
-    points = grid(array)
-    lines, runs, configs = zip(*(_tried_out(given, point, job) for point in points), strict=True)
+    resolved = [_resolved_point(run_flags, point, job) for point in sweep_points(array)]
+    lines, runs, configs = zip(*resolved, strict=True)
     places = [folder for folder, *_ in runs]
-    twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
-    allowed = f"two of its runs would be called {twice}: give other values"
-    check("array", array, twice is None, allowed)
+    for folder in places:
+        requirement = f"two of its runs would be called {folder.name}: give other values"
+        check("array", array, places.count(folder) == 1, requirement)
     from fl_lightning.lab.planning.start import check_starts
 
     check_starts(configs)
     out = places[0].parent
-    name = places[0].name if len(runs) == 1 else f"{_stem(given)}-{len(runs)}-runs"
+    name = places[0].name if len(runs) == 1 else f"{_stem(run_flags)}-{len(runs)}-runs"
     text = script(job, lines, out, name)
     if job.dry_run:
         return text.removesuffix("\n")
     job.check_cluster()
     states = queue.states_of(out, places)
-    again = next((folder.name for folder in places if states.get(folder) in queue.ALIVE), None)
-    allowed = "SLURM has a job that is to do this run: cancel it, or give another name"
-    check("name", again, again is None, allowed)
+    requirement = "SLURM has a job that is to do this run: cancel it, or give another name"
+    for folder in places:
+        check("name", folder.name, states.get(folder) not in queue.ALIVE, requirement)
     send(job, text, out, name, runs)
     return f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}"
 
 
-def send(job: Job, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
+def send(
+    job: Job,
+    text: str,
+    out: Path,
+    name: str,
+    runs: Sequence[tuple[Path, str, int]],
+) -> None:
     """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which
     runs the job has.
 
@@ -178,45 +175,47 @@ def send(job: Job, text: str, out: Path, name: str, runs: Sequence[tuple[Path, s
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput(
-            "out", str(out), f"{file.parent} cannot be written ({error.strerror})"
-        ) from None
-    done = subprocess.run(
-        ["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False
-    )
+        requirement = f"{file.parent} cannot be written ({error.strerror})"
+        raise BadInput("out", str(out), requirement) from None
+    line = ["sbatch", str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         file.unlink()
         answer = " ".join(done.stderr.split())
         if any(word in answer for word in UNREACHABLE):
             raise RunFailed(f"sbatch did not reach SLURM: {answer}")
         raise BadInput("submit", job.wishes(), f"sbatch refuses it: {answer}")
-    queue.write(file.parent, name, done.stdout, runs)
+    queue.record_job(file.parent, name, done.stdout, runs)
     print(f"{done.stdout.strip()}; script: {file}")
 
 
-def script(job: Job, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
+def script(
+    job: Job,
+    lines: Sequence[Sequence[str]],
+    out: Path,
+    name: str,
+) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
-    template = Template(
-        resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8")
-    )
-    gpus = job.gpus_per_node
-    directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
-    directives += [f"#SBATCH --partition={job.partition}"] if job.partition else []
-    directives += [f"#SBATCH --mem={job.mem}"] if job.mem else []
+    file = resources.files("fl_lightning.slurm").joinpath("job.sbatch")
+    gpus, is_array = job.gpus_per_node, len(lines) > 1
     cpus = f"--cpus-per-task={job.cpus_per_task}" if job.cpus_per_task else ""
-    directives += [f"#SBATCH {cpus}"] if cpus else []
-    directives += [f"#SBATCH --array=0-{len(lines) - 1}"] if len(lines) > 1 else []
-    directives += [f"#SBATCH {_directive(word)}" for word in shlex.split(job.sbatch or "")]
-    return template.substitute(
+    options = [
+        f"--gres=gpu:{gpus}" if gpus else "",
+        f"--partition={job.partition}" if job.partition else "",
+        f"--mem={job.mem}" if job.mem else "",
+        cpus,
+        f"--array=0-{len(lines) - 1}" if is_array else "",
+        *map(_directive, shlex.split(job.sbatch or "")),
+    ]
+    log = out.resolve() / "jobs" / ("%x-%A_%a.out" if is_array else "%x-%j.out")
+    return Template(file.read_text(encoding="utf-8")).substitute(
         name=_escaped(name),
         nodes=job.nodes,
         tasks=gpus or job.tasks_per_node,
         time=job.time,
-        log=_escaped(
-            str(out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"))
-        ),
+        log=_escaped(str(log)),
         warning=job.warning,
-        directives="\n".join(directives),
+        directives="\n".join(f"#SBATCH {option}" for option in options if option),
         runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
         setup=job.setup or "",
         cpus=f" {cpus}" if cpus else "",  # srun does not take it over from sbatch
@@ -234,10 +233,11 @@ def _directive(word: str) -> str:
     if re.fullmatch(r"[\w@%+=:,./*^-]+", word):
         return word
     key, equals, value = word.partition("=")
-    return f'{key}="{_escaped(value)}"' if equals and key.startswith("-") else f'"{_escaped(word)}"'
+    is_option = equals and key.startswith("-")
+    return f'{key}="{_escaped(value)}"' if is_option else f'"{_escaped(word)}"'
 
 
-def grid(text: str | None) -> list[dict[str, str]]:
+def sweep_points(text: str | None) -> list[dict[str, str]]:
     """The points of a sweep: `seed=0-4 data.alpha=0.1,0.3` are ten. None: one point that sets
     nothing.
 
@@ -250,14 +250,10 @@ def grid(text: str | None) -> list[dict[str, str]]:
         axis: list[str] = []
         for part in values.split(","):
             span = re.fullmatch(r"(\d+)-(\d+)", part)
-            axis += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
-        fine = equals and key and key not in axes and all(axis)
-        check(
-            "array",
-            text,
-            bool(fine),
-            "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'",
-        )
+            axis += map(str, range(int(span[1]), int(span[2]) + 1)) if span else [part]
+        is_axis = equals and key and key not in axes and all(axis)
+        requirement = "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'"
+        check("array", text, bool(is_axis), requirement)
         axes[key] = axis
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
@@ -280,7 +276,7 @@ def _stem(flags: Sequence[Flag]) -> str:
     return start_of(layers).name or (Path(first).stem if first else "run")
 
 
-def _tried_out(
+def _resolved_point(
     flags: Sequence[Flag], point: dict[str, str], job: Job
 ) -> tuple[list[str], tuple[Path, str, int], Config]:
     """Resolves the run of one point of a sweep.
@@ -290,26 +286,23 @@ def _tried_out(
         folder, method and rounds; its config.
     """
     words = [word for flag in flags for word in flag.words]
-    words += [word for key, value in point.items() for word in (f"--{key}", value)]
+    for key, value in point.items():
+        words += [f"--{key}", value]
     layers, first = layers_of_flags(read_flags(words)[1])
     start = start_of(layers)
-    check(
-        "config",
-        None,
-        first is not None,
-        "a job resumes its run, which starts with --config only: name one",
-    )
+    requirement = "a job resumes its run, which starts with --config only: name one"
+    check("config", None, first is not None, requirement)
     config = resolve(layers)
+    out = Path(start.out).resolve()
     if start.name is None and not point:
-        taken = queue.names(Path(start.out))
-        numbered = (f"{_stem(flags)}-{k:03d}" for k in itertools.count(1))
-        name = next(n for n in numbered if n not in taken and not (Path(start.out) / n).exists())
+        earlier = queue.submitted_names(out)
+        numbered = (f"{_stem(flags)}-{number:03d}" for number in itertools.count(1))
+        name = next(n for n in numbered if n not in earlier and not (out / n).exists())
     else:
         unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
         parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
         stem = start.name or name_of(config, _stem(flags))
         name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
-    out = Path(start.out).resolve()
     opening.check_name(replace(start, out=str(out), name=name))
     job.check_ranks(config.clients)
     facts = out / name, str(config.by_key()["method"]["name"]), config.federation.rounds
@@ -318,4 +311,5 @@ def _tried_out(
 
 def _shown(key: str, value: str) -> str:
     """One setting of a sweep in a name: `lam0.1`, `judge-after`."""
-    return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
+    hyphen = "" if value[:1].isdigit() else "-"
+    return f"{key.rpartition('.')[2]}{hyphen}{value}"

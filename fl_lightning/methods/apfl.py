@@ -8,23 +8,22 @@ from torch import Tensor
 from fl_lightning.methods import (
     Batch,
     Client,
-    Method,
     Payload,
     Phase,
     Phases,
+    PlainSteps,
     Range,
     RunContext,
     Slot,
     Tensors,
     Traits,
     UnitInterval,
-    check_plain_steps,
     searched,
 )
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(PlainSteps):
     """FedAvg, and a personal model v of which a mixture alpha v + (1 - alpha) w with the local
     model w is scored.
 
@@ -46,10 +45,6 @@ class APFL(Method):
         0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone"
     )
     adaptive: bool = True
-
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps than its own."""
-        check_plain_steps(run)
 
     def slots(self) -> dict[str, Slot]:
         """The personal model v."""
@@ -77,9 +72,8 @@ class APFL(Method):
         v.add_(of_mixture, alpha=-client.lr * alpha)
         v[end:] = mixture[end:]
         if self.adaptive:
-            client.memory["alpha"] = torch.tensor(
-                min(max(alpha - client.lr * slope, 0.0), 1.0), dtype=torch.float64
-            )
+            moved = torch.tensor(alpha - client.lr * slope, dtype=torch.float64)
+            client.memory["alpha"] = moved.clamp(0, 1)
         return loss
 
     def personal(self, client: Client) -> Tensor:
@@ -87,7 +81,6 @@ class APFL(Method):
         passes."""
         mixture = client["personal"].clone()
         columns = client.layout.parameters
-        mixture[columns] = torch.lerp(
-            client["model"][columns], mixture[columns], float(client.memory["alpha"])
-        )
+        w = client["model"][columns]
+        mixture[columns] = torch.lerp(w, mixture[columns], float(client.memory["alpha"]))
         return mixture

@@ -32,10 +32,6 @@ from fl_lightning.core.traits import is_shipped, sees_only_the_mean
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
 
-MOST = 1000.0
-"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into
-memory."""
-
 TRAITS = {field.name for field in fields(Traits)}
 
 _LIKE = 0.8
@@ -83,12 +79,10 @@ class Method:
             rule.check(vars(self), "method")
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where the method cannot work on this run."""
-        task = run.data.task
-        requirement = (
-            f"{run.method_name} exchanges what it knows of classes, and a regression has none"
-        )
-        check("data.task", task, task != "regression" or not self.traits.classes, requirement)
+        """Raise `BadInput` where the method cannot work on this run.
+
+        The engine refuses a regression itself where `traits.classes` is set.
+        """
 
     # ---------------------------------------------------------------- the model
 
@@ -121,18 +115,18 @@ class Method:
         """What each client of the cohort is sent (this rank's): the global model, or its own mix by
         the relation."""
         relation = server.run.relation
-        sent: Payloads = {}
+        payloads: Payloads = {}
         for group in server.groups:
             if relation.is_global:
-                sent |= group.send(dict.fromkeys(group.here, group["model"]))
+                payloads |= group.send(dict.fromkeys(group.here, group["model"]))
             elif group.cohort:
-                sent |= group.mix_by(relation)
-        return sent
+                payloads |= group.mix_by(relation)
+        return payloads
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """The cohort has answered: what the relation learns of it, and the new global model, where
-        there is one."""
+        """The relation learns from the round's uploads; then the new global model, where there is
+        one. At least one client has answered: otherwise the engine ends the run."""
         relation = server.run.relation
         relation.learn(server)
         for group in server.groups:
@@ -168,9 +162,13 @@ class Method:
         return {}
 
     def private_phases(self) -> tuple[float | None, ...] | str:
-        """Epochs of each phase of a round (None: the federation's length), where all that is kept
-        and uploaded follows from the optimiser's steps down the task loss on all of the client's
-        samples; else, in words, what else it makes of samples (`optimizer.privacy`)."""
+        """Tell whether noise on steps (`optimizer.privacy`) covers the method.
+
+        Returns:
+            Epochs of each phase of a round (None: the federation's length) where it does: all that
+            is kept and uploaded follows from the optimiser's steps down the task loss on all of the
+            client's samples. Else a string: what else the method makes of samples.
+        """
         if not is_shipped(self):
             return (
                 "is a class of your own whose private_phases does not say what it makes of samples"
@@ -191,22 +189,34 @@ class Method:
     # ---------------------------------------------------------------- scores
 
     def personal(self, client: Client) -> Tensor:
-        """The vector (D,) that is scored before and after local training and exported; fine-tuned,
-        where there is no global model."""
+        """The vector (D,) that is scored before and after local training. It is also the model that
+        is exported, and where there is no global model the one that fine-tuning begins from."""
         return client["model"]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
         """The vector (D,) that is scored as the client's global model, after aggregation; None:
-        there is none."""
-        whole = group.group.down_mask[group.layout.is_parameter].all()
+        there is none. Parts that are not sent are no hindrance where they never train: everybody
+        has them."""
+        is_sent = group.group.down_mask[group.layout.is_parameter].all()
+        whole = is_sent or self.traits.still
         return group["model"] if group.server.run.relation.is_global and whole else None
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
+    def prepare(
+        self,
+        client: Client,
+        vector: Tensor,
+        kind: str,
+    ) -> Tensors:
         """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
         `kind`: made once, it is kept in `client.prepared`."""
         return {}
 
-    def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
+    def outputs(
+        self,
+        client: Client,
+        x: Tensor,
+        kind: str,
+    ) -> Tensor:
         """Class scores (batch, classes) of the bound model, which is scored as `kind` (before,
         after, global, ...)."""
         scores: Tensor = client.module.model(x)
@@ -259,9 +269,19 @@ class PlainMean(Method):
         return Uniform()
 
 
+@dataclass(frozen=True)
+class PlainSteps(Method):
+    """Base: clients take steps w - lr g of the method's own, so the optimiser's steps must be
+    such."""
+
+    def check(self, run: RunContext) -> None:
+        """Raise `BadInput` for an optimiser with other steps."""
+        check_plain_steps(run)
+
+
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:
-    """Have the group's new global model be old + size (new - old) on its parameters; exact where
-    size is 0 or 1.
+    """Scale the server's step: the group's new global model becomes old + size (new - old) on its
+    parameters; exact where `size`, the server's learning rate, is 0 or 1.
 
     Running statistics stay what they are: beyond the new ones a variance might be negative.
     """
@@ -298,8 +318,5 @@ def check_no_scaling(run: RunContext) -> None:
     """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may
     be left out."""
     precision = run.config.fabric.precision
-    requirement = (
-        f"{run.method_name} needs steps and gradients without scaled losses, such as with "
-        f"bf16-mixed"
-    )
+    requirement = f"{run.method_name} cannot work with scaled losses: use bf16-mixed or 32-true"
     check("fabric.precision", precision, precision != "16-mixed", requirement)

@@ -58,22 +58,27 @@ class Clustered(Method, ABC):
             losses = {k: client.loss(part, centre(server.only, k)) for k in sizes}
         server.memory["cluster"][client.id] = min(losses, key=lambda k: losses[k])
 
-    def average(self, server: Server, cluster: Tensor, who: Sequence[int]) -> None:
+    def average(
+        self,
+        server: Server,
+        cluster: Tensor,
+        who: Sequence[int],
+    ) -> None:
         """Put clients into the clusters `cluster` (N,), int64, and make the model of each the mean
         of the last uploads of its clients among `who`; without any it stays."""
         group = server.only
-        members_of = cluster[list(who)]
+        cluster_of = cluster[list(who)]
         rows = torch.zeros(1, len(who), len(who), dtype=torch.float64)
-        for k in members_of.unique().tolist():
-            places = (members_of == k).nonzero()[:, 0]
+        for k in cluster_of.unique().tolist():
+            places = (cluster_of == k).nonzero()[:, 0]
             members = [who[place] for place in places.tolist()]
             group[name_of(k)] = group.mean_by(server.run.relation, members)
             assert group.weighed is not None
-            rows[0, places[:, None], places] = group.weighed.weights[0].to(torch.float64)
+            rows[0, places[:, None], places] = group.weighed.weights[0].double()
         server.memory["cluster"] = cluster
-        receivers = [client for client in who if client in server.answered]
-        received = rows[:, [who.index(client) for client in receivers]]
-        group.weighed = Weights(group.group, received, receivers, list(who))
+        answered = [place for place, client in enumerate(who) if client in server.answered]
+        receivers = [who[place] for place in answered]
+        group.weighed = Weights(group.group, rows[:, answered], receivers, list(who))
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""

@@ -28,10 +28,9 @@ class ConFREE(PlainMean):
     client worst off.
 
     Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its
-        projections on the D_j
-    with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the simplex, D_v = sum_j v_j D_j.
-    So of all steps within c ||d|| of d it is the one whose least <step, D_j> is greatest. Running
-    statistics: the plain mean.
+    projections on the D_j with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the
+    simplex, D_v = sum_j v_j D_j. So of all steps within c ||d|| of d it is the one whose least
+    <step, D_j> is greatest. Running statistics: the plain mean.
 
     Args:
         c: radius about the guidance vector d. 0.5: our choice, the middle of the paper's (0, 1).
@@ -55,25 +54,24 @@ class ConFREE(PlainMean):
     def aggregate(self, server: Server) -> None:
         """The conflict-free step."""
         group = server.only
+        layout = group.layout
         who = server.answered
-        old = server["model"]
-        if not who:
-            return
-        parameters = group.layout.is_parameter
+        old = group["model"]
         received = group.group.down_mask
+        parameters = layout.is_parameter & received
         by_layer = self.by == "layer"
         plain = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
         mean = group.mean(plain, who, like=old)
-        gram = group.gram(who, since="sent", by_layer=by_layer, blocks=parameters & received).full
+        gram = group.gram(who, since="sent", by_layer=by_layer, blocks=parameters).full
         steps = torch.stack([conflict_free(G, self.c, rescaled=self.rescaled) for G in gram])
         spare = 1 - steps.sum(1)  # of weights that sum to 1: so much of the mean is taken back
         weights = steps + spare[:, None] * plain
         new = group.mean(weights, who, by_layer=by_layer, like=old)
-        for s in group.layout.segments(parameters & received, by_layer=by_layer):
+        for s in layout.segments(parameters, by_layer=by_layer):
             new[s.columns] -= float(spare[s.layer]) * (mean - old)[s.columns]
-        for s in group.layout.segments(~parameters & received):
+        for s in layout.segments(received & ~parameters):
             new[s.columns] = mean[s.columns]
-        server["model"] = new
+        group["model"] = new
 
 
 RIDGE = 1e-9
@@ -110,10 +108,15 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
     low = 1e-6
     high = float(G.diagonal().max().sqrt())
     w = torch.full_like(guide, 1 / len(G))
-    for _ in range(HALVINGS if k > 0 and len(G) > 1 else 0):
+    if k <= 0 or len(G) == 1:
+        return w
+    for _ in range(HALVINGS):
         s = (low + high) / 2
         w = simplex_rows(G * (k / s), -b[None])[0]
-        low, high = (low, s) if length(G, w) < s else (s, high)
+        if length(G, w) < s:
+            high = s
+        else:
+            low = s
     return w
 
 

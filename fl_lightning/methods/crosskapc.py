@@ -33,17 +33,15 @@ class CrossKAPC(Method):
     within groups.
 
     Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
-        distinct, rounds 4 to 6 try
-    them: each client begins from FedAvg's model, or with the last or the first layer of its group
-        alone, without its
-    own model, and reports losses on samples that its training has not seen. What wins stays.
-    Scored: the step from what was received, made smaller by the share of noise in it, which two
-    halves of the samples give in round 1.
+    distinct, rounds 4 to 6 try them: each client begins from FedAvg's model, or with the last or
+    the first layer of its group alone, without its own model, and reports losses on samples that
+    its training has not seen. What wins stays. Scored: the step from what was received, made
+    smaller by the share of noise in it, which two halves of the samples give in round 1.
 
     Args:
-        guard: how distinct groups must be to be tried, d'; a normal sample has 2.7. 4: our choice,
-            on validation data (docs/decisions/0031). Beyond any d' it is FedAvg judged by shrunk
-            steps.
+        guard: groups are tried only if their separation d' exceeds this (one normal sample has
+            2.7); where it is too great to be exceeded, the method is FedAvg judged by shrunk steps.
+            4: our choice, on validation data (docs/decisions/0031).
         exponent: a step counts (1 - share of noise)^exponent times. 1 is James and Stein's; 0:
             judged as trained. 0.5: our choice, likewise.
     """
@@ -80,10 +78,11 @@ class CrossKAPC(Method):
         return cast(CrossFittedCube, server.run.relation).sent(server)
 
     def aggregate(self, server: Server) -> None:
-        """What the relation learns, and FedAvg's model."""
-        super().aggregate(server)
-        if who := server.answered:
-            server["model"] = server.only.mean(server.shares(who), who, like=server["model"])
+        """The relation learns; FedAvg's model, which groups do not change, is the mean by
+        samples."""
+        server.run.relation.learn(server)
+        who = server.answered
+        server["model"] = server.only.mean(server.shares(who), who, like=server["model"])
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Begin from it, and keep it."""
@@ -101,21 +100,16 @@ class CrossKAPC(Method):
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
+        step = "squared norms of the client's first step by layer"
+        noise = "variance of the client's step by layer"
         return {
-            "step": Beside(
-                "step_norms",
-                "squared norms of the client's first step by layer",
-                "nonnegative",
-                once=True,
-            ),
-            "noise": Beside(
-                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
-            ),
+            "step": Beside("step_norms", step, "nonnegative", once=True),
+            "noise": Beside("noise_norms", noise, "nonnegative", once=True),
             "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The model, and beside it what was measured."""
+        """The model, and beside it the measures that `phases` left."""
         return replace(super().upload(client, payload), statistics=dict(client.scratch))
 
     def personal(self, client: Client) -> Tensor:

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from fl_lightning.methods import (
     Batch,
     Beside,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -25,26 +23,24 @@ from fl_lightning.methods import (
     PositiveShare,
     Range,
     RunContext,
-    Scope,
     Server,
     Tensors,
     Traits,
     searched,
 )
-from fl_lightning.methods.common.classifiers import NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import NewClassifier, PersonalPart, is_personal
 
 
 @dataclass(frozen=True)
-class DBE(Method):
+class DBE(PersonalPart):
     """FedAvg whose clients each add a personal vector to the features, and draw the features' mean
     to a global mean.
 
     Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i +
-        momentum (mean z of the
-    batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a
-    first round in which all train the initial model on CE alone and upload nothing else: training
-    begins with the second round. A batch with fewer samples than the others trains on CE alone and
-    leaves u_i as it is.
+    momentum (mean z of the batch) begins a round at 0; m_i is never sent. u is the clients' mean
+    u_i, by samples, of a first round in which all train the initial model on CE alone and upload
+    nothing else: training begins with the second round. A batch with fewer samples than the others
+    trains on CE alone and leaves u_i as it is.
 
     Args:
         kappa: weight of the mean's distance. 50: the authors' run script for a CNN.
@@ -75,10 +71,6 @@ class DBE(Method):
         """With the vector m_i."""
         return NewClassifier(model, Shifted, "dbe")
 
-    def scope(self, block: Block) -> Scope:
-        """The vector is never sent."""
-        return "personal" if is_personal(block) else "shared"
-
     def init_server(self, run: RunContext) -> Tensors:
         """`mean` u, (d,)."""
         head: Any = run.groups[0].head
@@ -86,10 +78,11 @@ class DBE(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send u, once it is known."""
-        sent = super().broadcast(server)
-        for payload in sent.values() if server.round > 1 else ():
-            payload.extra["mean"] = server.memory["mean"]
-        return sent
+        payloads = super().broadcast(server)
+        if server.round > 1:
+            for payload in payloads.values():
+                payload.extra["mean"] = server.memory["mean"]
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """In the first round without m_i, and without u, which is not known yet."""
@@ -108,11 +101,11 @@ class DBE(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         if client.round == 1:
-            sent.sent[:] = False
-            sent.extra["mean"] = client.scratch["mean"]
-        return sent
+            upload.sent[:] = False
+            upload.extra["mean"] = client.scratch["mean"]
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Also average u, after the first round (in which nobody has uploaded a model: the mean is
@@ -131,23 +124,29 @@ class MeanPull:
         kappa: weight of the distance.
         momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
         u: (d,); None: u_i runs, and nothing is added to the loss.
-        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
+        complete: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
             with mu = 1 a round's u_i would be the mean of its remainder, which may be a single
             sample (the authors drop such batches).
     """
 
-    def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:
+    def __init__(
+        self,
+        kappa: float,
+        momentum: float,
+        u: Tensor | None,
+        complete: int,
+    ) -> None:
         self.kappa = kappa
         self.momentum = momentum
         self.u = u
-        self.whole = whole
+        self.complete = complete
         self.running = torch.zeros(())
         """u_i."""
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
         """Shape (); past batches have no gradient."""
-        task: Tensor = module.task_loss(batch)
-        if len(batch[1]) < self.whole:
+        task = module.task_loss(batch)
+        if len(batch[1]) < self.complete:
             return task
         new = self.momentum * module.features.mean(0)
         mean = (1 - self.momentum) * self.running + new
@@ -160,10 +159,10 @@ class MeanPull:
 class Shifted(nn.Module):
     """A classifier of features to which a vector `personal` (d,) is added, 0 at first (DBE)."""
 
-    def __init__(self, own: nn.Linear) -> None:
+    def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
-        self.generic = own
-        self.personal = nn.Parameter(torch.zeros(own.in_features))
+        self.generic = classifier
+        self.personal = nn.Parameter(torch.zeros(classifier.in_features))
 
     def forward(self, z: Tensor) -> Tensor:
         """Features (batch, d) to scores."""

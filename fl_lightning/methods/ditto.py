@@ -25,7 +25,7 @@ class Ditto(Method):
     received.
 
     Client: FedAvg's w, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same batches.
-        Scored: v.
+    Scored: v.
 
     Args:
         lam: weight of (lam/2) ||v - w||^2; 0 is local training. 1: the middle of the authors' 0.1,

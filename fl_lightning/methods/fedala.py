@@ -78,30 +78,30 @@ class FedALA(Method):
 
     def receive(self, client: Client, payload: Payload) -> Phases:
         """Learn W (not in the client's first round: there is no last model), then mix."""
-        own = client["model"]
+        model = client["model"]
         blend = client["blend"]
         received = client.composed(payload)
         top = client.columns(lambda block: block.above < self.layers)
 
         def mix() -> Tensor:
             # exact where W is 0 or 1
-            return torch.where(top, torch.lerp(own, received, blend), received)
+            return torch.where(top, torch.lerp(model, received, blend), received)
 
         def step(_: Client, batch: Batch) -> Tensor:
             loss, gradient = client.gradient(mix(), batch)
-            blend.sub_(self.eta * gradient * (received - own)).clamp_(0, 1)
-            last[:] = [loss]
+            blend.sub_(self.eta * gradient * (received - model)).clamp_(0, 1)
+            batch_losses.append(loss)
             return loss
 
         losses: list[float] = []
-        last: list[Tensor] = []
-        for _ in range(self.most if client.rounds == 1 else min(client.rounds, 1)):
+        batch_losses: list[Tensor] = []
+        passes = {0: 0, 1: self.most}.get(client.rounds, 1)
+        for _ in range(passes):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")
             loss = client.fits[-1].loss
-            if self.looks_at == "last" and last:
-                loss = last[0]
+            if self.looks_at == "last" and batch_losses:
+                loss = batch_losses[-1]
             losses.append(float(loss))
-            window = losses[-self.window :]
-            if len(losses) > self.window and pstdev(window) < self.threshold:
+            if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break
-        own.copy_(mix())
+        model.copy_(mix())

@@ -62,10 +62,10 @@ class FedAlign(Method):
     block: str | None = None
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where a part of the block's channels cannot do without the rest."""
-        super().check(run)
-        for group in run.groups if self.mu else ():
-            self._try_block(run, group.module)
+        """Raise `BadInput` where a part of the block's channels cannot work without the rest."""
+        if self.mu:
+            for group in run.groups:
+                self._try_block(run, group.module)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Down the task loss and the term."""
@@ -76,13 +76,18 @@ class FedAlign(Method):
             forward = self._try_block(client.run, client.module)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
-    def loss(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        _: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the term, shape ()."""
         name = self._block(module)
         block = module.model.get_submodule(name)
-        with watched(block) as seen:
+        with watched(block) as calls:
             task = module.task_loss(batch)
-        gap = stretch_gap(block, *seen[-1], self.width, name)
+        gap = stretch_gap(block, *calls[-1], self.width, name)
         return task + self.mu * (task / gap.clamp_min(1e-30)).detach() * gap
 
     def _block(self, module: Module) -> str:
@@ -106,19 +111,22 @@ def last_block(model: nn.Module, head: str) -> str:
 
     Of lists of modules that is the last one in it.
     """
-    names = []
+    last = ""
     for name, module in model.named_children():
         if any(True for _ in module.parameters()) and not f"{head}.".startswith(f"{name}."):
-            names.append(f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name)
-    if not names:
-        raise BadInput(
-            "method.block", None, f"{type(model).__name__} has none before its classifier {head}"
-        )
-    return names[-1]
+            last = f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name
+    requirement = f"{type(model).__name__} has none before its classifier {head}"
+    check("method.block", None, bool(last), requirement)
+    return last
 
 
 @torch.no_grad()
-def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
+def check_block(
+    model: nn.Module,
+    name: str,
+    x: Tensor,
+    width: float,
+) -> float:
     """Operations of `stretch_gap` for a sample, forward.
 
     Raises:
@@ -128,26 +136,25 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
     blocks = dict(model.named_modules())
     training = model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
-    with watched(blocks[name]) as seen, _ended_by(blocks[name]):
+    with watched(blocks[name]) as calls, _ended_by(blocks[name]):
         model.eval()(x)
     model.train(training)
-    check("method.block", name, bool(seen), "the model must call it")
+    check("method.block", name, bool(calls), "the model must call it")
     with FlopCounterMode(display=False) as counter:
-        stretch_gap(blocks[name], *seen[-1], width, name)
+        stretch_gap(blocks[name], *calls[-1], width, name)
     return float(counter.get_total_flops()) / len(x)
 
 
 @contextlib.contextmanager
 def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Collect the inputs and outputs of `block` within, without a way back."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    handle = block.register_forward_hook(
-        lambda _, x, out: seen.append((x[0].detach(), out.detach()))
-    )
-    try:
-        yield seen
-    finally:
-        handle.remove()
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        calls.append((inputs[0].detach(), output.detach()))
+
+    with block.register_forward_hook(note):
+        yield calls
 
 
 class _Reached(Exception):
@@ -162,24 +169,32 @@ def _ended_by(block: nn.Module) -> Iterator[None]:
     def end(*_: object) -> None:
         raise _Reached
 
-    handle = block.register_forward_hook(end)
-    try:
-        with contextlib.suppress(_Reached):
-            yield
-    finally:
-        handle.remove()
+    with block.register_forward_hook(end), contextlib.suppress(_Reached):
+        yield
 
 
-def stretch_gap(block: nn.Module, a: Tensor, b: Tensor, width: float, name: str = "") -> Tensor:
+def stretch_gap(
+    block: nn.Module,
+    a: Tensor,
+    b: Tensor,
+    width: float,
+    name: str = "",
+) -> Tensor:
     """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and
     of the whole."""
     if a.ndim != b.ndim:
         raise _unfit(name, f"it makes {b.ndim} axes of {a.ndim}")
     part = a[:, : kept(a.shape[1], width)]
-    return mse_loss(stretch(part, slimmed(block, part, width, name)), stretch(a, b))
+    slim = stretch(part, slimmed(block, part, width, name))
+    return mse_loss(slim, stretch(a, b))
 
 
-def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor:
+def slimmed(
+    block: nn.Module,
+    x: Tensor,
+    width: float,
+    name: str = "",
+) -> Tensor:
     """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs
     of all its layers, a share `width` of them. Running statistics are left as they are.
 
@@ -203,9 +218,8 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
 
 
 def _unfit(name: str, why: str) -> BadInput:
-    return BadInput(
-        "method.block", name, f"a block whose layers all take a part of their channels: {why}"
-    )
+    requirement = f"a block whose layers all take a part of their channels: {why}"
+    return BadInput("method.block", name, requirement)
 
 
 def kept(channels: int, width: float) -> int:
@@ -221,8 +235,9 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.ndim == 4 and a.shape[2] > b.shape[2]:
         a = adaptive_avg_pool2d(a, (b.shape[2], b.shape[3]))
-    inputs, outputs = (t.flatten(2) if t.ndim > 2 else t[:, :, None] for t in (a, b))
-    return inputs @ outputs.transpose(1, 2) / inputs.shape[2]
+    inputs = a[..., None].flatten(2)
+    outputs = b[..., None].flatten(2)
+    return inputs @ outputs.mT / inputs.shape[2]
 
 
 def stretch(a: Tensor, b: Tensor) -> Tensor:
@@ -230,12 +245,11 @@ def stretch(a: Tensor, b: Tensor) -> Tensor:
     # squares of products: half precision has no room for them
     with torch.autocast(a.device.type, enabled=False):
         T = transmitting(wide(a), wide(b))
-        K = T @ T.transpose(1, 2)
+        K = T @ T.mT
         v = torch.ones_like(K[:, :, :1])
         for _ in range(10):
             m = K @ v
-            size = torch.linalg.vector_norm(m, dim=1, keepdim=True)
-            size = size.clamp_min(torch.finfo(T.dtype).tiny)
-            v = m / size
-        norm: Tensor = size[:, 0, 0].sqrt()
-        return norm
+            norm = torch.linalg.vector_norm(m, dim=1, keepdim=True)
+            norm = norm.clamp_min(torch.finfo(T.dtype).tiny)
+            v = m / norm
+        return torch.sqrt(norm[:, 0, 0])

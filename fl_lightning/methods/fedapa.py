@@ -64,32 +64,19 @@ class FedAPA(Method):
     def scope(self, block: Block) -> Scope:
         """Parameters travel, the classifier's if it is mixed; running statistics stay: mixes of
         them fit no model."""
-        return (
-            "personal"
-            if block.kind == "buffer" or (block.head and self.classifier == "own")
-            else "shared"
-        )
+        if block.kind == "buffer" or (block.head and self.classifier == "own"):
+            return "personal"
+        return "shared"
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix; the models of the cohort that are mixed are kept until the weights have learned
         of it."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
-        return sent
-
-    def aggregate(self, server: Server) -> None:
-        """A step of the rows of those who have answered."""
-        group = server.only
-        relation = server.run.relation
-        if server.answered:
-            assert group.weighed is not None and isinstance(relation, SteppedRows)
-            sources = group.weighed.sources
-            relation.descend(
-                server, sources, -products(group, server.answered, sources, server.scratch).sum(0)
-            )
+        return payloads
 
 
 @dataclass
@@ -116,21 +103,20 @@ class SteppedRows(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
-        receivers = torch.tensor(inputs.receivers)
-        sources = torch.tensor(inputs.sources)
-        rows = inputs.memory["weights"][receivers][:, sources]
+        rows = inputs.memory["weights"][inputs.receivers][:, inputs.sources]
         rows[torch.arange(len(rows)), inputs.places] = 1
         return (rows / rows.sum(1, keepdim=True))[None]
 
-    def descend(self, server: Server, sources: list[int], gradient: Tensor) -> None:
-        """A step of the rows of those who have answered down `gradient` (m, n), from what they were
-        mixed by."""
+    def learn(self, server: Server) -> None:
+        """A step of the rows of those who have answered, from the weights of the round's mixes, by
+        how training moved these."""
         group = server.only
         memory = server.memory
         mixed = group.weighed
         assert mixed is not None
+        gradient = -products(group, server.answered, mixed.sources, server.scratch).sum(0)
         places = [mixed.receivers.index(client) for client in server.answered]
-        at = (torch.tensor(server.answered)[:, None], torch.tensor(sources))
+        at = (torch.tensor(server.answered)[:, None], torch.tensor(mixed.sources))
         moment = self.momentum * memory["weights.moment"][at] + gradient
         memory["weights.moment"][at] = moment
         memory["weights"][at] = mixed.weights[0, places] - self.eta * moment

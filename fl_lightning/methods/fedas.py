@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods import (
+    Batch,
     Beside,
     Client,
     LogRange,
@@ -28,8 +29,8 @@ from fl_lightning.methods import (
     check_no_scaling,
     searched,
 )
+from fl_lightning.methods.classmeans import by_class, class_means
 from fl_lightning.methods.common.basics import check_batches, wide
-from fl_lightning.methods.common.class_means import by_class, class_means
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,6 @@ class FedAS(OwnClassifier):
         """The network must be able to train on the batches; what is uploaded is a gradient of no
         scaled loss."""
         check_no_scaling(run)
-        super().check(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
 
@@ -82,7 +82,7 @@ class FedAS(OwnClassifier):
         if not self.align_epochs:
             client.overwrite(payload)
             return
-        means = class_means(client)[0].to(client.run.device)
+        means = class_means(client)["features"].to(client.run.device)
         client.overwrite(payload)
         yield Phase(
             objective=Objective(loss=PureLoss(distance_by_class, {"means": means})),
@@ -99,24 +99,20 @@ class FedAS(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
-        sent = super().upload(client, payload)
-        sent.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""
         if self.weighting == "samples":
             return super().aggregate(server)
         for group in server.groups:
-            who = group.answered
-            if not who:
-                continue
-            t = torch.stack([server.statistics[client]["fisher"] for client in who])
-            weights = torch.full_like(t, 1 / len(t))
-            if t.sum() > 0:
-                weights = t / t.sum()
-            group["model"] = group.mean(weights, who, like=group["model"])
-            group.weighed = Weights(group.group, weights.expand(1, len(t), -1), who, who)
+            if who := group.answered:
+                t = torch.stack([server.statistics[client]["fisher"] for client in who])
+                weights = t / t.sum() if t.sum() > 0 else torch.full_like(t, 1 / len(t))
+                group["model"] = group.mean(weights, who, like=group["model"])
+                group.weighed = Weights(group.group, weights.expand(1, len(t), -1), who, who)
 
 
 def fisher(client: Client, *, whole: bool) -> Tensor:
@@ -136,16 +132,15 @@ def fisher(client: Client, *, whole: bool) -> Tensor:
     return total
 
 
-def distance_by_class(tensors: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over its samples of k, shape ()
-    (FedAS).
+def distance_by_class(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over samples of k, shape ().
 
     Args:
         tensors: `means` m, (C, d).
         module: whose features z (batch, d) are pulled.
         batch: of its inputs and labels.
     """
-    (x, labels) = batch
+    x, labels = batch
     means = tensors["means"]
     module.model(x)
     gap = (wide(module.features) - means[labels]).square().mean(1)

@@ -3,18 +3,7 @@ Classification. ICLR 2022."""
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fl_lightning.methods import (
-    Client,
-    GroupServer,
-    OwnClassifier,
-    Payload,
-    Phase,
-    Phases,
-    Rule,
-    Traits,
-)
+from fl_lightning.methods import Client, OwnClassifier, Payload, Phase, Phases, Rule, Traits
 
 
 @dataclass(frozen=True)
@@ -23,8 +12,7 @@ class FedBABU(OwnClassifier):
     fine-tune everything.
 
     Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as
-        `global`: these unchanged.
-    The mean is by samples, as FedAvg's (the authors' code: plain).
+    `global`: these unchanged. The mean is by samples, as FedAvg's (the authors' code: plain).
     """
 
     traits = Traits(
@@ -42,7 +30,3 @@ class FedBABU(OwnClassifier):
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
         """The whole model."""
         return [Phase(purpose="finetune")]
-
-    def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """The body, and the classifier that all began with: it is whole without being sent."""
-        return group["model"]

@@ -101,13 +101,14 @@ class FedCAC(Method):
         mean = group.mean(server.shares(averaged), averaged) if averaged else group.initial
         vectors = dict.fromkeys(group.here, mean)
         if receivers:
+            masks = memory["critical"]
             places = [uploaders.index(client) for client in receivers]
             progress = (server.round - 1) / self.beta
-            weights = alike(overlaps(memory["critical"][uploaders]), progress)[None, places]
+            weights = alike(overlaps(masks[uploaders]), progress)[None, places]
             group.weighed = Weights(group.group, weights, receivers, uploaders)
-            for client, shared in group.mix(weights, receivers, uploaders).items():
-                mask = unpacked(memory["critical"][client], group.layout.size).to(shared.device)
-                vectors[client] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
+            for client, mix in group.mix(weights, receivers, uploaders).items():
+                mask = unpacked(masks[client], len(mix)).to(mix.device)
+                vectors[client] = mix.copy_(torch.where(mask, mix, mean.to(mix.device)))
         return group.send(vectors)
 
     def beside(self) -> dict[str, Beside]:
@@ -117,19 +118,18 @@ class FedCAC(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and which of its numbers are critical, a bit each."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         w = client["model"]
         importance = ((w - client.reference) * w).abs()
-        sent.extra["critical"] = packed(critical(client.layout, importance, self.tau))
-        return sent
+        upload.extra["critical"] = packed(critical(client.layout, importance, self.tau))
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Note who has answered, and their masks."""
         masks = server.memory["critical"].clone()
-        answered = torch.tensor(server.answered)
-        uploads = [server.statistics[client]["critical"] for client in server.answered]
-        masks[answered] = torch.stack(uploads)
-        server.memory |= {"critical": masks, "told": answered}
+        for client, upload in server.statistics.items():
+            masks[client] = upload["critical"]
+        server.memory |= {"critical": masks, "told": torch.tensor(server.answered)}
 
 
 ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
@@ -150,11 +150,11 @@ def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
 def overlaps(masks: Tensor) -> Tensor:
     """O_ij = 1 - |M_i - M_j| / (2 |M_i|), float64 (m, m), of packed masks (m, bytes); an empty mask
     overlaps none."""
-    packed_rows = masks.numpy()
-    differences = [ONES[row ^ packed_rows].sum(1, dtype=np.int64) for row in packed_rows]
-    apart = torch.from_numpy(np.stack(differences))
-    sizes = torch.from_numpy(ONES[packed_rows].sum(1, dtype=np.int64))[:, None]
-    return torch.where(sizes > 0, 1 - apart / (2 * sizes.clamp_min(1)), 0.0).double()
+    bits = masks.numpy()
+    differences = [ONES[row ^ bits].sum(1, dtype=np.int64) for row in bits]
+    differing = torch.from_numpy(np.stack(differences))
+    sizes = torch.from_numpy(ONES[bits].sum(1, dtype=np.int64))[:, None]
+    return torch.where(sizes > 0, 1 - differing / (2 * sizes.clamp_min(1)), 0.0).double()
 
 
 def alike(overlap: Tensor, progress: float) -> Tensor:

@@ -11,10 +11,8 @@ from torch.nn.functional import gumbel_softmax, normalize, softmax
 
 from fl_lightning.methods import (
     Batch,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -22,16 +20,20 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PureLoss,
-    Scope,
     Tensors,
     Traits,
     searched,
 )
-from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import (
+    InContext,
+    NewClassifier,
+    PersonalPart,
+    is_personal,
+)
 
 
 @dataclass(frozen=True)
-class FedCP(Method):
+class FedCP(PersonalPart):
     """A gate divides each sample's features between a classifier of the client's own and a frozen
     global one.
 
@@ -63,20 +65,21 @@ class FedCP(Method):
         """With two classifiers and a gate."""
         return NewClassifier(model, lambda own: Separated(own, self.gumbel), "fedcp")
 
-    def scope(self, block: Block) -> Scope:
-        """The own classifier is never sent."""
-        return "personal" if is_personal(block) else "shared"
-
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Everything but the global classifier, which is frozen."""
         tensors = {"received": client["model"].clone(), "v": client.bind().head.own_context()}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, tensors)))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss in the context `v`, and the distance to features under the `received`
         model, shape ()."""
         with module.head.using(tensors["v"]):
-            task: Tensor = module.task_loss(batch)
+            task = module.task_loss(batch)
         z = module.features
         if not self.lam:
             return task
@@ -85,14 +88,13 @@ class FedCP(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Upload the mean of both classifiers in place of the global one."""
-        sent = super().upload(client, payload)
-        sent.vector = client["model"].clone()
+        upload = super().upload(client, payload)
+        upload.vector = client["model"].clone()
         blocks = {block.name: block for block in client.layout.blocks}
-        for own in filter(is_personal, client.layout.blocks):
-            both = blocks[f"{client.layout.head}.received.{own.name.rpartition('.')[2]}"]
-            weights = client["model"][own.columns]
-            sent.vector[both.columns].lerp_(weights, 0.5)
-        return sent
+        for personal in filter(is_personal, client.layout.blocks):
+            received = blocks[personal.name.replace(".personal.", ".received.")]
+            upload.vector[received.columns].lerp_(client["model"][personal.columns], 0.5)
+        return upload
 
 
 class Separated(InContext):
@@ -107,12 +109,12 @@ class Separated(InContext):
         gumbel: in training the softmax has Gumbel noise.
     """
 
-    def __init__(self, own: nn.Linear, gumbel: bool = False) -> None:
+    def __init__(self, classifier: nn.Linear, gumbel: bool = False) -> None:
         super().__init__()
-        d = own.in_features
+        d = classifier.in_features
         self.gumbel = gumbel
-        self.personal = own
-        self.received = copy.deepcopy(own).requires_grad_(False)
+        self.personal = classifier
+        self.received = copy.deepcopy(classifier).requires_grad_(False)
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:

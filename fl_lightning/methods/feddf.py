@@ -66,7 +66,6 @@ class FedDF(Method):
     def check(self, run: RunContext) -> None:
         """Classes are needed, and public data; distilling scales no loss."""
         check_no_scaling(run)
-        super().check(run)
         check_public(run, self.samples)
 
     def relation(self) -> Relation:
@@ -81,29 +80,17 @@ class FedDF(Method):
         if not steps:
             return
         x = public_subset(run, server.round, self.samples)
-        scores: list[Tensor] = []
-        for group in server.groups:
-            scores += scores_of(group, x).values()
-        z = torch.stack(scores)
-        if self.ensemble == "scores":
-            teacher = z.mean(0).softmax(1).to(x.device)
-        else:
-            teacher = z.softmax(2).mean(0).to(x.device)
+        z = torch.stack([z for group in server.groups for z in scores_of(group, x).values()])
+        teacher = z.mean(0).softmax(1) if self.ensemble == "scores" else z.softmax(2).mean(0)
+        teacher = teacher.to(x.device)
         for group in server.groups:
             if group.answered:
-                draws = generator(
-                    run.config.seed, "server batches", server.round, group.group.index
-                )
-                group["model"] = distilled(
-                    group,
-                    group["model"],
-                    x,
-                    teacher,
-                    steps,
-                    self.server_lr,
-                    self.batch_size,
-                    draws,
-                )
+                place = server.round, group.group.index
+                draws = generator(run.config.seed, "server batches", *place)
+                lr = self.server_lr
+                size = self.batch_size
+                model = group["model"]
+                group["model"] = distilled(group, model, x, teacher, steps, lr, size, draws)
 
 
 CLIP = 5.0
@@ -174,13 +161,19 @@ def distilled(
             optimizer.step()
             schedule.step()
         optimizer.zero_grad()
-    _count(group, forward=steps * min(size, len(x)), backward=steps * min(size, len(x)))
-    sent = student.cpu() if run.is_main and run.world_size > 1 else None
-    gathered = run.processes.gather_objects(sent)
+    samples = steps * min(size, len(x))
+    _count(group, forward=samples, backward=samples)
+    trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
+    gathered = run.processes.gather_objects(trained_model)
     return student if run.is_main else gathered[0].to(run.device)
 
 
-def _batches(count: int, size: int, steps: int, draws: torch.Generator) -> list[Tensor]:
+def _batches(
+    count: int,
+    size: int,
+    steps: int,
+    draws: torch.Generator,
+) -> list[Tensor]:
     """Indices of `steps` batches."""
     batches: list[Tensor] = []
     while len(batches) < steps:

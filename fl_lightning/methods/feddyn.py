@@ -56,17 +56,12 @@ class FedDyn(PlainMean):
 
     def check(self, run: RunContext) -> None:
         """The mean is no model that clients begin a round with."""
-        super().check(run)
         requirement = (
             "evaluation.judge before asks for what clients begin a round with: server, or judge "
             "global"
         )
-        check(
-            "method.scored",
-            self.scored,
-            self.scored == "server" or run.judge != "before",
-            requirement,
-        )
+        can_judge = self.scored == "server" or run.judge != "before"
+        check("method.scored", self.scored, can_judge, requirement)
 
     def slots(self) -> dict[str, Slot]:
         """The gradient g_i."""
@@ -77,9 +72,8 @@ class FedDyn(PlainMean):
         columns = client.layout.parameters
         alpha = self.alpha_of(client)
         received = client["model"][columns].clone()
-        yield Phase(
-            objective=replace(client.proximal(payload, alpha / 2), linear=-client["gradient"])
-        )
+        pull = client.proximal(payload, alpha / 2)
+        yield Phase(objective=replace(pull, linear=-client["gradient"]))
         client["gradient"][columns] -= alpha * (client["model"][columns] - received)
 
     def alpha_of(self, client: Client) -> float:
@@ -93,21 +87,18 @@ class FedDyn(PlainMean):
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
-        if not server.answered:
-            return
-        columns = server.only.layout.parameters
-        old = server["model"]
+        group = server.only
+        columns = group.layout.parameters
+        old = group["model"]
         super().aggregate(server)
-        new = server["model"]
+        new = group["model"]
         if self.scored == "mean":
-            server["mean"] = new.clone()
-        h = torch.zeros_like(new)
-        if "correction" in server.only:
-            h = server["correction"].clone()
+            group["mean"] = new.clone()
+        h = group["correction"].clone() if "correction" in group else torch.zeros_like(new)
         share = len(server.answered) / server.clients
         h[columns] -= share * (new[columns] - old[columns])
         new[columns] -= h[columns]
-        server["correction"] = h
+        group["correction"] = h
         server.flops += 4 * (columns.stop - columns.start)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:

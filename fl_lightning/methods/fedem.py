@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fl_lightning.methods import (
     Client,
@@ -74,18 +75,29 @@ class FedEM(Method):
         client.memory["pi"] = fitted_weights(client)
         return []
 
-    def loss(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(
+        self,
+        _: Tensors,
+        module: Module,
+        batch: tuple[Tensor, Tensor],
+    ) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches
         another."""
         x, target = batch
-        loss: Tensor = -(target * module.model.each(x)).sum() / len(target)
-        return loss
+        logs: Tensor = module.model.log_probabilities(x)
+        return -(target * logs).sum() / len(target)
 
-    def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
+    def outputs(
+        self,
+        client: Client,
+        x: Tensor,
+        kind: str,
+    ) -> Tensor:
         """Log probabilities of the client's mixture."""
-        each: Tensor = client.module.model.each(x)
         pi = client.memory["pi"]
-        return mixed(each, torch.full_like(pi, 1 / len(pi)) if kind == "global" else pi)
+        if kind == "global":
+            pi = torch.full_like(pi, 1 / len(pi))
+        return mixed(client.module.model.log_probabilities(x), pi)
 
 
 class Mixture(nn.Module):
@@ -104,20 +116,21 @@ class Mixture(nn.Module):
         self.components = nn.ModuleList([model, *(another(model) for _ in range(count - 1))])
         self.head = f"components.0.{head_of(model)}"
 
-    def each(self, x: Tensor) -> Tensor:
+    def log_probabilities(self, x: Tensor) -> Tensor:
         """Log probabilities by component (batch, K, C)."""
-        return wide(torch.stack([component(x) for component in self.components], 1)).log_softmax(2)
+        scores = torch.stack([component(x) for component in self.components], 1)
+        return wide(scores).log_softmax(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Log probabilities (batch, C) of the mixture in which all components weigh the same."""
-        each = self.each(x)
-        return mixed(each, each.new_full(each.shape[1:2], 1 / each.shape[1]))
+        logs = self.log_probabilities(x)
+        return mixed(logs, logs.new_full(logs.shape[1:2], 1 / logs.shape[1]))
 
 
-def mixed(each: Tensor, weights: Tensor) -> Tensor:
-    """log sum_k weights_k exp(each_k), (batch, C), of log probabilities (batch, K, C) and weights
+def mixed(logs: Tensor, weights: Tensor) -> Tensor:
+    """log sum_k weights_k exp(logs_k), (batch, C), of log probabilities (batch, K, C) and weights
     (K,)."""
-    return (each + weights.to(each).log()[:, None]).logsumexp(1)
+    return (logs + weights.to(logs).log()[:, None]).logsumexp(1)
 
 
 @torch.no_grad()
@@ -136,18 +149,18 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
     q = []
     targets = []
     for x, y in client.data.train.batches(client.run.config.evaluation.batch_size):
-        each = model.each(x)
-        of_label = each[torch.arange(len(y), device=y.device), :, y]
-        q.append((of_label + weights.to(each).log()).softmax(1))
-        targets.append(nn.functional.one_hot(y, each.shape[2]).to(each))
+        logs = model.log_probabilities(x)
+        of_label = logs[torch.arange(len(y), device=y.device), :, y]
+        q.append((of_label + weights.to(logs).log()).softmax(1))
+        targets.append(one_hot(y, logs.shape[2]).to(logs))
     return torch.cat(q), torch.cat(targets)
 
 
 def fitted_weights(client: Client) -> Tensor:
     """Weights (K,), float64, of components that stay as they are: `STEPS` steps of
     expectation-maximisation from equal ones, on the client's training samples."""
-    count = len(client.memory["pi"])
-    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    pi = client.memory["pi"]
+    weights = torch.full_like(pi, 1 / len(pi))
     likelihood = responsibilities(client, weights)[0].double().cpu()
     for _ in range(STEPS):
         shares = likelihood * weights

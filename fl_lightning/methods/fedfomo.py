@@ -92,7 +92,7 @@ class FedFomo(Method):
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`affinity` (N, N), float64: the identity, and sums of a_j."""
+        """`affinity` (N, N), float64: sums of a_j; a client's own entry is not used."""
         return {"affinity": torch.eye(run.clients, dtype=torch.float64)}
 
     def broadcast(self, server: Server) -> Payloads:
@@ -106,45 +106,42 @@ class FedFomo(Method):
             others = sorted(run.server.uploaded - {c})
             scores = server.memory["affinity"][c]
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
-        sent = group.send(dict.fromkeys(group.here, group.initial))
+        payloads = group.send(dict.fromkeys(group.here, group.initial))
         for c, models in fetched(group, sources).items():
-            sent[c].sent[:] = False
-            sent[c].further = group.send(models)
-        return sent
+            payloads[c].sent[:] = False  # no block of it: the candidates alone travel
+            payloads[c].further = group.send(models)
+        return payloads
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
         start = client["previous"]
-        data = client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
-        client.scratch |= {
-            "candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32),
-            "gains": gains,
-        }
+        norm = 1 if self.gains == "code" else 2
+        gains = first_order_gains(client, client.data.validation, start, models, norm)
+        candidates = torch.tensor([*payload.further, client.id], dtype=torch.int32)
+        client.scratch |= {"candidates": candidates, "gains": gains}
         client["model"].copy_(towards(start, models, positive_shares(gains)))
         start.copy_(client["model"])
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
+        words = "a relation that the client computes: what each model is worth to it"
         return {
             "candidates": Beside("candidates", "whose models the client has tried", "public"),
-            "gains": Beside(
-                "gains", "a relation that the client computes: what each model is worth to it", None
-            ),
+            "gains": Beside("gains", words, None),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload what each candidate was worth."""
-        sent = super().upload(client, payload)
-        sent.statistics |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics |= client.scratch
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
         much as any other."""
-        everyone = list(range(server.clients))
-        gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
+        affinity = server.memory["affinity"]
+        gains = torch.zeros_like(affinity)
         for client, upload in server.statistics.items():
             gains[client, upload["candidates"].long()] = upload["gains"]
         if self.gains == "code":
@@ -153,26 +150,34 @@ class FedFomo(Method):
         rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
         group = server.only
         mixed = rows[None, server.answered]
-        group.weighed = Weights(group.group, mixed, server.answered, everyone)
-        server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)
+        group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
+        server.memory["affinity"] = affinity + gains.fill_diagonal_(0.0)
 
 
 def epsilon_greedy(
-    scores: Tensor, among: Sequence[int], count: int, epsilon: float, rng: np.random.Generator
+    scores: Tensor,
+    among: Sequence[int],
+    count: int,
+    epsilon: float,
+    rng: np.random.Generator,
 ) -> list[int]:
-    """`count` of `among`, by `scores` (N,): each the best that is left, or with probability
-    `epsilon` any that is."""
-    left = [int(j) for j in rng.permutation(sorted(among))]
-    left.sort(key=lambda j: -float(scores[j]))  # a stable order: ties stay as they were drawn
+    """`count` of `among`, by `scores` (N,): each the best that remains, or with probability
+    `epsilon` any that remains."""
+    remaining = rng.permutation(sorted(among)).tolist()
+    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties stay as they were drawn
     chosen = []
     for _ in among[:count]:
-        place = int(rng.integers(len(left))) if rng.random() < epsilon else 0
-        chosen.append(left.pop(place))
+        place = rng.integers(len(remaining)) if rng.random() < epsilon else 0
+        chosen.append(remaining.pop(int(place)))
     return chosen
 
 
 def first_order_gains(
-    client: Client, part: Part, start: Tensor, models: Sequence[Tensor], norm: int = 2
+    client: Client,
+    part: Part,
+    start: Tensor,
+    models: Sequence[Tensor],
+    norm: int = 2,
 ) -> Tensor:
     """(L(start) - L(model)) / ||model - start|| of each of the `models` (D,) on `part`, float64
     (models,).
@@ -184,8 +189,8 @@ def first_order_gains(
     columns = client.layout.parameters
     gains = []
     for model in models:
-        away = float((model - start)[columns].norm(norm))
-        gains.append((base - client.loss(part, model)) / away if away else 0.0)
+        distance = float((model - start)[columns].norm(norm))
+        gains.append((base - client.loss(part, model)) / distance if distance else 0.0)
     client.flops += 3 * client.layout.size * len(models)
     return torch.tensor(gains, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
 

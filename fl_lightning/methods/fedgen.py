@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.foundation.rng import generator
+from fl_lightning.foundation import rng
 from fl_lightning.methods import (
     Batch,
     Beside,
-    Block,
     Choice,
     Client,
     GroupServer,
@@ -97,16 +96,17 @@ class FedGen(Method):
 
     def init_server(self, run: RunContext) -> Tensors:
         """The generator."""
-        return self._generator(run).at_first(generator(run.config.seed, "generator"))
+        return self._generator(run).at_first(rng.generator(run.config.seed, "generator"))
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the generator and how often classes are, once it has been taught."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         memory = server.memory
-        for payload in sent.values() if memory["labels"].any() else ():
-            payload.extra["generator"] = memory["generator"]
-            payload.statistics["labels"] = memory["labels"]
-        return sent
+        if memory["labels"].any():
+            for payload in payloads.values():
+                payload.extra["generator"] = memory["generator"]
+                payload.statistics["labels"] = memory["labels"]
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """With what the generator adds to the loss, if it does."""
@@ -128,9 +128,8 @@ class FedGen(Method):
             size = len(batch[1])
             count = max(1, round(self.ratio * size))
             client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
-            return task + learned(
-                G, theta, module, batch[1], prior, (count, self.ratio * alpha), beta
-            )
+            weights = {"alpha": self.ratio * alpha, "beta": beta}
+            return task + learned(G, theta, module, batch[1], prior, count=count, **weights)
 
         return loss
 
@@ -140,16 +139,16 @@ class FedGen(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload how many samples the client has of each class."""
-        sent = super().upload(client, payload)
-        sent.statistics["labels"] = client.class_counts.int()
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics["labels"] = client.class_counts.int()
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The classifiers of those who have answered teach the generator; then FedAvg's mean."""
         G = self._generator(server.run)
         who = server.answered
         labels = torch.stack([server.statistics[c]["labels"] for c in who])
-        draws = generator(server.run.config.seed, "generator", server.round)
+        draws = rng.generator(server.run.config.seed, "generator", server.round)
         heads = uploaded_heads(server.only, who)
         server.memory |= self.taught(G, server.memory, heads, labels, draws)
         server.flops += 6 * G.products * self.generator_steps * self.generator_batch
@@ -176,42 +175,36 @@ class FedGen(Method):
             labels: samples of each class, (k, C), by client.
             draws: of classes and noise.
         """
-        state = {name: memory[name].clone() for name in _STATE}
+        adam = {key: memory[f"adam.{name}"].clone() for key, name in ADAM.items()}
+        count = len(adam["exp_avg"])
+        theta = memory["generator"][:count].clone().requires_grad_()
+        moving = memory["generator"][count:].clone()
         prior = labels.sum(0).float()
         shares = labels / prior.clamp_min(1) if self.teacher == "weighted" else None
-        calls = int(state["adam.steps"]) // self.generator_steps
-        count = len(state["adam.first"])
         lr = self.generator_lr
         decay = 0.0
-        moving = None
         if G.code:
             prior = prior.clamp_max(1)
-            lr = lr * 0.98**calls
+            lr = lr * 0.98 ** (int(adam["step"]) // self.generator_steps)
             decay = 0.01
-            moving = state["generator"][count:].view(2, -1)
-        theta = state["generator"][:count].clone().requires_grad_()
         optimizer = torch.optim.Adam([theta], lr, weight_decay=decay)
-        optimizer.state[theta] = {key: state[name] for name, key in _STATE.items() if key}
+        optimizer.state[theta] = adam
         for _ in range(self.generator_steps):
             drawn = G.draw(theta, prior, self.generator_batch, draws, moving)
+            loss = ensemble_loss(drawn, heads, shares) + self.eta * alike(drawn)
             optimizer.zero_grad()
-            (ensemble_loss(drawn, heads, shares) + self.eta * alike(drawn)).backward()
+            loss.backward()
             optimizer.step()
-        parts = [theta.detach()] if moving is None else [theta.detach(), moving.flatten()]
-        return state | {"generator": torch.cat(parts), "labels": prior}
+        after = {f"adam.{name}": adam[key] for key, name in ADAM.items()}
+        return after | {"generator": torch.cat([theta.detach(), moving]), "labels": prior}
 
     def _generator(self, run: RunContext) -> Generator:
         sizes = (run.data.num_classes, run.feature_width, self.noise, self.hidden)
         return Generator(*sizes, self.generator == "code")
 
 
-_STATE = {
-    "generator": "",
-    "adam.steps": "step",
-    "adam.first": "exp_avg",
-    "adam.second": "exp_avg_sq",
-}
-"""What the server keeps, and what torch calls it."""
+ADAM = {"step": "steps", "exp_avg": "first", "exp_avg_sq": "second"}
+"""The server's names `adam.NAME` of Adam's state, by torch's names."""
 
 
 @dataclass(frozen=True)
@@ -261,21 +254,25 @@ class Generator:
         return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
 
     def __call__(
-        self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None
+        self,
+        theta: Tensor,
+        y: Tensor,
+        eps: Tensor,
+        moving: Tensor | None = None,
     ) -> Tensor:
         """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
 
-        With `moving` (2, hidden), running means and variances, BatchNorm is in training: it
+        With `moving` (2 hidden,), running means and variances, BatchNorm is in training: it
         normalises by the batch, and moves them in place. Without, it normalises by those in
         `theta`.
         """
         sizes = [r * c for r, c in self._shapes()]
-        parts = theta.split([*sizes, len(theta) - sum(sizes)])
-        W, b, V, c = (part.view(shape) for part, shape in zip(parts, self._shapes(), strict=False))
+        *parts, normalisation = theta.split([*sizes, len(theta) - sum(sizes)])
+        W, b, V, c = (part.view(shape) for part, shape in zip(parts, self._shapes(), strict=True))
         h = linear(torch.cat([eps, one_hot(y, self.classes).to(eps)], 1), W, b[:, 0])
         if self.code:
-            weight, bias, *still = parts[-1].view(-1, self.hidden)
-            mean, variance = still if moving is None else moving
+            weight, bias, *statistics = normalisation.view(-1, self.hidden)
+            mean, variance = statistics if moving is None else moving.view(2, -1)
             h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
         return linear(h.relu(), V, c[:, 0])
 
@@ -333,16 +330,14 @@ def alike(drawn: Drawn) -> Tensor:
 def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients`
     uploaded last."""
-    blocks = {block.name.rpartition(".")[2]: block for block in group.layout.blocks if block.head}
-    vectors = [group.vector(client).float().cpu() for client in clients]
-
-    def stacked(block: Block) -> Tensor:
-        return torch.stack([vector[block.columns].view(block.shape) for vector in vectors])
-
-    weights = stacked(blocks["weight"])
-    if "bias" in blocks:
-        return weights, stacked(blocks["bias"])
-    return weights, weights.new_zeros(weights.shape[:2])
+    vectors = [group.vector(client) for client in clients]
+    tensors = {}
+    for block in group.layout.blocks:
+        if block.head:
+            rows = torch.stack([vector[block.columns] for vector in vectors]).float().cpu()
+            tensors[block.name.rpartition(".")[2]] = rows.unflatten(1, block.shape)
+    weights = tensors["weight"]
+    return weights, tensors.get("bias", weights.new_zeros(weights.shape[:2]))
 
 
 def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | None) -> Tensor:
@@ -354,13 +349,13 @@ def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | N
         shares: (k, C), each client's share of the samples of a class: the mean cross entropy,
             weighed so. None: the cross entropy of the mean scores.
     """
-    (weights, biases) = heads
+    weights, biases = heads
     y = drawn.y
     scores = torch.einsum("bd,kcd->kbc", drawn.features, weights) + biases[:, None]
     if shares is None:
         return cross_entropy(scores.mean(0), y)
-    each = torch.stack([cross_entropy(s, y, reduction="none") for s in scores])
-    return (shares[:, y] * each).sum(0).mean()
+    losses = torch.stack([cross_entropy(s, y, reduction="none") for s in scores])
+    return (shares[:, y] * losses).sum(0).mean()
 
 
 def learned(
@@ -369,7 +364,9 @@ def learned(
     module: Module,
     y: Tensor,
     prior: Tensor,
-    drawn: tuple[int, float],
+    *,
+    count: int,
+    alpha: float,
     beta: float,
 ) -> Tensor:
     """What the generator adds to a client's loss, shape ().
@@ -380,20 +377,20 @@ def learned(
         module: the client's, after its pass on a batch; its classifier is one linear layer.
         y: the classes of the batch.
         prior: how often each class is drawn, (C,).
-        drawn: how many features, and the weight of the classifier's cross entropy on them.
+        count: how many features are drawn.
+        alpha: weight of the classifier's cross entropy on them.
         beta: weight of KL(classifier on features generated for `y` || model on the batch); the
             first is constant.
     """
     head = module.head
-    count, alpha = drawn
     total = theta.new_zeros(())
     if alpha:
-        made = G.draw(theta, prior, count)
-        scores = linear(made.features, head.weight, head.bias)
-        total = total + alpha * cross_entropy(scores, made.y)
+        generated = G.draw(theta, prior, count)
+        scores = linear(generated.features, head.weight, head.bias)
+        total = total + alpha * cross_entropy(scores, generated.y)
     if beta:
-        generated = G.given(theta, y).features
-        teacher = linear(generated, head.weight, head.bias).detach().softmax(1)
+        features = G.given(theta, y).features
+        teacher = linear(features, head.weight, head.bias).detach().softmax(1)
         student = log_softmax(linear(module.features, head.weight, head.bias), 1)
         total = total + beta * kl_div(student, teacher, reduction="batchmean")
     return total

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fl_lightning.foundation.extras import require
 from fl_lightning.methods import (
@@ -23,8 +24,7 @@ from fl_lightning.methods import (
     UnitInterval,
     searched,
 )
-from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common import class_means
+from fl_lightning.methods.classmeans import ClassMeans, class_means, distance_to_means
 from fl_lightning.methods.common.basics import norms, wide
 
 
@@ -71,35 +71,41 @@ class FedHKD(ClassMeans):
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` for a regression, or where the privacy accounting is not installed."""
-        super().check(run)
         if self.sigma and self.clip:
             require("dp", "method.sigma", self.sigma, "0 adds no noise and needs no accounting")
 
     @property
     def adds(self) -> bool:
-        """Either term."""
+        """Whether one of the two terms counts."""
         return self.lam > 0 or self.gamma > 0
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and both terms (Eq. 11), shape ()."""
-        task: Tensor = module.task_loss(batch)
-        terms = [classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
+        task = module.task_loss(batch)
+        terms = []
+        if self.lam:
+            terms.append(classifier_gap(module, means, self.temperature, self.lam))
         if self.gamma:
-            terms.append(
-                self.gamma * class_means.distance_to_means(module.features, batch[1], means, "norm")
-            )
+            distance = distance_to_means(module.features, batch[1], means, "norm")
+            terms.append(self.gamma * distance)
         return task + sum(terms)
 
-    def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
+    def means(self, client: Client) -> Tensors:
         """Means of the classes that make up at least `nu` of the client's data, with noise on
         features."""
-        features, predictions, counts = class_means.class_means(
-            client, self.temperature, self.bounded
-        )
+        means = class_means(client, self.temperature, self.bounded)
+        features = means["features"]
+        counts = means["counts"]
         if self.sigma:
             draws = client.generator("hyper-knowledge noise")
             features = noisy(features, counts, self.sigma, self.zeta, draws)
-        return features, predictions, counts * (counts >= self.nu * counts.sum())
+        enough = counts >= self.nu * counts.sum()
+        return means | {"features": features, "counts": counts * enough}
 
     def bounded(self, features: Tensor) -> Tensor:
         """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2
@@ -143,23 +149,31 @@ class FedHKD(ClassMeans):
         return report
 
 
-def classifier_gap(module: Module, means: Tensors, temperature: float, lam: float) -> Tensor:
+def classifier_gap(
+    module: Module,
+    means: Tensors,
+    temperature: float,
+    lam: float,
+) -> Tensor:
     """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 11).
 
     G is the classifier.
     """
     G = module.head
-    known = means["known"]
     H = means["features"].to(module.features.dtype)
     # a call of G would count as the batch's features
-    scores = torch.nn.functional.linear(H, G.weight, G.bias)
+    scores = linear(H, G.weight, G.bias)
     soft = (wide(scores)[:, : module.num_classes] / temperature).softmax(1)
-    gap: Tensor = lam * (norms(soft - means["predictions"]) * known).sum() / module.num_classes
-    return gap
+    gaps = norms(soft - means["predictions"]) * means["known"]
+    return lam * gaps.sum() / module.num_classes
 
 
 def noisy(
-    features: Tensor, counts: Tensor, sigma: float, zeta: float, draws: torch.Generator
+    features: Tensor,
+    counts: Tensor,
+    sigma: float,
+    zeta: float,
+    draws: torch.Generator,
 ) -> Tensor:
     """Mean `features` (C, d) with Gaussian noise of sigma times the class's sensitivity 2 zeta / N
     on each number."""

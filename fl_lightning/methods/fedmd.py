@@ -101,7 +101,6 @@ class FedMD(WithoutModels):
 
     def check(self, run: RunContext) -> None:
         """Public data are needed, in batches that the network can train on."""
-        super().check(run)
         check_public(run, self.samples)
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
@@ -120,7 +119,7 @@ class FedMD(WithoutModels):
 
     def broadcast(self, server: Server) -> Payloads:
         """Every client its teacher (|D_r|, C), once a client has uploaded predictions."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         memory = server.memory
         cohort = server.cohort
         P = memory["public.predictions"]
@@ -129,13 +128,14 @@ class FedMD(WithoutModels):
         # a newcomer's teacher is the mean of all
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
-        for client, payload in sent.items() if len(P) else ():
-            teacher = rows[client].to(P.dtype) @ P.flatten(1)
-            payload.extra["teacher"] = teacher.view(P.shape[1:])
+        for client, payload in payloads.items():
+            if senders:
+                teacher = rows[client].to(P.dtype) @ P.flatten(1)
+                payload.extra["teacher"] = teacher.view(P.shape[1:])
         server.flops += 2 * len(cohort) * P.numel()
-        shown = rows[cohort].float() if senders else torch.eye(len(cohort))
-        server.view = RelationView(shown[:, None].numpy(), cohort, [LAYER], senders or cohort)
-        return sent
+        view = rows[cohort].float() if senders else torch.eye(len(cohort))
+        server.view = RelationView(view[:, None].numpy(), cohort, [LAYER], senders or cohort)
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Towards the teacher on the inputs that it has seen, those of the round before; then local
@@ -165,12 +165,12 @@ class FedMD(WithoutModels):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Predictions on the round's public subset."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         run = client.run
         x = public_subset(run, client.round, self.samples)
         z = predicted(client.bind(), x, run.config.evaluation.batch_size)
-        sent.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
-        return sent
+        upload.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Keep the predictions that were uploaded (a transform may have dropped some), and the rows
@@ -184,11 +184,11 @@ class FedMD(WithoutModels):
         for client, tensors in server.statistics.items():
             if "predictions" in tensors:
                 uploads[client] = tensors["predictions"]
-        senders = list(uploads)
+        senders = [*uploads]
         P = torch.zeros(0, 0, server.run.data.num_classes)
         rows = torch.empty(server.clients, 0)
         if senders:
-            P = torch.stack(list(uploads.values()))
+            P = torch.stack([*uploads.values()])
             rows = self.weigh(server, P.double(), senders)
         everyone = range(server.clients)
         rows = server.run.relation.as_mixed(rows[None], everyone, senders, server.round)[0]
@@ -196,16 +196,20 @@ class FedMD(WithoutModels):
         if valid and self.loss == "kl" and (rows < 0).any():
             valid = bool((rows @ P.double().flatten(1) >= 0).all())
         if not valid:
-            raise RunFailed(
-                "the coefficients have left the simplex too far; use method.projection simplex"
-            )
+            problem = "the coefficients have left the simplex too far"
+            raise RunFailed(f"{problem}; use method.projection simplex")
         server.memory |= {
             "public.predictions": P,
             "public.told": torch.tensor(senders, dtype=torch.int64),
             "public.rows": rows,
         }
 
-    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
+    def weigh(
+        self,
+        server: Server,
+        P: Tensor,
+        uploaders: list[int],
+    ) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C)
         of `uploaders`; equal ones."""
         shape = (server.clients, len(uploaders))

@@ -24,13 +24,14 @@ from fl_lightning.methods import (
 
 
 class Normalised(SampleCounts):
-    """Shares of the samples over each client's steps: p_i / a_i, made to sum to 1."""
+    """Shares of the samples over each client's steps: p_i / a_i, made to sum to 1.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.effective = 1.0
-        """sum_i p_i a_i * sum_i p_i / a_i: how far the model goes beside the mean by these
-        weights."""
+    Within a round it keeps the uploaded a_i, and the factor that follows from them.
+    """
+
+    step_factor = 1.0
+    """sum_i p_i a_i * sum_i p_i / a_i: the model goes so many times the mean change by these
+    weights."""
 
     def learn(self, server: Server) -> None:
         """Note the a_i of those who answered."""
@@ -38,14 +39,14 @@ class Normalised(SampleCounts):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """(1, 1, n)."""
-        a = torch.stack([self.steps[client].reshape(()) for client in inputs.sources])
+        a = torch.cat([self.steps[client] for client in inputs.sources])
         moved = a[a > 0]
         a = torch.where(a > 0, a, moved.min()) if len(moved) else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
         # 1 for everybody where all take as many steps: then this is FedAvg's mean
         relative = a.max() / a
         total = (shares * relative).sum()
-        self.effective = float((shares / relative).sum() * total)
+        self.step_factor = float((shares / relative).sum() * total)
         return (shares * relative / total)[None, None]
 
 
@@ -75,18 +76,15 @@ class FedNova(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With the model a_i, one number."""
-        sent = super().upload(client, payload)
-        sent.statistics["steps"] = torch.tensor(
-            [sum(fit.step_sizes for fit in client.fits) / (client.lr or 1.0)]
-        )
-        return sent
+        upload = super().upload(client, payload)
+        moved = sum(fit.step_sizes for fit in client.fits)
+        upload.statistics["steps"] = torch.tensor([moved / (client.lr or 1.0)])
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The normalised mean change, times the effective number of steps."""
-        if not server.answered:
-            return
         old = server["model"]
         super().aggregate(server)
         relation = server.run.relation
         assert isinstance(relation, Normalised)
-        move_on(server.only, old, relation.effective)
+        move_on(server.only, old, relation.step_factor)

@@ -2,13 +2,73 @@
 Adaptive Federated Optimization. ICLR 2021, Algorithm 2.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.methods import Server, ShareBelow1
-from fl_lightning.methods.adaptive import Adaptive
+from fl_lightning.methods import (
+    LogRange,
+    PositiveAdamRate,
+    PositiveFloat,
+    RunContext,
+    Server,
+    ShareBelow1,
+    Tensors,
+    searched,
+)
+from fl_lightning.methods.serveroptimizer import ServerOptimizer
+
+STEPS = "server.steps"
+"""In the server's memory: how many steps the server has taken, of which the bias correction
+depends."""
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerOptimizer, ABC):
+    """Base of Algorithm 2: m <- beta1 m + (1 - beta1) change, w <- w + server_lr m / (sqrt(v) +
+    tau)."""
+
+    server_lr: PositiveFloat = searched(
+        0.1, LogRange(0.001, 1), "the decades in which the paper's best values lie"
+    )
+    beta1: ShareBelow1 = 0.9
+    tau: PositiveAdamRate = searched(1e-3, LogRange(1e-5, 1e-1), "the paper's grid")
+    update: Literal["paper", "code"] = "paper"
+
+    @abstractmethod
+    def second(self, server: Server, square: Tensor) -> Tensor:
+        """v (P,), for the `square` of the mean change (P,)."""
+
+    @property
+    def first_second(self) -> float:
+        """What v begins as."""
+        return self.tau**2 if self.update == "paper" else 0.0
+
+    def correction(self, step: int) -> float:
+        """The factor of the server's rate in its `step`-th step (1, 2, ...), with `update code`."""
+        return 1.0
+
+    def init_server(self, run: RunContext) -> Tensors:
+        """With `update code` a count of steps."""
+        memory = super().init_server(run)
+        if self.update == "code":
+            memory[STEPS] = torch.zeros((), dtype=torch.int64)
+        return memory
+
+    def step(self, server: Server, change: Tensor) -> Tensor:
+        """m / (sqrt(v) + tau)."""
+        server.flops += 4 * len(change)
+        m = self.average(server, "first_moment", self.beta1, (1 - self.beta1) * change)
+        v = self.second(server, change.square())
+        direction = m / (v.sqrt() + self.tau)
+        if self.update == "paper":
+            return direction
+        step = server.memory[STEPS] + 1
+        server.memory[STEPS] = step
+        return self.correction(int(step)) * direction
 
 
 @dataclass(frozen=True)
@@ -61,9 +121,8 @@ class FedAdam(Adaptive):
 
     def second(self, server: Server, square: Tensor) -> Tensor:
         """v."""
-        return self.average(
-            server, "second_moment", self.decay, (1 - self.decay) * square, self.first_second
-        )
+        new = (1 - self.decay) * square
+        return self.average(server, "second_moment", self.decay, new, self.first_second)
 
 
 @dataclass(frozen=True)
@@ -73,7 +132,7 @@ class FedYogi(FedAdam):
 
     def second(self, server: Server, square: Tensor) -> Tensor:
         """v."""
-        v = self.average(server, "second_moment", 1.0, torch.zeros_like(square), self.first_second)
-        return self.average(
-            server, "second_moment", 1.0, (self.decay - 1) * square * (v - square).sign()
-        )
+        zeros = torch.zeros_like(square)
+        v = self.average(server, "second_moment", 1.0, zeros, self.first_second)
+        change = (self.decay - 1) * square * (v - square).sign()
+        return self.average(server, "second_moment", 1.0, change)

@@ -62,7 +62,11 @@ class FEDORA(OwnStatistics):
         starts="own",
         needs=(
             Needs(
-                "lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"
+                "lam",
+                free=1.0,
+                other="selection",
+                values=("constant",),
+                says="it belongs to method.selection constant",
             ),
         ),
         sample_use="measures its relation on samples",
@@ -83,9 +87,16 @@ class FEDORA(OwnStatistics):
 
     def relation(self) -> Relation:
         """Propagation over like data."""
-        chosen = self.selection in ("paper", "code")
-        graph = (self.neighbours, self.steps, chosen, self.similarity, self.sources)
-        return Propagation(self.alpha, self.directions, self.sharpness, *graph)
+        return Propagation(
+            self.alpha,
+            self.directions,
+            self.sharpness,
+            self.neighbours,
+            self.steps,
+            validated=self.selection in ("paper", "code"),
+            similarity=self.similarity,
+            sources=self.sources,
+        )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Every parameter pulled by `coefficient`."""
@@ -96,11 +107,11 @@ class FEDORA(OwnStatistics):
         data."""
         if self.selection in ("always", "constant"):
             return self.lam
-        gain = client.loss(client.data.validation) - client.loss(
-            client.data.validation, client.composed(payload)
-        )
-        code = 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
-        return max(self.epsilon, gain) if self.selection == "paper" else code
+        part = client.data.validation
+        gain = client.loss(part) - client.loss(part, client.composed(payload))
+        if self.selection == "paper":
+            return max(self.epsilon, gain)
+        return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
@@ -110,7 +121,7 @@ class FEDORA(OwnStatistics):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
-            sent.extra["basis"] = told_basis(client)
-        return sent
+            upload.extra["basis"] = told_basis(client)
+        return upload

@@ -24,6 +24,7 @@ from fl_lightning.methods import (
     PositiveFloat,
     Relation,
     RelationInputs,
+    RelationView,
     Rule,
     RunContext,
     SampleCounts,
@@ -32,9 +33,7 @@ from fl_lightning.methods import (
     Tensors,
     searched,
 )
-from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common.class_means import class_means, distance_to_means
-from fl_lightning.results.record import RelationView
+from fl_lightning.methods.classmeans import ClassMeans, class_means, distance_to_means
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,10 @@ class FedPAC(ClassMeans):
     client.
 
     Client: the classifier first, then the body on CE + lam MSE(z, mean of the class). Server:
-        bodies by samples; client
-    i's classifier is sum_j a_ij of all that have uploaded, where a_i minimises a^T (diag V + D_i) a
-    on the simplex, D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class means times class shares) and V_j
-    (variance) are of the features of j's data under the body that it last received. Who has not
-    uploaded keeps its own.
+    bodies by samples; client i's classifier is sum_j a_ij of all that have uploaded, where a_i
+    minimises a^T (diag V + D_i) a on the simplex, D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class
+    means times class shares) and V_j (variance) are of the features of j's data under the body that
+    it last received. Who has not uploaded keeps its own.
 
     Args:
         lam: weight of the alignment. 1: paper.
@@ -73,7 +71,7 @@ class FedPAC(ClassMeans):
 
     @property
     def adds(self) -> bool:
-        """The alignment."""
+        """Whether class means pull features."""
         return self.lam > 0
 
     def relation(self) -> Relation:
@@ -88,16 +86,16 @@ class FedPAC(ClassMeans):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mean body under the client's mix of classifiers."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         body = group.layout.segments(group.layout.mask(lambda b: not b.head))
-        for payload in sent.values():
+        for payload in payloads.values():
             copy_columns(payload.vector, group["model"], body)
         if (mixed := group.weighed) is not None:
             rows = mixed.weights.transpose(0, 1).float().numpy()
-            layers = [group.layout.head]
-            server.view = RelationView(rows, mixed.receivers, layers, mixed.sources)
-        return sent
+            head = [group.layout.head]
+            server.view = RelationView(rows, mixed.receivers, head, mixed.sources)
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Moments of what has been received, then the classifier, then the body."""
@@ -106,10 +104,15 @@ class FedPAC(ClassMeans):
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss, and lam times the mean squared distance to the class's mean, shape ();
-        classes that nobody told add 0."""
-        task: Tensor = module.task_loss(batch)
+        classes without a mean add 0."""
+        task = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
     def beside(self) -> dict[str, Beside]:
@@ -121,23 +124,24 @@ class FedPAC(ClassMeans):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the moments, of the classes that are told."""
-        sent = super().upload(client, payload)
-        sent.extra[MEANS] = client.scratch[MEANS][sent.statistics["classes"].long()]
-        sent.statistics[VARIANCE] = client.scratch[VARIANCE]
-        return sent
+        """Also upload the moments, of the classes whose means are uploaded."""
+        upload = super().upload(client, payload)
+        upload.extra[MEANS] = client.scratch[MEANS][upload.statistics["classes"].long()]
+        upload.statistics[VARIANCE] = client.scratch[VARIANCE]
+        return upload
 
     def aggregate(self, server: Server) -> None:
-        """The mean body, and what is known of classes and clients."""
+        """The mean body, and the uploads' class means and moments."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
-        means = server.memory[MEANS].clone()
-        variance = server.memory[VARIANCE].clone()
+        memory = server.memory
+        means = memory[MEANS].clone()
+        memory[VARIANCE] = memory[VARIANCE].clone()
         for client, upload in server.statistics.items():
             means[client] = 0
             means[client, upload["classes"].long()] = upload[MEANS].to(means)
-            variance[client] = upload[VARIANCE]
-        server.memory |= {MEANS: means, VARIANCE: variance}
+            memory[VARIANCE][client] = upload[VARIANCE]
+        memory[MEANS] = means
 
 
 MEANS, VARIANCE = "moments.means", "moments.V"
@@ -156,9 +160,9 @@ def feature_moments(client: Client) -> Tensors:
         squares.add_(z.to(squares.dtype).square().sum())
         return z
 
-    means, _, counts = class_means(client, bounded=noted)
-    n = counts.sum()
-    H = means * (counts / n)[:, None]
+    means = class_means(client, bounded=noted)
+    n = means["counts"].sum()
+    H = means["features"] * (means["counts"] / n)[:, None]
     variance = (squares.cpu() / n - H.double().square().sum()) / n
     return {MEANS: H, VARIANCE: variance.float()}
 
@@ -169,8 +173,8 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
 
     `H` (n, C d) and `V` (n,) in float64.
     """
-    apart = H[i] - H
-    return simplex_minimum(torch.diag(V.clamp_min(0)) + apart @ apart.T)
+    differences = H[i] - H
+    return simplex_minimum(torch.diag(V.clamp_min(0)) + differences @ differences.T)
 
 
 @dataclass
@@ -186,12 +190,13 @@ class Collaboration(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights (1, m, n); a client that has uploaded none keeps its own."""
-        H, V = (inputs.memory[name][inputs.sources].double() for name in (MEANS, VARIANCE))
-        H = H.flatten(1)
+        H = inputs.memory[MEANS][inputs.sources].double().flatten(1)
+        V = inputs.memory[VARIANCE][inputs.sources].double()
         rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():
                 weights = collaborators(H, V, place)
-                weights = weights * (weights >= min(self.least, float(weights.max())))
+                least = weights.max().clamp_max(self.least)
+                weights = torch.where(weights >= least, weights, 0.0)
                 row.copy_(weights / weights.sum())
         return rows[None]

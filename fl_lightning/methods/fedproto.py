@@ -44,12 +44,12 @@ class FedProto(Prototypes):
     among: Literal["all", "own"] = "all"
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def candidates(self, client: Client, known: Tensor) -> Tensor:
-        """All known classes, or those of them that the client has."""
-        own = known & (client.class_counts > 0)
-        return own if self.among == "own" and bool(own.any()) else known
+    def candidates(self, client: Client, has_prototype: Tensor) -> Tensor:
+        """All classes with a prototype, or those of them that the client has."""
+        at_client = has_prototype & (client.class_counts > 0)
+        return at_client if self.among == "own" and at_client.any() else has_prototype
 
     @property
     def uniform(self) -> bool:
-        """`weighting`."""
+        """Whether the server's mean weighs clients the same."""
         return self.weighting == "uniform"

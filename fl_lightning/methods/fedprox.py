@@ -29,6 +29,7 @@ class FedProx(Method):
     """
 
     traits = Traits(family="one global model")
+
     mu: NonNegativeFloat = searched(
         0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1"
     )

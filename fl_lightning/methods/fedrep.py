@@ -36,24 +36,17 @@ class FedRep(OwnClassifier):
 
     def check(self, run: RunContext) -> None:
         """There must be a body to train."""
+        requirement = "fedrep trains body and classifier apart: it must have both"
         for group in run.groups:
-            body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)
-            check(
-                "model",
-                group.name,
-                body,
-                "fedrep trains body and classifier apart: it must have both",
-            )
+            has_body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)
+            check("model", group.name, has_body, requirement)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Classifier, then body."""
         head = client.mask(lambda b: b.head)
-        body = Phase(trains=~head)
-        return (
-            [Phase(trains=head, epochs=self.head_epochs, purpose="head"), body]
-            if self.head_epochs
-            else [body]
-        )
+        if self.head_epochs:
+            yield Phase(trains=head, epochs=self.head_epochs, purpose="head")
+        yield Phase(trains=~head)
 
     def private_phases(self) -> tuple[float | None, ...]:
         """Epochs of each phase."""

@@ -34,8 +34,7 @@ class FedRoD(Method):
     added to g's scores.
 
     Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and
-        n_y the client's
-    samples of each class. Scored: g + h; as `global`: g.
+    n_y the client's samples of each class. Scored: g + h; as `global`: g.
     """
 
     traits = Traits(
@@ -61,7 +60,12 @@ class FedRoD(Method):
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """Both, with the client's `prior` (C,), shape ()."""
         x, y = batch
         prior = tensors["prior"]
@@ -69,8 +73,8 @@ class FedRoD(Method):
         # outputs beyond the classes: as of absent ones
         rest = prior.min().expand(scores.shape[-1] - len(prior))
         balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
-        own = scores.detach() + module.model.personal(module.features.detach())
-        return balanced + cross_entropy(own, y)
+        personal = scores.detach() + module.model.personal(module.features.detach())
+        return balanced + cross_entropy(personal, y)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The scores g(z) of the global model, g(z) + h(z) of a client's own."""

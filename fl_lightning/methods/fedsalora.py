@@ -22,7 +22,6 @@ class FedSALoRA(Method):
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""
-        super().check(run)
         check_adapters(run)
 
     def scope(self, block: Block) -> Scope:

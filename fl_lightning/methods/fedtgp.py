@@ -21,7 +21,7 @@ from fl_lightning.methods import (
     Tensors,
     searched,
 )
-from fl_lightning.methods.common.class_means import last_uploads
+from fl_lightning.methods.classmeans import last_uploads
 from fl_lightning.methods.prototypes import Prototypes
 
 
@@ -77,16 +77,16 @@ class FedTGP(Prototypes):
         return memory
 
     def aggregate(self, server: Server) -> None:
-        """Note which classes are known; then train their prototypes by SGD on what clients told,
-        in batches as large as theirs. Without any they stay."""
+        """Note which classes are known; then train their prototypes by SGD on the uploaded means,
+        in batches as large as the clients'. Without any they stay."""
         super().aggregate(server)
         uploads = last_uploads(server)
-        if not any(len(upload["classes"]) for upload in uploads):
-            return
         memory = server.memory
         config = server.run.config
         classes = torch.cat([upload["classes"].long() for upload in uploads])
         means = torch.cat([upload["features"] for upload in uploads]).to(memory["means.features"])
+        if not len(classes):
+            return
         margin = adaptive_margin(means, classes, self.threshold)
         theta = {name: memory[f"prototypes.{name}"].clone().requires_grad_() for name in LEARNED}
         optimizer = torch.optim.SGD(theta.values(), self.server_lr or config.optimizer.lr)
@@ -125,8 +125,13 @@ def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
     return min(float(distances.min(1).values.max()), most)
 
 
-def margin_loss(known: Tensor, uploaded: Tensor, classes: Tensor, margin: float) -> Tensor:
+def margin_loss(
+    centres: Tensor,
+    uploaded: Tensor,
+    classes: Tensor,
+    margin: float,
+) -> Tensor:
     """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the
-    prototypes `known` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
-    distance = torch.cdist(uploaded, known, compute_mode="donot_use_mm_for_euclid_dist")
-    return cross_entropy(-(distance + margin * one_hot(classes, len(known))), classes)
+    prototypes `centres` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
+    distance = torch.cdist(uploaded, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return cross_entropy(-(distance + margin * one_hot(classes, len(centres))), classes)

@@ -3,13 +3,10 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fl_lightning.core.newcomer import GLOBAL
 from fl_lightning.methods import (
     Block,
     Client,
-    GroupServer,
     Method,
     Payload,
     Phase,
@@ -33,7 +30,6 @@ class FFALoRA(Method):
 
     def check(self, run: RunContext) -> None:
         """There must be adapters."""
-        super().check(run)
         check_adapters(run)
 
     def scope(self, block: Block) -> Scope:
@@ -44,7 +40,3 @@ class FFALoRA(Method):
         """Trains all but A, which is left out of the optimiser, whose decay or momentum would move
         it."""
         return [Phase(trains=client.mask(lambda b: not is_a(b)))]
-
-    def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """B, and the A that all began with: it is whole without being sent."""
-        return group["model"]

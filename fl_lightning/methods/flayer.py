@@ -2,9 +2,10 @@
 Layer-Wise Learning. IJCAI 2025.
 """
 
+import math
 from dataclasses import dataclass
+from itertools import count
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,33 +16,31 @@ from fl_lightning.methods import (
     Client,
     Layout,
     LogRange,
-    Method,
     NonNegativeFloat,
     Payload,
     Phase,
     Phases,
+    PlainSteps,
     PositiveInt,
     Rule,
     RunContext,
     Server,
     Tensors,
     Traits,
-    check_plain_steps,
     searched,
 )
 from fl_lightning.methods.common.basics import packed, unpacked
 
 
 @dataclass(frozen=True)
-class FLAYER(Method):
+class FLAYER(PlainSteps):
     """FedAvg by layers: own top layers count by their accuracy, rates differ, and what changes most
     is uploaded.
 
     Begin: w = a w_i + (1 - a) w^ in the top layers, w^ below; the top layers alone train for an
-        epoch; the accuracy of
-    that model is the next round's a (0 at first). Then plain steps at rates by layer
-    (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those who
-    uploaded it (`most_changed`); else it stays.
+    epoch; the accuracy of that model is the next round's a (0 at first). Then plain steps at rates
+    by layer (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those
+    who uploaded it (`most_changed`); else it stays.
 
     Args:
         layers: top layers that are mixed and trained first. 1: the authors' script (2 tensors).
@@ -71,23 +70,18 @@ class FLAYER(Method):
     top_rate: NonNegativeFloat = searched(0.2, LogRange(0.02, 2), "a decade around the authors'")
     middle_rate: NonNegativeFloat = 1.0
 
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for a regression, or an optimiser with other steps than its own."""
-        super().check(run)
-        check_plain_steps(run)
-
     def init_client(self, run: RunContext) -> Tensors:
         """The accuracy a."""
         return {"accuracy": torch.zeros((), dtype=torch.float64)}
 
     def receive(self, client: Client, payload: Payload) -> Phases:
         """Mix and train the top layers; then score them."""
-        own = client["model"]
+        model = client["model"]
         top = client.mask(lambda b: b.above < self.layers)
         mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
         received = client.composed(payload)
         a = float(client.memory["accuracy"])
-        own.copy_(torch.where(mixed, torch.lerp(received, own, a), received))
+        model.copy_(torch.where(mixed, torch.lerp(received, model, a), received))
         client.scratch["received"] = received
         yield Phase(trains=top, epochs=1, lr=client.lr * self.top_rate, purpose="top layers")
         client.memory["accuracy"] = own_accuracy(client)
@@ -96,7 +90,7 @@ class FLAYER(Method):
         """Plain steps at rates by layer."""
         before = client["model"].clone()
         yield phase_by_layer(client, self.top_rate, self.middle_rate)
-        client.scratch["kept"] = most_changed(client.layout, client["model"] - before)
+        client.scratch["uploaded"] = most_changed(client.layout, client["model"] - before)
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
@@ -105,21 +99,25 @@ class FLAYER(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The numbers that have changed most, elsewhere those received; and which these are, a bit
         each."""
-        sent = super().upload(client, payload)
-        kept = client.scratch["kept"]
-        sent.vector = torch.where(kept, client["model"], client.scratch["received"])
-        sent.extra["kept"] = packed(kept)
-        return sent
+        upload = super().upload(client, payload)
+        uploaded = client.scratch["uploaded"]
+        upload.vector = torch.where(uploaded, client["model"], client.scratch["received"])
+        upload.extra["kept"] = packed(uploaded)
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean of those who uploaded a number."""
         old = server["model"]
         super().aggregate(server)
-        if server.answered:
-            server["model"] = mean_of_uploaders(server, old)
+        server["model"] = mean_of_uploaders(server, old)
 
 
-def layer_rates(layout: Layout, gradient: Tensor, top: float, middle: float = 1.0) -> Tensor:
+def layer_rates(
+    layout: Layout,
+    gradient: Tensor,
+    top: float,
+    middle: float = 1.0,
+) -> Tensor:
     """What the learning rate of each parameter is multiplied by, (D,), for a `gradient` (D,).
 
     Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from
@@ -155,11 +153,11 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
     for k, block in enumerate(blocks):
         if block.head or len(block.shape) == 2:
             continue
-        kernel = int(np.prod(block.shape[2:])) if len(block.shape) > 2 else block.size
+        kernel = math.prod(block.shape[2:]) if len(block.shape) > 2 else block.size
         rows = change[block.columns].abs().view(-1, kernel)
-        left_out = 1 - min(max(k / len(blocks), 0.1), 0.9)
-        count = min(round(kernel * left_out), kernel - 1)
-        least = rows.argsort(dim=1, stable=True)[:, :count]
+        share_left_out = 1 - min(max(k / len(blocks), 0.1), 0.9)
+        left_out = min(round(kernel * share_left_out), kernel - 1)
+        least = rows.argsort(dim=1, stable=True)[:, :left_out]
         uploaded = torch.ones_like(rows, dtype=torch.bool).scatter(1, least, False)
         mask[block.columns] = uploaded.flatten()
     return mask
@@ -170,19 +168,15 @@ def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
     each epoch."""
     w = client["model"]
     columns = client.layout.parameters
-    rates = torch.ones_like(client["model"])
-    sizes = batch_sizes(
-        len(client.data.train), client.run.config.federation.batch_size, client.group.whole_last
-    )
-    epoch = len(sizes)
-    taken = 0
+    rates = torch.ones_like(w)
+    size = client.run.config.federation.batch_size
+    steps_of_epoch = len(batch_sizes(len(client.data.train), size, client.group.whole_last))
+    steps = count()
 
     def step(_: Client, batch: Batch) -> Tensor:
-        nonlocal taken
         loss, gradient = client.gradient(w, batch)
-        if taken % epoch == 0:
+        if next(steps) % steps_of_epoch == 0:
             rates.copy_(layer_rates(client.layout, gradient, top, middle))
-        taken += 1
         w[columns] -= client.lr * (rates * gradient)[columns]
         return loss
 
@@ -192,10 +186,9 @@ def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
 def own_accuracy(client: Client) -> Tensor:
     """The accuracy of the client's model, shape (), float64, on its validation data or, without
     any, on its training data."""
-    part = client.data.validation if len(client.data.validation) else client.data.train
-    right = 0
-    for _, scores, y in client.passes(part):
-        right += int((scores.argmax(1) == y).sum())
+    data = client.data
+    part = data.validation if len(data.validation) else data.train
+    right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
     return torch.tensor(right / max(len(part), 1), dtype=torch.float64)
 
 
@@ -208,9 +201,9 @@ def mean_of_uploaders(server: Server, old: Tensor) -> Tensor:
     """
     new = server["model"]
     masks = [unpacked(server.statistics[c]["kept"], len(old)) for c in server.answered]
-    kept = torch.stack(masks).to(old.device)
+    uploaded = torch.stack(masks).to(old.device)
     shares = server.shares(server.answered).to(old)
-    share = (shares[:, None] * kept).sum(0)
-    server.flops += 2 * kept.numel()
+    share = (shares[:, None] * uploaded).sum(0)
+    server.flops += 2 * uploaded.numel()
     mean = old + (new - old) / torch.where(share > 0, share, 1)
-    return torch.where(kept.all(0), new, mean)
+    return torch.where(uploaded.all(0), new, mean)

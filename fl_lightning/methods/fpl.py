@@ -4,10 +4,9 @@ CVPR 2023."""
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity, normalize, one_hot
 
 from fl_lightning.methods import (
     Batch,
@@ -55,12 +54,13 @@ class FPL(ClassMeans):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the prototypes, once there are any."""
-        sent = Method.broadcast(self, server)
+        payloads = Method.broadcast(self, server)
         memory = server.memory
-        for payload in sent.values() if len(memory["clusters.classes"]) else ():
-            payload.extra["prototypes"] = memory["clusters.prototypes"]
-            payload.statistics["classes"] = memory["clusters.classes"].int()
-        return sent
+        if len(memory["clusters.classes"]):
+            for payload in payloads.values():
+                payload.extra["prototypes"] = memory["clusters.prototypes"]
+                payload.statistics["classes"] = memory["clusters.classes"].int()
+        return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
         """The task loss, and with prototypes both losses on them."""
@@ -77,12 +77,17 @@ class FPL(ClassMeans):
 
         return Objective(loss=loss)
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the losses on prototypes, shape ()."""
-        task: Tensor = module.task_loss(batch)
-        known = means["prototypes"]
+        task = module.task_loss(batch)
+        prototypes = means["prototypes"]
         classes = means["classes"]
-        return task + cluster_losses(module.features, batch[1], known, classes, self.tau)
+        return task + cluster_losses(module.features, batch[1], prototypes, classes, self.tau)
 
     def aggregate(self, server: Server) -> None:
         """The mean, and the round's prototypes."""
@@ -94,16 +99,13 @@ class FPL(ClassMeans):
 def linked(points: Tensor) -> Tensor:
     """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of
     greatest cosine."""
-    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    points = normalize(points.double())
-    itself = torch.arange(len(points))
-    nearest = itself
-    if len(points) > 1:
-        nearest = (points @ points.T).fill_diagonal_(-torch.inf).argmax(1)
-    links = coo_array((np.ones(len(points)), (itself, nearest)), (len(points), len(points)))
-    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+    directions = normalize(points.double())
+    cosines = (directions @ directions.T).fill_diagonal_(-torch.inf)
+    nearest = cosines.argmax(1)
+    links = one_hot(nearest, len(points))
+    return torch.from_numpy(connected_components(links.numpy(), directed=False)[1]).long()
 
 
 def means(points: Tensor, clusters: Tensor) -> Tensor:
@@ -144,35 +146,40 @@ def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
     classes = [y[:0]]
     for k in y.unique():
         of_class = points[y == k]
-        prototypes.append(means(of_class, finch(of_class)))
-        classes.append(torch.full((len(prototypes[-1]),), int(k)))
+        centres = means(of_class, finch(of_class))
+        prototypes.append(centres)
+        classes.append(k.expand(len(centres)))
     return {"clusters.prototypes": torch.cat(prototypes), "clusters.classes": torch.cat(classes)}
 
 
 def cluster_losses(
-    features: Tensor, labels: Tensor, known: Tensor, classes: Tensor, tau: float
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    classes: Tensor,
+    tau: float,
 ) -> Tensor:
-    """-log of the own class's share of e^(cos(z, p) / tau) over all prototypes p, + the mean
-    squared distance of z to the mean of the own class's; the sum over a batch's samples of known
-    classes, over the size of the batch, shape ().
+    """-log of the share of the sample's class in e^(cos(z, p) / tau) over all prototypes p, + the
+    mean squared distance of z to the mean prototype of its class; the sum over a batch's samples
+    whose class has a prototype, over the size of the batch, shape ().
 
     Args:
         features: z, (batch, d).
         labels: (batch,).
-        known: prototypes (K, d).
-        classes: theirs, (K,).
+        prototypes: (K, d).
+        classes: of the prototypes, (K,).
         tau: temperature.
     """
     z = wide(features)
-    own = labels[:, None] == classes
-    is_known = own.any(1)
-    if not is_known.any():
+    same_class = labels[:, None] == classes
+    has_prototype = same_class.any(1)
+    if not has_prototype.any():
         return z.sum() * 0
-    z = z[is_known]
-    own = own[is_known]
-    scores = cosine_similarity(z[:, None], known, 2) / tau
-    of_class = scores.masked_fill(~own, -torch.inf)
+    z = z[has_prototype]
+    same_class = same_class[has_prototype]
+    scores = cosine_similarity(z[:, None], prototypes, 2) / tau
+    of_class = scores.masked_fill(~same_class, -torch.inf)
     contrast = scores.logsumexp(1) - of_class.logsumexp(1)
-    centre = own.to(known) @ known / own.sum(1, keepdim=True)
+    centre = same_class.to(prototypes) @ prototypes / same_class.sum(1, keepdim=True)
     distance = (z - centre).square().mean(1)
     return (contrast + distance).sum() / len(labels)

@@ -12,10 +12,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fl_lightning.methods import (
     Batch,
-    Block,
     Client,
     LogRange,
-    Method,
     Module,
     NonNegativeFloat,
     Objective,
@@ -23,17 +21,21 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PureLoss,
-    Scope,
     Tensors,
     Traits,
     searched,
 )
 from fl_lightning.methods.common.basics import norms
-from fl_lightning.methods.common.classifiers import InContext, NewClassifier, is_personal
+from fl_lightning.methods.common.classifiers import (
+    InContext,
+    NewClassifier,
+    PersonalPart,
+    is_personal,
+)
 
 
 @dataclass(frozen=True)
-class GPFL(Method):
+class GPFL(PersonalPart):
     """A personal classifier on features conditioned by client; class embeddings guide globally
     conditioned features.
 
@@ -68,29 +70,27 @@ class GPFL(Method):
         """With conditions and class embeddings."""
         return NewClassifier(model, Conditioned, "gpfl")
 
-    def scope(self, block: Block) -> Scope:
-        """The own classifier is never sent."""
-        return "personal" if is_personal(block) else "shared"
-
     def phases(self, client: Client, payload: Payload) -> Phases:
         """All losses at once, under the conditions of the round's beginning."""
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
-        start = f"{client.layout.head}."
-        decay = np.zeros(len(client.layout.blocks))
-        for place, block in enumerate(client.layout.blocks):
-            decays = block.kind == "parameter" and not is_personal(block)
-            if decays and block.name.startswith(start):
-                decay[place] = self.mu / 2
+        decays = client.mask(lambda block: block.kind == "parameter" and not is_personal(block))
+        in_head = client.mask(lambda block: block.name.startswith(f"{client.layout.head}."))
+        decay = np.where(decays & in_head, self.mu / 2, 0.0)
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """All losses, with e, g and q as received, shape ()."""
-        e, g, q = (tensors[name] for name in ("e", "g", "q"))
+        e = tensors["e"]
         head = module.head
-        with head.using(q):
-            task: Tensor = module.task_loss(batch)
-        f = head.under(module.features, g)
+        with head.using(tensors["q"]):
+            task = module.task_loss(batch)
+        f = head.under(module.features, tensors["g"])
         cosines = normalize(f, dim=1) @ normalize(head.embedding.weight[: len(e)], dim=1).T
         gap = f - e[batch[1]]
         distance = norms(gap if self.norm == "sample" else gap.reshape(1, -1)).mean()
@@ -116,11 +116,11 @@ class Conditioned(InContext):
     The context is the condition; without one, the mean embedding.
     """
 
-    def __init__(self, own: nn.Linear) -> None:
+    def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
-        d = own.in_features
-        self.personal = own
-        self.embedding = nn.Embedding(own.out_features, d)
+        d = classifier.in_features
+        self.personal = classifier
+        self.embedding = nn.Embedding(classifier.out_features, d)
         self.gamma, self.beta = (
             nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2)
         )
@@ -128,8 +128,7 @@ class Conditioned(InContext):
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
         """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""
         scaled = (self.gamma(condition) + 1) * z
-        conditioned: Tensor = (scaled + self.beta(condition)).relu()
-        return conditioned
+        return torch.relu(scaled + self.beta(condition))
 
     def forward(self, z: Tensor) -> Tensor:
         """Features (batch, d) to scores."""

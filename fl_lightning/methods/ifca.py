@@ -47,13 +47,14 @@ class IFCA(KClusters):
         """All models."""
         group = server.only
         seed = server.run.config.seed
-        sent = group.send(dict.fromkeys(group.here, group["model"]))
-        for k in range(1, self.clusters):
+        payloads = group.send(dict.fromkeys(group.here, group["model"]))
+        others = range(1, self.clusters)
+        for k in others:
             if name_of(k) not in group:
                 group[name_of(k)] = group.group.another(key(seed, "model", k))
-        for payload in sent.values():
-            payload.further = group.send({k: group[name_of(k)] for k in range(1, self.clusters)})
-        return sent
+        for payload in payloads.values():
+            payload.further = group.send({k: group[name_of(k)] for k in others})
+        return payloads
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Begin from the model with the least loss on the training data."""
@@ -61,11 +62,11 @@ class IFCA(KClusters):
         part = client.data.train
         if len(part):
             losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
-            chosen = losses.index(min(losses))
-        else:  # of a deployed client this memory is elsewhere
-            chosen = int(client.run.server.memory["cluster"][client.id])
-        client.scratch["cluster"] = chosen
-        client["model"].copy_(models[chosen])
+            cluster = losses.index(min(losses))
+        else:  # as `admit` chose; never at a site of a deployment, which has no server's memory
+            cluster = int(client.run.server.memory["cluster"][client.id])
+        client.scratch["cluster"] = cluster
+        client["model"].copy_(models[cluster])
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
@@ -74,9 +75,9 @@ class IFCA(KClusters):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload the index of the chosen cluster."""
-        sent = super().upload(client, payload)
-        sent.statistics["cluster"] = torch.tensor(client.scratch["cluster"])
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics["cluster"] = torch.tensor(client.scratch["cluster"])
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The mean of each cluster."""

@@ -28,10 +28,9 @@ class KAPC(Method, CubeSettings):
     relation cube.
 
     Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l
-        constant (journal version,
-    Eq. 16). Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10,
-    12), or solve it. No factor m_i / m weighs a client's part (AAAI, Eq. 11; Eq. 9 has one): see
-    docs/decisions/0004.
+    constant (journal version, Eq. 16). Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2)
+    ||r - p||^2 (AAAI, Eq. 10, 12), or solve it. No factor m_i / m weighs a client's part (AAAI, Eq.
+    11; Eq. 9 has one): see docs/decisions/0004.
 
     The relation's arguments are those of `CubeSettings`.
 
@@ -47,10 +46,10 @@ class KAPC(Method, CubeSettings):
         needs=(
             Needs(
                 "rho",
-                None,
-                "solver",
-                ("exact",),
-                "the published step has no rho of its own: null, or solver exact",
+                free=None,
+                other="solver",
+                values=("exact",),
+                says="the published step has no rho of its own: null, or solver exact",
             ),
         ),
     )

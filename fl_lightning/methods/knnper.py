@@ -35,9 +35,8 @@ class KNNPer(Method):
     in feature space.
 
     Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and
-        of the k samples;
-    as `global`: that model alone, FedAvg's. (The authors' code mixes logits with probabilities
-    unless it is told not to, and picks lam on test data.)
+    of the k samples; as `global`: that model alone, FedAvg's. (The authors' code mixes logits with
+    probabilities unless it is told not to, and picks lam on test data.)
 
     Args:
         lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data,
@@ -66,30 +65,34 @@ class KNNPer(Method):
 
     def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
-        super().check(run)
-        valid = self.lam is not None or all(
-            run.data.validation_sizes[c] for c in range(run.clients)
-        )
-        requirement = (
-            "knnper chooses lam on validation data: above 0, and enough for every client; or give "
-            "method.lam"
-        )
-        check("data.validation", run.config.data.validation, valid, requirement)
+        sizes = run.data.validation_sizes
+        can_choose = all(sizes[c] for c in range(run.clients))
+        problem = "knnper chooses lam on validation data"
+        requirement = f"{problem}: above 0, and enough for every client; or give method.lam"
+        share = run.config.data.validation
+        check("data.validation", share, self.lam is not None or can_choose, requirement)
 
-    def prepare(self, client: Client, vector: Tensor, kind: str) -> Tensors:
+    def prepare(
+        self,
+        client: Client,
+        vector: Tensor,
+        kind: str,
+    ) -> Tensors:
         """Features and labels of the client's training samples, and its `lam`; nothing where there
         are none."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
-        passes = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
-        store = {
-            "features": torch.cat([z for z, _ in passes]),
-            "labels": torch.cat([y for _, y in passes]),
-        }
+        features, _, labels = zip(*client.passes(client.data.train, vector), strict=True)
+        store = {"features": wide(torch.cat(features)), "labels": torch.cat(labels)}
         lam = self._best(client, vector, store) if self.lam is None else torch.tensor(self.lam)
         return store | {"lam": lam}
 
-    def _best(self, client: Client, vector: Tensor, store: Tensors) -> Tensor:
+    def _best(
+        self,
+        client: Client,
+        vector: Tensor,
+        store: Tensors,
+    ) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of
         several."""
         right = torch.zeros(len(GRID))
@@ -100,13 +103,18 @@ class KNNPer(Method):
                 right[place] += float((mixture.argmax(1) == y).sum())
         return GRID[right.argmax()]
 
-    def _mixed(self, z: Tensor, scores: Tensor, store: Tensors) -> Tensor:
+    def _mixed(
+        self,
+        z: Tensor,
+        scores: Tensor,
+        store: Tensors,
+    ) -> Tensor:
         """The mixture's probabilities (batch, C) at features z (batch, d)."""
-        own = wide(scores).softmax(1)
-        near = vote(
-            z, store["features"], store["labels"], own.shape[1], self.k, self.scale, self.kernel
-        )
-        return torch.lerp(own, near.to(own), store["lam"].to(own))
+        p = wide(scores).softmax(1)
+        classes = p.shape[1]
+        stored = store["features"], store["labels"]
+        votes = vote(z, *stored, classes, k=self.k, scale=self.scale, kernel=self.kernel)
+        return torch.lerp(p, votes.to(p), store["lam"].to(p))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The model's scores, or the mixture's log probabilities."""
@@ -122,13 +130,13 @@ Kernel = Literal["gaussian", "exponential"]
 
 
 def vote(
-    z: Tensor, known: Tensor, labels: Tensor, classes: int, k: int, scale: float, kernel: Kernel
+    z: Tensor, stored: Tensor, labels: Tensor, classes: int, *, k: int, scale: float, kernel: Kernel
 ) -> Tensor:
-    """Shares of classes among the k known samples nearest to each feature, weighted by the kernel.
+    """Shares of classes among the k stored samples nearest to each feature, weighted by the kernel.
 
     Args:
         z: features (m, d).
-        known: features (n, d) of the samples that vote, n at least 1.
+        stored: features (n, d) of the samples that vote, n at least 1.
         labels: theirs (n,).
         classes: C.
         k: how many vote; all, where there are fewer.
@@ -139,10 +147,10 @@ def vote(
         Shape (m, C), rows summing to 1, also where all weights would underflow.
     """
     # the other way is off by rounding where distances are 0
-    distances = torch.cdist(wide(z), wide(known), compute_mode="donot_use_mm_for_euclid_dist")
-    near = distances.topk(min(k, len(known)), largest=False)
-    energy = near.values / scale
+    distances = torch.cdist(wide(z), wide(stored), compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.topk(min(k, len(stored)), largest=False)
+    energy = nearest.values / scale
     if kernel == "gaussian":
-        energy = near.values.square() / (z.shape[1] * scale)
+        energy = nearest.values.square() / (z.shape[1] * scale)
     shares = energy.new_zeros(len(z), classes)
-    return shares.scatter_add_(1, labels[near.indices], (-energy).softmax(1))
+    return shares.scatter_add_(1, labels[nearest.indices], (-energy).softmax(1))

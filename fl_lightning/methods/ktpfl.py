@@ -4,10 +4,10 @@ Learning.
 NeurIPS 2021.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,17 +51,17 @@ class KTPFL(FedMD):
         needs=(
             Needs(
                 "loss",
-                "kl",
-                "update",
-                ("code",),
-                "the paper's update compares probabilities: kl, or update code",
+                free="kl",
+                other="update",
+                values=("code",),
+                says="the paper's update compares probabilities: kl, or update code",
             ),
             Needs(
                 "divergence",
-                "mean",
-                "update",
-                ("paper",),
-                "the code's update has no KL: mean, or update paper",
+                free="mean",
+                other="update",
+                values=("paper",),
+                says="the code's update has no KL: mean, or update paper",
             ),
         ),
     )
@@ -80,34 +80,41 @@ class KTPFL(FedMD):
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}
 
-    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
-        """Step rows and columns of those who told; their part of a row keeps the mass it had."""
+    def weigh(
+        self,
+        server: Server,
+        P: Tensor,
+        uploaders: list[int],
+    ) -> Tensor:
+        """Step rows and columns of those who uploaded; their part of a row keeps the mass it
+        had."""
         c = server.memory["coefficients"].clone()
-        here = torch.tensor(uploaders)
+        places = torch.tensor(uploaders)
         shares = server.shares(uploaders)
-        part = c[here][:, here]
+        part = c[places][:, places]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         # as printed: rows may have any sum
         if self.update == "paper" and self.projection == "none":
             prior = 1.0 / len(c)
             part = paper_step(part, P, shares, weight, self.rho, self.step, prior)
-            c[here[:, None], here] = part
+            c[places[:, None], places] = part
             server.memory["coefficients"] = c
-            return c[:, here]
+            return c[:, places]
         part, mass = sum_to_one(part)
         if self.update == "paper":
             prior = 1.0 / len(uploaders)
             part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, prior))
         else:
             part = code_step(part, P, self.rho, self.step)
-        server.memory["coefficients"] = c = put_back(c, here, part, mass)
-        return sum_to_one(c[:, here])[0]
+        c = put_back(c, places, part, mass)
+        server.memory["coefficients"] = c
+        return sum_to_one(c[:, places])[0]
 
 
 def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
-    """Gradient by c (m, m) of sum_n KL(sum_j c_nj P_j || P_n), mean over the samples of P (m, D,
-    C); (m, m)."""
+    """Gradient by c (m, m) of sum_n KL(sum_j c_nj P_j || P_n), mean over the samples of the
+    predictions P (m, samples, C); (m, m)."""
     floor = torch.finfo(P.dtype).tiny
     teachers = torch.einsum("nj,jdk->ndk", c, P)
     ratio = teachers.clamp_min(floor).log() - P.clamp_min(floor).log()
@@ -123,7 +130,12 @@ def paper_step(
     return c - step * (lam * shares[:, None] * kl_gradient(c, P) + pull)
 
 
-def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
+def code_step(
+    c: Tensor,
+    P: Tensor,
+    rho: float,
+    size: float,
+) -> Tensor:
     """The authors' code: a scaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then
     softmax(5 row), (m, m).
 
@@ -135,22 +147,26 @@ def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
     gradient = 2 * (c @ G - G) / flat.shape[1]
     gradient = gradient + 2 * rho * (c - 1.0 / len(c)) / len(c)
     mean = gradient.abs().mean(1, keepdim=True)
-    power = torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)
+    power = torch.log(size / mean.clamp_min(1e-300)) / math.log(5.0)
     factor = 5.0 ** torch.ceil(power).clamp(-5, 5)
-    scale = torch.where(mean > 1e-15, factor, torch.zeros_like(mean)) * (size > 0)
+    scale = torch.where(mean > 1e-15, factor, 0.0) * (size > 0)
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 
 
-def put_back(c: Tensor, here: Tensor, part: Tensor, mass: Tensor) -> Tensor:
-    """`c` (N, N) with the rows `part` (m, m), which sum to 1, of the clients `here` (m,) scaled to
-    the `mass` they had.
+def put_back(
+    c: Tensor,
+    places: Tensor,
+    part: Tensor,
+    mass: Tensor,
+) -> Tensor:
+    """`c` (N, N) with the rows `part` (m, m), which sum to 1, of the clients `places` (m,) scaled
+    to the `mass` they had.
 
     A row whose weight had all gone to others gets m / N of it back: else it would stay there for
     ever.
     """
-    fair = len(here) / len(c)
+    fair = len(places) / len(c)
     has_mass = mass > 1e-12
-    c[here] = torch.where(has_mass, c[here], c[here] * (1 - fair))
-    mass = torch.where(has_mass, mass, torch.full_like(mass, fair))
-    c[here[:, None], here] = part * mass
+    c[places] = torch.where(has_mass, c[places], c[places] * (1 - fair))
+    c[places[:, None], places] = part * torch.where(has_mass, mass, fair)
     return c

@@ -24,8 +24,7 @@ class LGFedAvg(Method):
     them.
 
     Scored: the client's own layers under the global ones, as the authors' code does. That begins
-        from a model that
-    FedAvg has trained; here all clients begin from the common initial model.
+    from a model that FedAvg has trained; here all clients begin from the common initial model.
 
     Args:
         layers: last layers that are global. 2: the authors' script for CIFAR-10 (3 for MNIST).

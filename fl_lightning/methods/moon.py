@@ -1,6 +1,7 @@
 """MOON: Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,11 +61,9 @@ class MOON(Method):
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a projection head, where one is asked for."""
         width = self.projection
-        return (
-            model
-            if width is None
-            else NewClassifier(model, lambda own: Projected(own, width), "moon", inner="out")
-        )
+        if width is None:
+            return model
+        return NewClassifier(model, partial(Projected, width=width), "moon", inner="out")
 
     def slots(self) -> dict[str, Slot]:
         """The client's last model."""
@@ -83,10 +82,15 @@ class MOON(Method):
         models = {"received": client["model"].clone(), "last": client["last"]}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, models)))]
 
-    def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        models: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss and the contrast with features under the `received` and the `last` model,
         shape ()."""
-        task: Tensor = module.task_loss(batch)
+        task = module.task_loss(batch)
         near, _ = module.under(models["received"], batch[0])
         far, _ = module.under(models["last"], batch[0])
         return task + self.mu * contrast(module.features, near, far, self.tau)
@@ -96,15 +100,20 @@ class Projected(nn.Sequential):
     """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of
     them, `out`."""
 
-    def __init__(self, own: nn.Linear, width: int) -> None:
+    def __init__(self, classifier: nn.Linear, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(own.in_features, own.in_features)
+        self.first = nn.Linear(classifier.in_features, classifier.in_features)
         self.relu = nn.ReLU()
-        self.second = nn.Linear(own.in_features, width)
-        self.out = nn.Linear(width, own.out_features)
+        self.second = nn.Linear(classifier.in_features, width)
+        self.out = nn.Linear(width, classifier.out_features)
 
 
-def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+def contrast(
+    z: Tensor,
+    near: Tensor,
+    far: Tensor,
+    tau: float,
+) -> Tensor:
     """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
     features (n, d), shape () (MOON).
     """

@@ -5,6 +5,7 @@ Multilevel/Hierarchical Models, 2007)."""
 import itertools
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ FIRST = CANDIDATES.index((30.0, 1.0))
 """The penalty before anything is known."""
 FOLDS = 5
 """Parts of a client's training samples that tell the penalty."""
+ALL = FOLDS
+"""Index of the fit on all samples, after those without one part."""
 SHARED = 1.0
 """Penalty of the shared slopes: a sample's worth, so that they are defined where columns repeat."""
 MOST_FEATURES = 100
@@ -49,11 +52,11 @@ class PartialPooling(WithoutModels):
     model travels, but moments of samples, which the server adds up.
 
     Client: its loss is bounded by a parabola at its last weights v_i (for a regression it is one),
-        and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
-        function of w, by Hessian and target.
-    Server: w <- the minimum of the sum, an exact step of the joint fit. Each lam of a grid is
-        fitted on all samples and without each of five parts of every client (units stay together);
-        the lam with the least summed loss on these parts is what clients score. Scored: v_i.
+    and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
+    function of w, by Hessian and target. Server: w <- the minimum of the sum, an exact step of the
+    joint fit. Each lam of a grid is fitted on all samples and without each of five parts of every
+    client (units stay together); the lam with the least summed loss on these parts is what clients
+    score. Scored: v_i.
 
     The model that is configured gives way to a linear one.
     """
@@ -77,13 +80,12 @@ class PartialPooling(WithoutModels):
 
     def check(self, run: RunContext) -> None:
         """Samples are few numbers, and the linear model takes them all."""
+        group = run.groups[0]
         features = math.prod(run.data.input_shape)
-        fits = run.groups[0].layout.blocks[0].shape == (run.data.num_classes, features)
+        fits = group.layout.blocks[0].shape == (run.data.num_classes, features)
         requirement = "partialpooling takes samples of plain numbers: a model as mlp, and no texts"
-        check("model", run.groups[0].name, fits and run.data.text is None, requirement)
-        requirement = (
-            f"partialpooling uploads moments of features: at most {MOST_FEATURES} features"
-        )
+        check("model", group.name, fits and run.data.text is None, requirement)
+        requirement = f"partialpooling uploads moments of at most {MOST_FEATURES} features"
         check("data.columns", features, features <= MOST_FEATURES, requirement)
 
     def _shape(self, run: RunContext) -> tuple[int, int, int, int]:
@@ -102,23 +104,22 @@ class PartialPooling(WithoutModels):
 
     def broadcast(self, server: Server) -> Payloads:
         """The shared weights, and which candidate is the best."""
-        sent = super().broadcast(server)
-        for payload in sent.values():
+        payloads = super().broadcast(server)
+        for payload in payloads.values():
             payload.extra |= {name: server.memory[f"pooling.{name}"] for name in ("shared", "best")}
-        return sent
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step of the joint fit, which leaves the model that is scored."""
-        shared = payload.extra["shared"].cpu()
-        best = int(payload.extra["best"])
         fits = Fits(client)
-        own = fits.step(client.memory["pooling.own"], shared)
-        client.memory["pooling.own"] = own
-        client.scratch |= fits.uploaded(own)
-        scored = own[best, FOLDS].to(client["model"])
+        weights = fits.step(client.memory["pooling.own"], payload.extra["shared"].cpu())
+        client.memory["pooling.own"] = weights
+        client.scratch |= fits.uploaded(weights)
+        model = client["model"]
+        scored = weights[int(payload.extra["best"]), ALL].to(model)
         weight, bias = client.layout.blocks
-        client["model"][weight.columns] = scored[:, :-1].flatten()
-        client["model"][bias.columns] = scored[:, -1]
+        model[weight.columns] = scored[:, :-1].flatten()
+        model[bias.columns] = scored[:, -1]
         return []
 
     def beside(self) -> dict[str, Beside]:
@@ -131,19 +132,17 @@ class PartialPooling(WithoutModels):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Moments and held-out losses."""
-        sent = super().upload(client, payload)
-        sent.extra |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.extra |= client.scratch
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """The shared weights that minimise the sum over clients."""
         super().aggregate(server)
-        uploads = [server.statistics[c] for c in server.answered]
-        if not uploads:
-            return
-        sums = {name: tensor.double() for name, tensor in uploads[0].items()}
-        for upload in uploads[1:]:
-            sums = {name: total + upload[name].double() for name, total in sums.items()}
+        sums = {}
+        for name in self.beside():
+            uploads = (server.statistics[c][name].double() for c in server.answered)
+            sums[name] = reduce(torch.add, uploads)
         penalty = torch.full(sums["hessians"].shape[-1:], SHARED, dtype=torch.float64)
         penalty[-1] = 1e-6
         hessians = sums["hessians"] + torch.diag(penalty)
@@ -161,7 +160,7 @@ class Fits:
         xs, ys = zip(*client.data.train.batches(4096), strict=True)
         x = torch.cat(xs).flatten(1).double().cpu()
         y = torch.cat(ys).cpu()
-        self.x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+        self.x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         if self.classes == 1:
             self.y = y.double()[:, None]
             strata = torch.zeros_like(y).long()
@@ -171,42 +170,44 @@ class Fits:
             strata = y
             bound = 0.5  # of a softmax's curvature
         rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
-        folds = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
-        self.held = torch.from_numpy(folds)[None] == torch.arange(FOLDS + 1)[:, None]
-        """(parts + 1, n): which samples a fit goes without; the last one without none."""
-        weights = (~self.held).double()
+        parts = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
+        self.left_out = torch.from_numpy(parts)[None] == torch.arange(FOLDS + 1)[:, None]
+        """(fits, n): which samples a fit goes without; the fit `ALL` leaves out none."""
+        weights = (~self.left_out).double()
         self.curvature = bound * torch.einsum("fn,np,nq->fpq", weights, self.x, self.x)
         slopes, ratios = torch.tensor(CANDIDATES, dtype=torch.float64).T
-        self.penalty = slopes[:, None].repeat(1, self.x.shape[1])
-        self.penalty[:, -1] *= ratios
-        penalised = self.curvature + torch.diag_embed(self.penalty)[:, None]
-        self.inverse = torch.linalg.inv(penalised)
+        penalty = slopes[:, None].repeat(1, self.x.shape[1])
+        penalty[:, -1] *= ratios
+        self.penalty: Tensor = penalty[:, None, None]
+        """Of each candidate and feature, (candidates, 1, 1, features)."""
+        self.penalties = torch.diag_embed(penalty)[:, None]
+        """The same as diagonal matrices."""
+        self.inverse = torch.linalg.inv(self.curvature + self.penalties)
 
-    def _residuals(self, own: Tensor) -> tuple[Tensor, Tensor]:
+    def _residuals(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""
-        outputs = self.x @ own.mT
+        outputs = self.x @ weights.mT
         if self.classes == 1:
-            return outputs - self.y, (outputs - self.y).square().sum(-1)
+            residuals = outputs - self.y
+            return residuals, residuals.square().sum(-1)
         logs = outputs.log_softmax(-1)
         return logs.exp() - self.y, -(logs * self.y).sum(-1)
 
-    def _pull(self, own: Tensor) -> Tensor:
-        """The Hessian of the parabola at `own` times `own`, less the gradient there."""
-        residuals = self._residuals(own)[0] * (~self.held)[..., None]
-        return own @ self.curvature - residuals.mT @ self.x
+    def _pull(self, weights: Tensor) -> Tensor:
+        """The Hessian of the parabola at `weights` times `weights`, less the gradient there."""
+        residuals, _ = self._residuals(weights)
+        fitted = residuals * (~self.left_out)[..., None]
+        return weights @ self.curvature - fitted.mT @ self.x
 
-    def step(self, own: Tensor, shared: Tensor) -> Tensor:
+    def step(self, weights: Tensor, shared: Tensor) -> Tensor:
         """The client's next weights (candidates, fits, outputs, features)."""
-        pull = self._pull(own) + self.penalty[:, None, None] * shared
-        step: Tensor = pull @ self.inverse
-        return step
+        return (self._pull(weights) + self.penalty * shared) @ self.inverse
 
-    def uploaded(self, own: Tensor) -> Tensors:
-        """What the server adds up: of the minimum as a function of the shared weights the Hessian
-        and target, and each candidate's loss on the parts that a fit went without."""
-        penalty = self.penalty[:, None, None]
-        hessians = torch.diag_embed(self.penalty)[:, None]
-        hessians = hessians - self.penalty[:, None, :, None] * (self.inverse * penalty)
-        targets = (self._pull(own) @ self.inverse) * penalty
-        losses = (self._residuals(own)[1] * self.held).sum((1, 2))
+    def uploaded(self, weights: Tensor) -> Tensors:
+        """The server's summands: Hessian and target of the minimum as a function of the shared
+        weights, and each candidate's loss on the parts that a fit went without."""
+        _, losses = self._residuals(weights)
+        hessians = self.penalties - self.penalty.mT * (self.inverse * self.penalty)
+        targets = (self._pull(weights) @ self.inverse) * self.penalty
+        losses = (losses * self.left_out).sum((1, 2))
         return {"hessians": hessians, "targets": targets, "losses": losses}

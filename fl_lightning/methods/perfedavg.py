@@ -19,25 +19,23 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PlainMean,
+    PlainSteps,
     PositiveFloat,
     Rule,
-    RunContext,
     Traits,
-    check_plain_steps,
     searched,
 )
 
 
 @dataclass(frozen=True)
-class PerFedAvg(PlainMean):
+class PerFedAvg(PlainSteps, PlainMean):
     """A global model that is good once a client has taken a gradient step of its own from it.
 
     Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first
-        order), or with
-    g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) (`hf`,
-    Hessian-free), on three batches: D' is FedAvg's, D and D'' are drawn apart from it. The mean is
-    plain. Scored: w - alpha grad f_i(w) over all of the client's training data, in evaluation mode
-    (the authors of pFedMe, in their code for it, step on test data).
+    order), or with g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta)
+    (`hf`, Hessian-free), on three batches: D' is FedAvg's, D and D'' are drawn apart from it. The
+    mean is plain. Scored: w - alpha grad f_i(w) over all of the client's training data, in
+    evaluation mode (the authors of pFedMe, in their code for it, step on test data).
 
     Args:
         alpha: the client's own step. 0.01: between the 0.005 and 0.03 of pFedMe's runs of it; 0 is
@@ -62,17 +60,17 @@ class PerFedAvg(PlainMean):
     delta: PositiveFloat = 1e-3
     adapt_steps: NonNegativeInt = 1
 
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps than its own."""
-        check_plain_steps(run)
-
     def phases(self, client: Client, payload: Payload) -> Phases:
         """A step on each batch."""
-        return [
-            Phase(step=partial(self.step, client.generator("further batches")), by_gradient=True)
-        ]
+        draws = client.generator("further batches")
+        return [Phase(step=partial(self.step, draws), by_gradient=True)]
 
-    def step(self, draws: torch.Generator, client: Client, batch: Batch) -> Tensor:
+    def step(
+        self,
+        draws: torch.Generator,
+        client: Client,
+        batch: Batch,
+    ) -> Tensor:
         """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
         w~."""
         w = client["model"]
@@ -83,9 +81,9 @@ class PerFedAvg(PlainMean):
             inner.add_(slope, alpha=-self.alpha)
         loss, g = client.gradient(inner, batch)
         if self.alpha and self.variant == "hf":
-            apart = client.batch(draws)
-            _, ahead = client.gradient(w + self.delta * g, apart)
-            _, behind = client.gradient(w - self.delta * g, apart)
+            other_batch = client.batch(draws)
+            _, ahead = client.gradient(w + self.delta * g, other_batch)
+            _, behind = client.gradient(w - self.delta * g, other_batch)
             g = g - self.alpha * (ahead - behind) / (2 * self.delta)
         w.add_(g, alpha=-client.lr)
         w[buffers] = inner[buffers]

@@ -32,7 +32,7 @@ from fl_lightning.methods import (
 )
 
 NAMES = ("means", "covariance")
-"""What is told."""
+"""Tensors that are uploaded."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,11 @@ class PFedFDA(OwnClassifier):
 
     def check(self, run: RunContext) -> None:
         """The classifier must be linear, with a bias and a row for each class."""
-        super().check(run)
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
-        linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-        requirement = (
-            f"{run.method_name} needs a classifier with a bias, and one row for each class"
-        )
-        check("model", group.name, linear, requirement)
+        is_linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
+        requirement = "pfedfda needs a classifier with a bias, and one row for each class"
+        check("model", group.name, is_linear, requirement)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
@@ -98,11 +95,11 @@ class PFedFDA(OwnClassifier):
 
     def broadcast(self, server: Server) -> Payloads:
         """Also send the Gaussians; the first ones follow from the seed, and are not sent."""
-        sent = super().broadcast(server)
-        uploaded = server.run.server.uploaded
-        for payload in sent.values() if uploaded else ():
-            payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
-        return sent
+        payloads = super().broadcast(server)
+        if server.run.server.uploaded:
+            for payload in payloads.values():
+                payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """The body, under the classifier of the received Gaussians."""
@@ -118,11 +115,11 @@ class PFedFDA(OwnClassifier):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         gaussians = self.adapted(client, client["model"])
-        sent.extra["means"] = gaussians.means.float()
-        sent.extra["covariance"] = gaussians.covariance.float()
-        return sent
+        upload.extra["means"] = gaussians.means.float()
+        upload.extra["covariance"] = gaussians.covariance.float()
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""
@@ -137,27 +134,32 @@ class PFedFDA(OwnClassifier):
         vector = client["model"].clone()
         return headed(client, vector, self.adapted(client, vector, LEAST))
 
-    def adapted(self, client: Client, vector: Tensor, least: int = 1) -> Gaussians:
+    def adapted(
+        self,
+        client: Client,
+        vector: Tensor,
+        least: int = 1,
+    ) -> Gaussians:
         """The server's Gaussians, moved by `beta` towards those of the features of the client's
         training data under `vector` (D,); without any they stay as they are.
 
         `least`: a class with fewer samples keeps the server's mean; its samples still count for the
         covariance.
         """
-        known = Gaussians.of(client.run.server.memory)
-        passes = list(client.passes(client.data.train, vector))
-        if not passes:
-            return known
-        z = torch.cat([features for features, _, _ in passes]).cpu().double()
-        y = torch.cat([labels for _, _, labels in passes]).cpu()
+        received = Gaussians.of(client.run.server.memory)
+        if not len(client.data.train):
+            return received
+        features, _, labels = zip(*client.passes(client.data.train, vector), strict=True)
+        z = torch.cat(features).cpu().double()
+        y = torch.cat(labels).cpu()
         if self.beta is None:
-            beta = trusted(z, y, known, prior_of(client), self.ridge)
+            beta = trusted(z, y, received, prior_of(client), self.ridge)
         else:
             beta = torch.full((2,), self.beta, dtype=torch.float64)
-        own = estimated(z, y, known, self.ridge)
-        counts = y.bincount(minlength=len(known.means))
-        means = torch.where(counts[:, None] >= least, own.means, known.means)
-        return known.towards(Gaussians(means, own.covariance), beta)
+        estimate = estimated(z, y, received, self.ridge)
+        counts = y.bincount(minlength=len(received.means))
+        means = torch.where(counts[:, None] >= least, estimate.means, received.means)
+        return received.towards(Gaussians(means, estimate.covariance), beta)
 
 
 SHRINK = 1e-4
@@ -185,10 +187,13 @@ class Gaussians:
         """Those that the server keeps."""
         return cls(memory["gaussian.means"].double(), memory["gaussian.covariance"].double())
 
-    def towards(self, own: Gaussians, beta: Tensor) -> Gaussians:
-        """beta own + (1 - beta) self, with `beta` (2,): of the means, and of the covariance."""
-        means = beta[0] * own.means + (1 - beta[0]) * self.means
-        return Gaussians(means, beta[1] * own.covariance + (1 - beta[1]) * self.covariance)
+    def towards(self, estimate: Gaussians, beta: Tensor) -> Gaussians:
+        """beta estimate + (1 - beta) self, with `beta` (2,): of the means, and of the
+        covariance."""
+        of_means, of_covariance = beta
+        means = of_means * estimate.means + (1 - of_means) * self.means
+        scaled = of_covariance * estimate.covariance
+        return Gaussians(means, scaled + (1 - of_covariance) * self.covariance)
 
     def classifier(self, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Linear discriminant analysis with class shares `prior` (C,): weight (C, d) and bias (C,).
@@ -221,54 +226,61 @@ def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
     return vector
 
 
-def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians:
+def estimated(
+    z: Tensor,
+    y: Tensor,
+    received: Gaussians,
+    ridge: float,
+) -> Gaussians:
     """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1)
     + ridge I.
 
-    A class without samples has the mean that is `known`.
+    A class without samples has its `received` mean.
     """
-    counts = y.bincount(minlength=len(known.means))
-    sums = torch.zeros_like(known.means).index_add_(0, y, z)
-    means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], known.means)
-    away = z - means[y]
-    eye = torch.eye(z.shape[1], dtype=torch.float64)
-    return Gaussians(means, away.T @ away / max(len(z) - 1, 1) + ridge * eye)
+    counts = y.bincount(minlength=len(received.means))[:, None]
+    sums = torch.zeros_like(received.means).index_add_(0, y, z)
+    means = torch.where(counts > 0, sums / counts.clamp_min(1), received.means)
+    deviations = z - means[y]
+    scatter = deviations.T @ deviations
+    eye = torch.eye(len(scatter), dtype=torch.float64)
+    return Gaussians(means, scatter / max(len(z) - 1, 1) + ridge * eye)
 
 
-def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float) -> Tensor:
-    """How far own estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the cross
-    entropy of two folds.
+def trusted(
+    z: Tensor,
+    y: Tensor,
+    received: Gaussians,
+    prior: Tensor,
+    ridge: float,
+) -> Tensor:
+    """How far a client's estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the
+    cross entropy of two folds.
 
-    Each fold is scored by Gaussians between `known` and the other fold's. Without a class of two
+    Each fold is scored by Gaussians between `received` and the other fold's. Without a class of two
     samples it is 0.
     """
     from scipy.optimize import minimize
 
     folds = []
     for fit, test in halves(y):
-        folds.append((estimated(z[fit], y[fit], known, ridge), z[test], y[test]))
+        folds.append((estimated(z[fit], y[fit], received, ridge), z[test], y[test]))
     if not folds:
         return torch.zeros(2, dtype=torch.float64)
 
     def value(beta: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        leaf = torch.tensor(beta, requires_grad=True)
         total = torch.zeros((), dtype=torch.float64)
         with torch.enable_grad():
-            for own, x, labels in folds:
-                weight, bias = known.towards(own, leaf).classifier(prior)
+            for estimate, x, labels in folds:
+                weight, bias = received.towards(estimate, leaf).classifier(prior)
                 total = total + cross_entropy(x @ weight.T + bias, labels)
         [slope] = torch.autograd.grad(total, leaf)
-        return float(total.detach()), slope.numpy()
+        return total.item(), slope.numpy()
 
-    best = minimize(
-        value,
-        [0.5, 0.5],
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0, 1), (0, 1)],
-        options={"maxiter": STEPS},
-    )
-    return torch.from_numpy(np.asarray(best.x, dtype=np.float64))
+    options = {"maxiter": STEPS}
+    bounds = [(0, 1), (0, 1)]
+    best = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return torch.tensor(best.x)
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -39,9 +39,8 @@ class PFedGraph(Method):
     its neighbours.
 
     Server: r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the simplex,
-        p: sample shares.
-    Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times the mean cosine
-        with its neighbours.
+    p: sample shares. Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times
+    the mean cosine with its neighbours.
 
     Args:
         alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client
@@ -75,13 +74,13 @@ class PFedGraph(Method):
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix, and from the second round on the direction u_i."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         if self.lam and server.run.server.uploaded:
             for client, u in mean_directions(group).items():
                 direction = Payload(group.layout, u, group.layout.is_parameter.copy())
-                sent[client].further = {0: direction}
-        return sent
+                payloads[client].further = {0: direction}
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Drawn to u_i, where there is one."""
@@ -94,10 +93,14 @@ class PFedGraph(Method):
         numbers = int(layout.numbers[layout.is_parameter].sum())
         client.flops += 8 * numbers * client.fits[-1].steps
 
-    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        tensors: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
-        task: Tensor = module.task_loss(batch)
-        return task - self.lam * alignment(module, tensors["direction"])
+        return module.task_loss(batch) - self.lam * alignment(module, tensors["direction"])
 
 
 def mean_directions(group: GroupServer) -> dict[int, Tensor]:
@@ -120,12 +123,12 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
 def alignment(module: Module, direction: Tensor) -> Tensor:
     """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
     parameters = dict(module.model.named_parameters())
-    blocks = [block for block in module.layout.blocks if block.kind == "parameter"]
     products = []
     squares = []
-    for block in blocks:
-        parameter = parameters[block.name]
-        products.append((parameter.flatten() * direction[block.columns]).sum())
-        squares.append(parameter.square().sum())
+    for block in module.layout.blocks:
+        if block.kind == "parameter":
+            parameter = parameters[block.name]
+            products.append((parameter.flatten() * direction[block.columns]).sum())
+            squares.append(parameter.square().sum())
     norm = torch.stack(squares).sum().clamp_min(1e-30).sqrt()
     return torch.stack(products).sum() / norm

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.foundation.rng import key
 from fl_lightning.methods import (
     Alone,
     Client,
@@ -16,6 +17,7 @@ from fl_lightning.methods import (
     OwnStatistics,
     Payload,
     Payloads,
+    Phase,
     Phases,
     PositiveFloat,
     PositiveInt,
@@ -28,7 +30,7 @@ from fl_lightning.methods import (
     Traits,
     searched,
 )
-from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
+from fl_lightning.methods.common.hypernetwork import Hypernetwork
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,20 @@ class PFedHN(OwnStatistics):
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The hypernetwork's parameters, embeddings among them, and their momenta."""
-        return first_hypernetwork(
-            run, self.embedding, self.hidden, self.hidden_layers, last_relu=self.last_relu
-        )
+        """The hypernetwork's parameters, embeddings among them, and their momenta, drawn from the
+        seed. A newcomer's embedding begins as the mean of the others."""
+        embeddings = run.server.memory.get("hypernetwork.0.weight")
+        width = self.embedding or int(1 + run.clients / 4)
+        if embeddings is not None:
+            width = embeddings.shape[1]
+        numbers = run.groups[0].layout.parameters.stop
+        sizes = (run.clients, numbers, width, self.hidden, self.hidden_layers)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(run.config.seed, "hypernetwork"))
+            network = Hypernetwork(*sizes, last_relu=self.last_relu)
+        if embeddings is not None:
+            network.get_parameter("0.weight").data[len(embeddings) :] = embeddings.mean(0)
+        return network.tensors() | network.momenta()
 
     def broadcast(self, server: Server) -> Payloads:
         """Every client its own model."""
@@ -101,16 +113,28 @@ class PFedHN(OwnStatistics):
         server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
-        """The embedding alone steps, from the mean of all, as often as there were rounds."""
-        return fit_embedding(
-            client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip
-        )
+        """The embedding alone steps down J^T (output - trained), as often as there were rounds; the
+        model is then the network's output."""
+        server = client.run.server
+        network = Hypernetwork.of(server.memory).requires_grad_(False)
+        embeddings = network.get_parameter("0.weight").requires_grad_()
+        rates = (self.hyper_lr, self.hyper_momentum)
+        optimizer = torch.optim.SGD([embeddings], *rates, weight_decay=self.hyper_decay)
+        model = client["model"]
+        columns = client.layout.parameters
+        for step in range(server.round):
+            output = network(torch.tensor(client.id))
+            model[columns] = output.detach().to(model)
+            yield Phase(purpose=f"newcomer {step}")  # other batches in each
+            trained = model[columns].to(output)
+            network.descend(output, output.detach() - trained, optimizer, self.clip)
+        network.write(client.id, model)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """What the server makes for the client now, with the client's running statistics (home
         rank)."""
-        state = group.server.run.states.get(client)
-        vector = (group.initial if state is None else state.vectors["model"]).to(
-            group.initial.device, copy=True
-        )
-        return group.layout.clear_gaps(Hypernetwork.of(group.server.memory).write(client, vector))
+        server = group.server
+        state = server.run.states.get(client)
+        model = group.initial if state is None else state.vectors["model"]
+        vector = model.to(group.initial.device, copy=True)
+        return group.layout.clear_gaps(Hypernetwork.of(server.memory).write(client, vector))

@@ -67,30 +67,21 @@ class PFedLA(OwnStatistics):
     )
     local_layers: NonNegativeInt = 0
 
-    def relation(self) -> LayerRows:
+    def relation(self) -> Relation:
         """Rows that the networks make."""
-        return LayerRows(self.embedding, self.hidden, self.local_layers)
+        return LayerRows(self.embedding, self.hidden, self.local_layers, self.hyper_lr)
 
     def broadcast(self, server: Server) -> Payloads:
         """The mix; what is mixed is kept until the networks have learned of it."""
-        sent = super().broadcast(server)
+        payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
             c: model.clone() for c, model in last_received(group, group.here).items()
         }
-        for payload in sent.values():
+        for payload in payloads.values():
             assert payload.own_weights is not None
             payload.sent &= payload.own_weights[group.layout.layer_of] < 1
-        return sent
-
-    def aggregate(self, server: Server) -> None:
-        """A step of the networks of those who have answered."""
-        group = server.only
-        relation = server.run.relation
-        assert group.weighed is not None and isinstance(relation, LayerRows)
-        sources = group.weighed.sources
-        nearer = products(group, server.answered, sources, server.scratch)
-        relation.descend(server, sources, -nearer, self.hyper_lr)
+        return payloads
 
 
 @dataclass
@@ -106,6 +97,7 @@ class LayerRows(Relation):
         hidden: width of the network's three hidden layers.
         local_layers: so many layers, those in which a client's own weight is greatest, are its own
             alone.
+        lr: learning rate of the networks.
     """
 
     per_layer = True
@@ -114,6 +106,7 @@ class LayerRows(Relation):
     embedding: int
     hidden: int
     local_layers: int
+    lr: float
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """A pass of each receiver's network, its last layer for all sources."""
@@ -141,20 +134,25 @@ class LayerRows(Relation):
         return Hypernetwork.of(memory, f"rows.{client}")
 
     def rows(
-        self, network: Hypernetwork, clients: int, client: int, sources: Sequence[int]
+        self,
+        network: Hypernetwork,
+        clients: int,
+        client: int,
+        sources: Sequence[int],
     ) -> Tensor:
         """Weights (L, n) of `sources` in what a client receives, as functions of its network's
         parameters."""
         places = torch.tensor(sources)
-        own = places == client
-        made = network(torch.tensor(0)).view(-1, clients)[:, places].relu()
-        total = made.sum(1, keepdim=True)
-        least = torch.finfo(made.dtype).tiny
-        rows = torch.where(total > 0, made / total.clamp_min(least), own.to(made))
+        outputs = network(torch.tensor(0)).view(-1, clients)[:, places].relu()
+        total = outputs.sum(1, keepdim=True)
+        least = torch.finfo(outputs.dtype).tiny
+        is_own = places == client
+        identity = is_own.to(outputs)
+        rows = torch.where(total > 0, outputs / total.clamp_min(least), identity)
         count = min(self.local_layers, len(rows))
-        local = torch.zeros(len(rows), 1, dtype=torch.bool)
-        local[rows[:, own].flatten().topk(count).indices] = True
-        return torch.where(local, own.to(rows), rows)
+        stays_local = torch.zeros(len(rows), 1, dtype=torch.bool)
+        stays_local[rows[:, is_own].flatten().topk(count).indices] = True
+        return torch.where(stays_local, identity, rows)
 
     @torch.no_grad()
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -166,13 +164,14 @@ class LayerRows(Relation):
         weights = torch.stack(rows, 1).double()
         return weights / weights.sum(2, keepdim=True)
 
-    def descend(self, server: Server, sources: Sequence[int], gradients: Tensor, lr: float) -> None:
-        """A step of each network down the `gradients` (L, m, n) by the rows of those who have
-        answered."""
-        for client, gradient in zip(server.answered, gradients.unbind(1), strict=True):
+    def learn(self, server: Server) -> None:
+        """A step of the networks of those who have answered, by how training moved the mix."""
+        group = server.only
+        assert group.weighed is not None
+        sources = group.weighed.sources
+        nearer = products(group, server.answered, sources, server.scratch)
+        for client, gradient in zip(server.answered, (-nearer).unbind(1), strict=True):
             network = self.network(server.memory, client)
-            optimizer = torch.optim.SGD(network.parameters(), lr)
-            network.descend(
-                self.rows(network, server.clients, client, sources), gradient, optimizer
-            )
+            rows = self.rows(network, server.clients, client, sources)
+            network.descend(rows, gradient, torch.optim.SGD(network.parameters(), self.lr))
             server.flops += 6 * network.products

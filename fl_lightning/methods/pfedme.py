@@ -15,12 +15,11 @@ from fl_lightning.methods import (
     Phase,
     Phases,
     PlainMean,
+    PlainSteps,
     PositiveInt,
-    RunContext,
     Server,
     Slot,
     Traits,
-    check_plain_steps,
     move_on,
     searched,
     sees_only_the_mean,
@@ -28,14 +27,13 @@ from fl_lightning.methods import (
 
 
 @dataclass(frozen=True)
-class PFedMe(PlainMean):
+class PFedMe(PlainSteps, PlainMean):
     """Each local step solves the client's Moreau envelope roughly, and moves its local model
     towards the solution.
 
     Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w -
-        theta). Scored: the
-    last theta. For each batch theta starts at w (the paper leaves it open, the authors' code goes
-    on from the last).
+    theta). Scored: the last theta. For each batch theta starts at w (the paper leaves it open, the
+    authors' code goes on from the last).
 
     Args:
         lam: weight of the envelope's distance. 15: the authors' readme.
@@ -58,10 +56,6 @@ class PFedMe(PlainMean):
     beta: NonNegativeFloat = searched(
         1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned"
     )
-
-    def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps than its own."""
-        check_plain_steps(run)
 
     def slots(self) -> dict[str, Slot]:
         """The personalised model theta."""

@@ -16,9 +16,8 @@ from fl_lightning.methods import (
     Tensors,
     WithoutModels,
 )
-from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.classmeans import ClassMeans, distance_to_means, no_uploads
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.class_means import distance_to_means, no_uploads
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     """Base: models never travel; features are pulled to the global prototype of their class, and
     the nearest predicts.
 
-    The server works with what each client told last. Where all take part in each round, as in the
+    The server works with each client's last upload. Where all take part in each round, as in the
     papers, these are the round's uploads; prototypes of a small cohort alone would change with each
     cohort, and nothing else ties clients.
 
@@ -41,18 +40,23 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
 
     @property
     def adds(self) -> bool:
-        """The pull."""
+        """Whether prototypes pull features."""
         return self.lam > 0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Class means, and what clients told last, where not all take part in each round."""
-        whole = run.config.federation.participation == 1
-        return super().init_server(run) | ({} if whole else no_uploads(run))
+        """Class means, and clients' last uploads, where not all take part in each round."""
+        memory = super().init_server(run)
+        return memory if run.config.federation.participation == 1 else memory | no_uploads(run)
 
-    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
+    def loss(
+        self,
+        means: Tensors,
+        module: Module,
+        batch: Batch,
+    ) -> Tensor:
         """The task loss, and lam times the distance of features to their class's prototype, shape
-        (); unknown classes add 0."""
-        task: Tensor = module.task_loss(batch)
+        (); classes without one add 0."""
+        task = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
@@ -60,14 +64,14 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         is known)."""
         scores = super().outputs(client, x, kind)
         memory = client.run.server.memory
-        if self.predict == "classifier" or not memory["means.known"].any():
+        has_prototype = memory["means.known"]
+        if self.predict == "classifier" or not has_prototype.any():
             return scores
         prototypes = memory["means.features"].to(scores.device)
-        candidates = self.candidates(client, memory["means.known"]).to(scores.device)
-        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(
-            ~candidates, torch.inf
-        )
+        candidates = self.candidates(client, has_prototype).to(scores.device)
+        distances = torch.cdist(wide(client.module.features), prototypes)
+        return -distances.masked_fill(~candidates, torch.inf)
 
-    def candidates(self, client: Client, known: Tensor) -> Tensor:
-        """The classes (C,) that may be predicted, of those that are `known` (C,)."""
-        return known
+    def candidates(self, client: Client, has_prototype: Tensor) -> Tensor:
+        """The classes, bool (C,), that may be predicted, of those that have a prototype."""
+        return has_prototype

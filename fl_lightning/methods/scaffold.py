@@ -2,7 +2,7 @@
 Averaging for Federated Learning. ICML 2020.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -58,18 +58,18 @@ class SCAFFOLD(PlainMean):
         check("callbacks", ", ".join(robust), not robust, requirement)
 
     def slots(self) -> dict[str, Slot]:
-        """The control variate c_i. What the server last received of it is its last change."""
+        """The control variate c_i. Clients upload its change: the server's copy is the last
+        change, not c_i."""
         return {"control": Slot("zeros", exchanged=True)}
 
     def broadcast(self, server: Server) -> Payloads:
         """The global model and c."""
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
-        sent = super().broadcast(server)
-        return {
-            c: replace(payload, vectors={"control": server["control"]})
-            for c, payload in sent.items()
-        }
+        payloads = super().broadcast(server)
+        for payload in payloads.values():
+            payload.vectors["control"] = server["control"]
+        return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Steps down f + <c - c_i, w>."""
@@ -77,15 +77,16 @@ class SCAFFOLD(PlainMean):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and the change of c_i (on what was received)."""
-        sent = super().upload(client, payload)
+        upload = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
-        for s in client.layout.segments(payload.sent & client.layout.is_parameter) if size else ():
-            drift = payload.vector[s.columns] - client["model"][s.columns]
-            change[s.columns] = drift / size - payload.vectors["control"][s.columns]
+        if size:  # else the client has taken no step
+            for s in client.layout.segments(payload.sent & client.layout.is_parameter):
+                drift = payload.vector[s.columns] - client["model"][s.columns]
+                change[s.columns] = drift / size - payload.vectors["control"][s.columns]
         client["control"].add_(change)
-        sent.vectors["control"] = change
-        return sent
+        upload.vectors["control"] = change
+        return upload
 
     def aggregate(self, server: Server) -> None:
         """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""

@@ -27,10 +27,9 @@ class SelfKAPC(OwnStatistics):
     more from others.
 
     Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp
-        for a mix), Sigma the
-    covariance of the uploads' noises. Client: in its first round it trains two models on two random
-    halves of its data, with half batches, and uploads their mean: ||w_A - w_B||^2 / 4 is the
-    variance of the mean. No extra passes over the data.
+    for a mix), Sigma the covariance of the uploads' noises. Client: in its first round it trains
+    two models on two random halves of its data, with half batches, and uploads their mean: ||w_A -
+    w_B||^2 / 4 is the variance of the mean. No extra passes over the data.
 
     Args:
         kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data
@@ -70,17 +69,15 @@ class SelfKAPC(OwnStatistics):
 
     def beside(self) -> dict[str, Beside]:
         """Declares what `upload` adds to the model."""
+        step = "squared norms of the client's step by layer"
+        noise = "variance of the client's step by layer"
         return {
-            "step": Beside(
-                "step_norms", "squared norms of the client's step by layer", "nonnegative"
-            ),
-            "noise": Beside(
-                "noise_norms", "variance of the client's step by layer", "nonnegative", once=True
-            ),
+            "step": Beside("step_norms", step, "nonnegative"),
+            "noise": Beside("noise_norms", noise, "nonnegative", once=True),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload squared norms by layer: of the step, and in the first round of the noise."""
-        sent = super().upload(client, payload)
-        sent.statistics |= client.scratch
-        return sent
+        upload = super().upload(client, payload)
+        upload.statistics |= client.scratch
+        return upload

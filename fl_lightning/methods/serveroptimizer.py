@@ -34,26 +34,28 @@ class ServerOptimizer(Method, ABC):
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
         """w <- w + server_lr * step."""
-        if not server.answered:
-            return
         columns = server.only.layout.parameters
         old = server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
-        # nothing, where it is FedAvg
+        # exactly + 0 if this is FedAvg
         server["model"][columns] += self.server_lr * self.step(server, change) - change
         server.flops += 4 * len(change)
 
     def average(
-        self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0
+        self,
+        server: Server,
+        name: str,
+        share: float,
+        value: Tensor,
+        first: float = 0.0,
     ) -> Tensor:
-        """The server's running vector `name` (P,): share * itself + `value`; it begins as `first`
-        everywhere."""
-        columns = server.only.layout.parameters
-        if name not in server.only:
-            server[name] = torch.full_like(server.only.initial, first)
-        kept = server[name].clone()
-        kept[columns] = share * kept[columns] + value
-        server[name] = kept
+        """The server's running vector `name` (P,), a decayed sum: share * itself + `value`. It
+        begins as `first` everywhere."""
+        group = server.only
+        columns = group.layout.parameters
+        vector = group[name].clone() if name in group else torch.full_like(group.initial, first)
+        vector[columns] = share * vector[columns] + value
+        group[name] = vector
         server.flops += 3 * len(value)
-        return kept[columns]
+        return vector[columns]

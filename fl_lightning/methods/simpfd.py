@@ -24,7 +24,12 @@ class SimPFD(FedMD):
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
 
-    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
+    def weigh(
+        self,
+        server: Server,
+        P: Tensor,
+        uploaders: list[int],
+    ) -> Tensor:
         """Rows (N, m) by the `rows` of the uploaders' similarities; who uploaded nothing has the
         mean of all as its teacher."""
         weights = super().weigh(server, P, uploaders)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from fl_lightning.configuration.components import Network, Text
 from fl_lightning.configuration.config import Component, check
 from fl_lightning.foundation.device import no_draws
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.models.base import inputs
 from fl_lightning.models.head import TRACED, last_linear, trace
 from fl_lightning.models.prepared import adapt, read_weights
@@ -47,7 +47,7 @@ def build(
     # Whatever a class raises for its arguments is about what the user gave.
     except Exception as error:
         raise BadInput(
-            "model", component.class_path, f"building it failed: {_line(error)}"
+            "model", component.class_path, f"building it failed: {first_line(error)}"
         ) from error
     check(
         "model",
@@ -146,6 +146,12 @@ def arguments_of(
     return arguments | component.init_args
 
 
+def has_own_step(model: nn.Module) -> bool:
+    """Whether the model is a LightningModule with a `training_step` of its own."""
+    step = getattr(type(model), "training_step", None)
+    return step not in (None, LightningModule.training_step)
+
+
 def head_of(model: nn.Module) -> str:
     """Dotted name of the classifier: the string `model.head` if there is one, else what the scores
     come from.
@@ -236,14 +242,14 @@ def _try_out(
     # A model that does not fit can fail in any way.
     except Exception as error:
         raise BadInput(
-            "model", class_path, f"{data}, on which its forward fails: {_line(error)}"
+            "model", class_path, f"{data}, on which its forward fails: {first_line(error)}"
         ) from error
     finally:
         for module, mode in modes:
             module.training = mode
     if (other := _misfit(output, shape)) is not None:
         raise BadInput("model", class_path, f"{data}, but for two samples it gives {other}")
-    if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
+    if has_own_step(model):
         return
     try:
         with torch.no_grad(), no_draws(torch.device("cpu")):
@@ -297,7 +303,3 @@ def _passed(model: nn.Module, x: Tensor) -> Any:
                 buffer.detach().copy_(state[name])
         with torch.no_grad():
             return model(x)
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split("\n")[0]

@@ -1,5 +1,4 @@
-"""What guesses refute of a claimed epsilon: a lower bound with a confidence, by coins that the
-mechanism should hide.
+"""A lower bound of epsilon, with a confidence, from guesses of coins that a mechanism should hide.
 
 Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run. NeurIPS 2023. Each of m
 canaries is in or out by a fair coin of its own; who sees what leaves the mechanism guesses r of the
@@ -21,7 +20,7 @@ def lower_bound(
     right: int,
     delta: float,
 ) -> float:
-    """The largest epsilon that `right` of `guesses` refute with confidence `CONFIDENCE`; 0: none.
+    """Return the largest epsilon that `right` of `guesses` refute with `CONFIDENCE`; 0: none.
 
     Raises:
         ValueError: more right than guessed, or more guesses than canaries.
@@ -34,16 +33,7 @@ def lower_bound(
         return 0.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        refuted = (
-            _chance(
-                canaries,
-                guesses,
-                right,
-                middle,
-                delta,
-            )
-            <= 1 - CONFIDENCE
-        )
+        refuted = _chance(canaries, guesses, right, middle, delta) <= 1 - CONFIDENCE
         low, high = (middle, high) if refuted else (low, middle)
     return low
 
@@ -55,18 +45,20 @@ def _chance(
     epsilon: float,
     delta: float,
 ) -> float:
-    """How probable v or more right guesses are at most, P[B >= v] + 2 m delta max_i P[v > B >= v -
-    i] / i."""
+    """Return the greatest probability of v or more right guesses,
+    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i."""
     from scipy.stats import binom
 
-    one = 1 / (1 + math.exp(-epsilon))
-    below = [float(binom.cdf(k, r, one)) for k in range(-1, v)]  # P[B <= k] for k from -1 to v - 1
+    share = 1 / (1 + math.exp(-epsilon))
+    below = [
+        float(binom.cdf(k, r, share)) for k in range(-1, v)
+    ]  # P[B <= k] for k from -1 to v - 1
     beyond = max(((below[-1] - below[v - i]) / i for i in range(1, v + 1)), default=0.0)
-    return min(1.0, float(binom.sf(v - 1, r, one)) + 2 * m * delta * beyond)
+    return min(1.0, float(binom.sf(v - 1, r, share)) + 2 * m * delta * beyond)
 
 
 def share_right(guesses: int, right: int) -> tuple[float, float]:
-    """Clopper and Pearson's interval of the share of right guesses."""
+    """Return Clopper and Pearson's interval of the share of right guesses."""
     from scipy.stats import binomtest
 
     interval = binomtest(right, guesses).proportion_ci(CONFIDENCE, "exact")

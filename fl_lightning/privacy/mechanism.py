@@ -1,11 +1,11 @@
-"""Bounds and noise on one upload, kind by kind. Nothing else of the client's data is in it
-afterwards.
+"""Bounds and noise on one upload, kind by kind: the upload holds nothing else of the client's
+data.
 
 A kind is a name under which a bound and a noise are configured: `model`, an exchanged vector's
 slot, and those that the method's `beside` declares. The vector of a kind (the change of the model
 since what the server counts it from, all tensors of the kind one behind the other) is scaled down
-to the norm of its clip; then every number gets Gaussian noise. What noise leaves that cannot be (a
-negative count, a variance below 0) is put right by looking at the noisy numbers alone.
+to the norm of its clip; then every number gets Gaussian noise. Impossible numbers after noise (a
+negative count, a variance below 0) are corrected from the noisy numbers alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,19 +38,19 @@ Draws = Callable[[str], torch.Generator]
 
 
 def kinds_of(run: RunContext) -> list[str]:
-    """The kinds that clients of `run` upload, what is public aside."""
+    """Return the kinds that clients of `run` upload, public ones aside."""
     return kinds(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
 
 
 def kinds(method: object, *, sends_model: bool) -> list[str]:
-    """The kinds of a method's uploads."""
+    """Return the kinds of a method's uploads, public ones aside."""
     slots = [name for name, slot in method.slots().items() if slot.exchanged]  # type: ignore[attr-defined]
     beside = [b.kind for b in method.beside().values() if b.values != "public"]  # type: ignore[attr-defined]
     return list(dict.fromkeys([MODEL] * sends_model + slots + beside))
 
 
 def clipped(x: Tensor, clip: float) -> Tensor:
-    """`x` (n,) scaled down to norm `clip`, where it is longer; 0 where it is not finite."""
+    """Return `x` (n,), scaled down to norm `clip` where it is longer; zeros if it is not finite."""
     norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
     if norm > clip and norm < float("inf"):
         return (x.double() * (clip / norm)).to(x.dtype)
@@ -62,7 +62,7 @@ def noisy(
     noise: Noise,
     draws: torch.Generator,
 ) -> Tensor:
-    """`x` (n,) within its clip, with noise."""
+    """Return `x` (n,) within its clip, with noise."""
     normal = torch.randn(
         x.shape,
         generator=draws,
@@ -74,7 +74,7 @@ def noisy(
 def protect(
     client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
 ) -> set[str]:
-    """Bound `payload` and add noise, in place; returns the kinds that it holds.
+    """Bound `payload` and add noise, in place; return the kinds that it holds.
 
     Raises:
         BadInput: it holds what the method does not declare, or other blocks than its `scope` says.
@@ -111,14 +111,14 @@ def protect(
 
 
 def moved(
-    client: Client, payload: Payload, known: Tensor, protects: Callable[[Tensor], Tensor]
+    client: Client, payload: Payload, start: Tensor, protects: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """`known` (D,) plus the change from it to the upload, as `protects` leaves it; what does not
-    travel is as known."""
+    """Return `start` (D,) plus the change from it to the upload, as `protects` leaves it; blocks
+    that are not sent stay as in `start`."""
     layout = client.layout
     segments = layout.segments(payload.sent)
-    vector = known.clone()
-    base = _gather(known, segments)
+    vector = start.clone()
+    base = _gather(start, segments)
     _scatter(
         vector,
         segments,
@@ -133,8 +133,8 @@ def repaired(
     sent: np.ndarray,
     vector: Tensor,
 ) -> Tensor:
-    """`vector` (D,), whose variances among the blocks `sent` (bool [B]) are brought to 0 or more,
-    in place."""
+    """Raise negative variances in the blocks `sent` (bool [B]) of `vector` (D,) to 0, in place;
+    return it."""
     for block, travels in zip(layout.blocks, sent, strict=True):
         if travels and block.kind == "buffer" and block.name.endswith("running_var"):
             vector[block.columns].clamp_min_(0)
@@ -216,8 +216,8 @@ def _dense(
     classes: Tensor | None,
     client: Client,
 ) -> Tensor:
-    """`x` in at least 32 bits; what has a row for each class that the client has gets one for every
-    class."""
+    """Return `x` in at least 32 bits, with rows for all classes where it has rows for the client's
+    classes."""
     x = x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
     if entry.values not in ("rows", "class_counts"):
         return x.reshape(-1) if not x.ndim else x
@@ -237,7 +237,7 @@ def _dense(
 
 
 def _valid(x: Tensor, entry: Beside) -> Tensor:
-    """The nearest thing to the noisy `x` that its kind of values allows."""
+    """Return the nearest possible value to the noisy `x`, by its kind of values."""
     if entry.values == "nonnegative":
         return x.clamp_min(0)
     if entry.values == "class_counts":

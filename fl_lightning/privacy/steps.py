@@ -39,18 +39,14 @@ def sampled(
     batch_size: int,
     draws: torch.Generator,
 ) -> Batch | None:
-    """A batch of `part` of `batch_size` samples on average, by Poisson sampling; None: nobody was
-    drawn."""
-    drawn = torch.rand(
-        len(part),
-        generator=draws,
-        dtype=torch.float64,
-    ) < sampling_rate(len(part), batch_size)
-    index = drawn.nonzero()[:, 0]
+    """Draw a batch of `part` by Poisson sampling, of `batch_size` samples on average; None: no
+    sample was drawn."""
+    numbers = torch.rand(len(part), generator=draws, dtype=torch.float64)
+    index = (numbers < sampling_rate(len(part), batch_size)).nonzero()[:, 0]
+    if not len(index):
+        return None
     augment = draws if part.augmented else None
-    return (
-        next(iter(part.subset(index).batches(len(index), augment=augment))) if len(index) else None
-    )
+    return next(iter(part.subset(index).batches(len(index), augment=augment)))
 
 
 def clipped_sum(
@@ -58,9 +54,9 @@ def clipped_sum(
     batch: Batch,
     clip: float,
 ) -> tuple[list[Tensor], Tensor]:
-    """The sum over the samples of `batch` of their gradients, each scaled down to norm `clip`, by
-    parameter that trains now; a gradient that is not finite counts as 0. And the samples' mean
-    loss, shape ()."""
+    """Return the sum of the gradients of all samples, each scaled down to norm `clip`, for each
+    parameter that trains now, and the samples' mean loss, shape (); a gradient that is not finite
+    counts as 0."""
     blocks = [b for b in module.layout.blocks if b.kind == "parameter"]
     named = zip(blocks, module.binding.parameters, strict=True)
     trained = {b.name: p.detach() for b, p in named if p.requires_grad}
@@ -97,7 +93,7 @@ def noised(
     size: float,
     draws: torch.Generator,
 ) -> list[Tensor]:
-    """The sums, each number with Gaussian noise of standard deviation `size`."""
+    """Return the sums, each number with Gaussian noise of standard deviation `size`."""
     return [
         s + (size * torch.randn(s.shape, generator=draws, dtype=torch.float32)).to(s) for s in sums
     ]

@@ -19,7 +19,14 @@ from fl_lightning.configuration.files import Layer, read_config
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
 from fl_lightning.foundation import launcher
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.files import Taken, aside_of, flush, make_folder, take, write_whole
+from fl_lightning.foundation.files import (
+    Taken,
+    aside_of,
+    flush,
+    make_folder,
+    take_lock,
+    write_whole,
+)
 from fl_lightning.foundation.log import now, say
 from fl_lightning.results import owncode
 
@@ -309,7 +316,7 @@ def locked(folder: Path) -> Iterator[None]:
     is_new = not file.exists()
     try:
         before = "" if is_new else file.read_text(encoding="utf-8")
-        lock = take(file)
+        lock = take_lock(file)
     except Taken as error:
         allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"
         raise BadInput("name", folder.name, allowed) from None

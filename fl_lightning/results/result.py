@@ -17,7 +17,7 @@ import yaml
 from fl_lightning.configuration.config import check
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.extras import missing, require
+from fl_lightning.foundation.extras import hint_if_missing, require
 from fl_lightning.foundation.metric import (
     ACCURACY,
     BY_TASK,
@@ -175,7 +175,7 @@ class RunResult:
         file = self.folder / PREDICTIONS
         if not file.is_file():
             return DataFrame()
-        check("run", str(file), not missing("pyarrow"), missing("pyarrow"))
+        check("run", str(file), not hint_if_missing("pyarrow"), hint_if_missing("pyarrow"))
         try:
             return read_parquet(file)
         except UNREADABLE:

@@ -37,9 +37,8 @@ FREE = (
     "data.root",
     "smoke",
 )
-"""What a run may change when it goes on, and what is a machine's own: it is not in the
-fingerprint."""
-LEFT_OUT = ("lib", "env", "build", "parts", "dist", "venv", "node_modules")
+"""Keys outside the fingerprint: a run may change them when it goes on, or they are a machine's."""
+NOT_SENT = ("lib", "env", "build", "parts", "dist", "venv", "node_modules")
 """Folders whose files Flower does not send."""
 MOST = 10 * 2**20
 """Bytes of an app at most: Flower's own limit."""
@@ -48,7 +47,7 @@ MOST = 10 * 2**20
 def write(
     folder: Path, name: str, config: str, facts: Facts, source: Mapping[str, bytes]
 ) -> list[Path]:
-    """Write an app called `name` into `folder`; the files.
+    """Write an app called `name` into `folder`; return its files.
 
     Args:
         folder: a new one.
@@ -60,20 +59,29 @@ def write(
     Raises:
         BadInput: Flower would not send one of the files.
     """
-    inside = {"__init__.py": "", "flower.py": _shipped("app_flower.txt"), "config.yaml": config}
-    files = {f"{PACKAGE}/{file}": text.encode() for file, text in inside.items()}
-    files |= {f"{PACKAGE}/source/{path}": text for path, text in source.items()}
-    for path in source:
+    files = {
+        f"{PACKAGE}/__init__.py": b"",
+        f"{PACKAGE}/flower.py": _shipped("app_flower.txt").encode(),
+        f"{PACKAGE}/config.yaml": config.encode(),
+    }
+    requirement = f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(NOT_SENT)}"
+    for path, content in source.items():
         *parents, file = Path(path).parts
-        lost = file.startswith("test_") or file.endswith("_test.py") or set(parents) & set(LEFT_OUT)
+        is_test = file.startswith("test_") or file.endswith("_test.py")
         check(
             "code",
             path,
-            not lost,
-            f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(LEFT_OUT)}",
+            not (is_test or set(parents) & set(NOT_SENT)),
+            requirement,
         )
+        files[f"{PACKAGE}/source/{path}"] = content
     for file, template in (("pyproject.toml", "app_project.toml"), ("README.md", "app_readme.md")):
-        text = _shipped(template).format(name=name, flwr=FLWR, package=PACKAGE, version=__version__)
+        text = _shipped(template).format(
+            name=name,
+            flwr=FLWR,
+            package=PACKAGE,
+            version=__version__,
+        )
         files[file] = text.encode()
     size = sum(map(len, files.values()))
     check("out", str(folder), size <= MOST, f"the app has {size} bytes, and Flower takes {MOST}")
@@ -88,8 +96,8 @@ def _shipped(file: str) -> str:
 
 
 def fingerprint(app: Path, config: Config) -> str:
-    """SHA-256 of what decides a client's work: the `config` of `app` but for what is FREE,
-    transforms that sites run, the facts, own code.
+    """SHA-256 of all that decides a client's work: the app's configuration but for `FREE`, the
+    transforms that sites run, facts, own code.
 
     Raises:
         BadInput: the folder is no app of ours.
@@ -109,6 +117,6 @@ def fingerprint(app: Path, config: Config) -> str:
         for file in sorted((app / "source").rglob("*.py")):
             digest.update(file.relative_to(app).as_posix().encode() + file.read_bytes())
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        allowed = f"it is no app that fl-train deploy wrote: {error}"
-        raise BadInput("app", str(app), allowed) from None
+        problem = f"it is no app that fl-train deploy wrote: {error}"
+        raise BadInput("app", str(app), problem) from None
     return digest.hexdigest()

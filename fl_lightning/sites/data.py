@@ -1,5 +1,5 @@
-"""The data of a federation of sites: facts that all of them know, a site's own samples, and errors
-for hooks that ask for more."""
+"""The data of a federation of sites: facts that all sites know, a site's own samples, and errors
+for hooks that read others'."""
 
 from __future__ import annotations
 
@@ -39,49 +39,70 @@ from fl_lightning.methods.base import Method
 PARTS = ("train", "validation", "test")
 PUBLIC = "public"
 PART = "part"
-"""The column of a site's table that says to which of these a row belongs."""
+"""The column of a site's table that holds one of `PARTS`, or `PUBLIC`."""
 Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 """Samples and labels by part."""
 
 
 class NotHere(RunFailed):
-    """A hook has asked for `what`, which does not travel. `hook`: the method's or relation's."""
+    """A hook of the method or relation reads data that do not travel.
+
+    Args:
+        what: the attribute or call.
+        hook: `Class.function`; empty: the one that is running now.
+    """
 
     def __init__(self, what: str, hook: str = "") -> None:
         super().__init__(f"{what} does not travel")
         self.what = what
-        self.hook = hook
-        for frame in inspect.stack(0):
-            owner = frame.frame.f_locals.get("self")
-            if not self.hook and isinstance(owner, Method | Relation):
-                self.hook = f"{type(owner).__name__}.{frame.function}"
+        self.hook = hook or _running_hook()
 
     def refusal(self, method: str) -> BadInput:
-        """The line for the user."""
-        allowed = f"{self.hook} reads {self.what}, which does not travel: it cannot be deployed"
-        return BadInput("method", method, allowed)
+        """The error for the user."""
+        requirement = f"{self.hook} reads {self.what}, which does not travel: it cannot be deployed"
+        return BadInput("method", method, requirement)
+
+
+def _running_hook() -> str:
+    """The innermost function on the stack of a `Method` or `Relation`; empty: none is running."""
+    for frame in inspect.stack(0):
+        owner = frame.frame.f_locals.get("self")
+        if isinstance(owner, Method | Relation):
+            return f"{type(owner).__name__}.{frame.function}"
+    return ""
 
 
 class Unfit(BadInput):
-    """A site's data do not fit the federation. The centre learns what is wrong (`allowed`), which
-    holds none of them."""
+    """A site's data do not fit the federation. The centre learns the third part of the error, which
+    holds no data."""
 
 
 class Withheld(dict[str, Tensor]):
-    """The server's memory at a site: reading it is an error."""
+    """The server's memory at a site, where reading it is an error."""
 
     def get(self, name: object, default: Any = None) -> NoReturn:
-        """Raises `NotHere`."""
+        """Raise `NotHere`."""
         raise NotHere(f"run.server.memory[{name!r}]")
 
     __getitem__ = __contains__ = get
 
 
 class OwnOnly(Sequence[Any]):
-    """A list over all clients with some values; reading another's is an error."""
+    """A sequence over all clients, in which only some values may be read.
 
-    def __init__(self, what: str, values: Mapping[int, Any], size: int) -> None:
-        self.what = what
+    Args:
+        name: of the attribute of `run.data`.
+        values: by client.
+        size: number of clients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: Mapping[int, Any],
+        size: int,
+    ) -> None:
+        self.name = name
         self.values = dict(values)
         self.size = size
 
@@ -90,7 +111,7 @@ class OwnOnly(Sequence[Any]):
 
     def __getitem__(self, client: Any) -> Any:
         if not isinstance(client, int) or client not in self.values:
-            raise NotHere(f"run.data.{self.what} of other clients")
+            raise NotHere(f"run.data.{self.name} of other clients")
         return self.values[client]
 
     def __iter__(self) -> Iterator[Any]:
@@ -102,13 +123,13 @@ class OwnOnly(Sequence[Any]):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the configuration's data that the app tells the centre and all sites: no sample,
-    no count."""
+    """Facts about the data of a configuration that the app tells the centre and all sites: no
+    sample, no count."""
 
     input_shape: list[int]
     strides: list[int]
-    """Of a sample in memory: convolutions round by it, so that all ends must lay samples out
-    alike."""
+    """Strides of a sample in memory: they decide how convolutions round, so all ends need the
+    same."""
     class_names: list[str]
     task: Task
     mean: list[Any]
@@ -117,61 +138,64 @@ class Facts:
     public: bool
     """Whether the method works on public samples, which travel with a site's data file."""
     client_names: list[str] = field(default_factory=list)
-    """Of the clients that take part, in order; empty: they have numbers alone."""
+    """In order; empty: clients have numbers alone."""
     columns: list[tuple[str, list[str] | None]] | None = None
-    """Of a table's features: names, and the values of one-hot columns."""
+    """Name and, if it is one-hot, values of each column of a table's features."""
     fills: list[float] | None = None
-    """What `data.impute` puts into an empty cell of each feature; None: each site fits its own, or
+    """The value of `data.impute` for empty cells of each feature; None: each site fits its own, or
     none is needed."""
     scale: list[list[float]] | None = None
     """Centre, spread, slope and shift of each feature by `data.scale`."""
 
     @classmethod
     def of(cls, data: FederatedData) -> Facts:
-        """Of the data that a configuration names.
+        """Return the facts of `data`.
 
         Raises:
             BadInput: a site could not hold such data in a file of its own.
         """
-        allowed = "sites hold tables, images, series or vectors, no texts yet"
-        check("data.source", "texts", data.text is None, allowed)
-        read = AsRead.of(data)
+        requirement = "sites hold tables, images, series or vectors, no texts yet"
+        check("data.source", "texts", data.text is None, requirement)
+        raw = AsRead.of(data)
         reading = data.reading
-        columns = fills = scale = None
+        facts = cls(
+            list(data.input_shape),
+            list(raw.strides),
+            data.class_names,
+            data.task,
+            raw.mean.tolist(),
+            raw.std.tolist(),
+            raw.public is not None,
+            data.client_names,
+        )
         if reading.columns is not None:
             names = reading.columns.names
             values = reading.columns.values
-            check("data.columns", PART, PART not in names, "sites' files need this name: rename it")
-            columns = [(name, values.get(name)) for name in names]
-        fits = reading.preprocessing
-        if fits is not None and not fits.own:
-            fills, scale = fits.affine(0)
-        return cls(
-            list(data.input_shape),
-            list(read.strides),
-            data.class_names,
-            data.task,
-            read.mean.tolist(),
-            read.std.tolist(),
-            read.public is not None,
-            data.client_names,
-            columns,
-            fills,
-            scale,
-        )
+            requirement = "sites' files need this name: rename it"
+            check("data.columns", PART, PART not in names, requirement)
+            facts = replace(facts, columns=[(name, values.get(name)) for name in names])
+        steps = reading.preprocessing
+        if steps is not None and not steps.own:
+            fills, scale = steps.affine(0)
+            facts = replace(facts, fills=fills, scale=scale)
+        return facts
 
     def reading(self, data: DataConfig) -> Reading:
-        """How a site's raw samples become inputs."""
+        """Return the steps from a site's raw samples to inputs."""
         columns = None
         if self.columns is not None:
             values = {name: words for name, words in self.columns if words is not None}
-            columns = Columns([name for name, _ in self.columns], values, form_of(data))
-        fits: Preprocessing | None = None
+            columns = Columns(
+                [name for name, _ in self.columns],
+                values,
+                form_of(data),
+            )
+        steps: Preprocessing | None = None
         if self.fills is not None:
-            fits = Declared(data, columns, self)
+            steps = Declared(data, columns, self)
         elif data.impute is not None or data.scale is not None:
-            fits = Preprocessing(data, columns, self.input_shape[0])
-        return Reading(list(self.client_names), columns, preprocessing=fits)
+            steps = Preprocessing(data, columns, self.input_shape[0])
+        return Reading(list(self.client_names), columns, preprocessing=steps)
 
     def write(self, file: Path) -> None:
         """Write JSON; floats come back as they were."""
@@ -184,20 +208,30 @@ class Facts:
 
 
 class Declared(Preprocessing):
-    """The imputer and the scaler that the app declares."""
+    """The imputer and scaler with the numbers that the app declares."""
 
-    def __init__(self, data: DataConfig, columns: Columns | None, facts: Facts) -> None:
+    def __init__(
+        self,
+        data: DataConfig,
+        columns: Columns | None,
+        facts: Facts,
+    ) -> None:
         super().__init__(data, columns, facts.input_shape[0])
         self.facts = facts
 
     def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
-        """The declared numbers."""
+        """Return the declared numbers."""
         return self.facts.fills or [], self.facts.scale or []
 
-    def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
-        """Samples (n, features), imputed and scaled."""
-        empty = None if self.data.impute is None else self.facts.fills
-        about = {"input": "table", "empty": empty, "scale": self.facts.scale}
+    def transformed(
+        self,
+        who: int,
+        name: str,
+        raw: np.ndarray,
+    ) -> np.ndarray:
+        """Return samples (n, features), imputed and scaled."""
+        fills = None if self.data.impute is None else self.facts.fills
+        about = {"input": "table", "empty": fills, "scale": self.facts.scale}
         return plain.scaled(about | UNCHANGED, torch.from_numpy(raw)).numpy()
 
 
@@ -212,82 +246,120 @@ class OwnData(FederatedData):
     """The data of one site, or of the centre, which has none."""
 
     holds_all = False
+    own: frozenset[int] = frozenset()
+    """The clients whose samples are here."""
 
     def client(
         self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
     ) -> Any:
-        """The site's own; raises `NotHere` for another's."""
+        """Return the site's own data; raise `NotHere` for another client."""
         if i not in self.own:
             raise NotHere(f"run.data.client({i})")
         return super().client(i, device, dtype)
 
-    def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A made-up sample where there is none: operations are counted by shape."""
+    def example(
+        self,
+        i: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a sample, of zeros for another client: operations are counted by shape."""
         if i in self.own:
             return super().example(i, device, dtype)
         label = torch.zeros(1, dtype=torch.float32 if self.task == "regression" else torch.int64)
-        return torch.zeros(1, *self.input_shape, device=device, dtype=dtype), label.to(device)
+        return torch.zeros(
+            1,
+            *self.input_shape,
+            device=device,
+            dtype=dtype,
+        ), label.to(device)
 
-    own: frozenset[int] = frozenset()
-    """The clients whose samples are here."""
 
-
-def at_site(facts: Facts, config: Config, client: int, file: Path) -> OwnData:
-    """The data of the site of `client`: the samples in `file`.
+def at_site(
+    facts: Facts,
+    config: Config,
+    client: int,
+    file: Path,
+) -> OwnData:
+    """Return the data of the site of `client`, with the samples in `file`.
 
     Raises:
         Unfit: they cannot be read, or do not fit the federation.
     """
 
-    def fits(holds: bool, wrong: str) -> None:
+    def check_fit(holds: bool, problem: str) -> None:
         if not holds:
-            raise Unfit("data", str(file), wrong)
+            raise Unfit("data", str(file), problem)
 
+    unreadable = "its data cannot be read"
     try:
         parts, public = _read(facts, config.data, file)
     except (BadInput, ValueError) as error:
-        raise Unfit("data", str(file), "its data cannot be read") from error
-    fits(bool(parts), "its data cannot be read")
+        raise Unfit("data", str(file), unreadable) from error
+    check_fit(bool(parts), unreadable)
     classes = len(facts.class_names) if facts.task == "classification" else math.inf
-    for name, (x, y) in parts.items():
-        same = list(x.shape[1:]) == facts.input_shape
-        fits(same, "its samples have another shape than the federation's")
-        known = y.max(initial=0) < classes
-        fits(known, "its data have classes that the federation does not know")
-        fits(bool(len(y)) or name == "validation", f"it has no samples for {name}")
-    fits(public is not None or not facts.public, "it has no public samples")
+    for part, (x, y) in parts.items():
+        has_shape = list(x.shape[1:]) == facts.input_shape
+        check_fit(has_shape, "its samples have another shape than the federation's")
+        has_classes = y.max(initial=0) < classes
+        check_fit(has_classes, "its data have classes that the federation does not know")
+        check_fit(bool(len(y)) or part == "validation", f"it has no samples for {part}")
+    check_fit(public is not None or not facts.public, "it has no public samples")
     reading = facts.reading(config.data)
     steps = reading.preprocessing
     if steps is not None:
         try:
             if facts.fills is None:
                 steps.fit(client, "this site", parts["train"][0])
-            for name, (x, y) in parts.items():
-                parts[name] = steps.transformed(client, "this site", x), y
+            for part, (x, y) in parts.items():
+                parts[part] = steps.transformed(client, "this site", x), y
         except (BadInput, ValueError) as error:
             raise Unfit("data", str(file), "its data cannot be imputed or scaled") from error
-    data = _data(facts, config, reading, parts, {client}, public)
-    sizes = {part: {client: len(parts[part][1])} for part in PARTS}
-    return _known(data, sizes, config.clients)
+    sizes = {client: [len(parts[part][1]) for part in PARTS]}
+    return _data(facts, config, reading, parts, {client}, public, sizes)
 
 
 def at_center(
-    facts: Facts, config: Config, sizes: Mapping[str, Mapping[int, int]], public: Path | None
+    facts: Facts, config: Config, sizes: Mapping[int, Sequence[int]], public: Path | None
 ) -> OwnData:
-    """The data of the centre: how many samples of each part every site told it (`sizes`), and the
-    public samples."""
-    nothing = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
+    """Return the data of the centre.
+
+    Args:
+        facts: of the data.
+        config: of the app.
+        sizes: samples of `PARTS` by client, as sites told them.
+        public: file with public samples.
+    """
+    empty = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
     samples = None if public is None else _read(facts, config.data, public)[1]
-    allowed = "the method works on public samples at the centre: a file with x_public"
-    check("public", str(public), samples is not None or not facts.public, allowed)
+    requirement = (
+        "the method works on public samples at the centre: set public, in the run config of flwr "
+        "run, to a file with x_public"
+    )
+    check(
+        "public",
+        str(public),
+        samples is not None or not facts.public,
+        requirement,
+    )
     reading = facts.reading(config.data)
-    parts = dict.fromkeys(PARTS, nothing)
-    data = _data(facts, config, reading, parts, set(), samples)
-    return _known(data, sizes, config.clients)
+    return _data(
+        facts,
+        config,
+        reading,
+        dict.fromkeys(PARTS, empty),
+        set(),
+        samples,
+        sizes,
+    )
 
 
-def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray | None]:
-    """Raw samples and labels in `file` by part, and raw public samples.
+def _read(
+    facts: Facts,
+    data: DataConfig,
+    file: Path,
+) -> tuple[Parts, np.ndarray | None]:
+    """Return raw samples and labels in `file` by part, and raw public samples.
 
     Raises:
         BadInput, ValueError: they cannot be read.
@@ -299,16 +371,16 @@ def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray
     for column in (PART, label):
         check("data", str(file), column in cells, f"it has no column {column!r}")
     about = {"input": "table", "columns": facts.columns, "shape": facts.input_shape}
-    about |= form_of(data)
     rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    raw = plain.raw(about, rows).numpy()
+    raw = plain.raw(about | form_of(data), rows).numpy()
     part_of = np.array(cells[PART])
     for part in {*cells[PART]} - {*PARTS, PUBLIC}:
-        allowed = f"{', '.join(PARTS)} or {PUBLIC}"
-        check("data", str(file), False, f"its column {PART} holds {part!r}, not {allowed}")
-    if data.impute is None and not np.isfinite(raw).all():
-        check("data", str(file), False, "a cell is empty, and data.impute is null")
-    places = {name: place for place, name in enumerate(facts.class_names)}
+        problem = f"its column {PART} holds {part!r}, not {', '.join(PARTS)} or {PUBLIC}"
+        raise BadInput("data", str(file), problem)
+    complete = data.impute is not None or np.isfinite(raw).all()
+    check("data", str(file), complete, "a cell is empty, and data.impute is null")
+    class_numbers = {name: number for number, name in enumerate(facts.class_names)}
+    unknown = len(class_numbers)
     parts: Parts = {}
     for part in PARTS:
         index = np.flatnonzero(part_of == part)
@@ -316,8 +388,7 @@ def _read(facts: Facts, data: DataConfig, file: Path) -> tuple[Parts, np.ndarray
         if facts.task == "regression":
             labels = np.array(numbers(data, label, words), np.float32)
         else:
-            # an unknown class is one beyond those that there are
-            labels = np.array([places.get(word, len(places)) for word in words], np.int64)
+            labels = np.array([class_numbers.get(word, unknown) for word in words], np.int64)
         parts[part] = raw[index], labels
     public = raw[part_of == PUBLIC]
     return parts, public if len(public) else None
@@ -330,24 +401,42 @@ def _data(
     parts: Parts,
     own: set[int],
     public: np.ndarray | None,
+    sizes: Mapping[int, Sequence[int]],
 ) -> OwnData:
-    """The data of an end. `public`: raw samples."""
-    mean, std = (torch.tensor(numbers, dtype=torch.float32) for numbers in (facts.mean, facts.std))
+    """Return the data of an end: samples of the clients `own`, and errors for others'.
+
+    Args:
+        facts: of the data.
+        config: of the app.
+        reading: of raw samples.
+        parts: samples, imputed and scaled.
+        own: none, or the site's client.
+        public: raw samples.
+        sizes: samples of `PARTS` by client; other clients' are unknown.
+    """
+    mean = torch.tensor(facts.mean, dtype=torch.float32)
+    std = torch.tensor(facts.std, dtype=torch.float32)
 
     def samples(x: np.ndarray, y: np.ndarray) -> Samples:
-        return Samples(laid_out(torch.from_numpy(x), facts.strides), torch.from_numpy(y), mean, std)
+        strides = (math.prod(x.shape[1:]), *facts.strides)
+        inputs = torch.from_numpy(x)
+        laid_out = torch.empty_strided(x.shape, strides, dtype=inputs.dtype)
+        return Samples(
+            laid_out.copy_(inputs),
+            torch.from_numpy(y),
+            mean,
+            std,
+        )
 
-    (x, y), (x_validation, y_validation) = parts["train"], parts["validation"]
+    x, y = parts["train"]
+    x_validation, y_validation = parts["validation"]
     trained = samples(np.concatenate([x, x_validation]), np.concatenate([y, y_validation]))
-    ends = {
-        "train": (0, len(y)),
-        "validation": (len(y), len(trained.labels)),
-        "test": (0, len(parts["test"][1])),
-    }
-    shares = tuple(
-        [np.arange(*ends[part] if c in own else (0, 0)) for c in range(config.clients)]
-        for part in PARTS
-    )
+    tested = samples(*parts["test"])
+    clients = range(config.clients)
+    shares = []
+    for begin, end in ((0, len(y)), (len(y), len(trained.labels)), (0, len(tested.labels))):
+        index = np.arange(begin, end)
+        shares.append([index if client in own else index[:0] for client in clients])
     pool = None
     if public is not None:
         if reading.preprocessing is not None:
@@ -355,10 +444,10 @@ def _data(
         pool = samples(public, np.zeros(0, np.int64))
     data = OwnData(
         trained,
-        samples(*parts["test"]),
-        shares,  # type: ignore[arg-type]
+        tested,
+        tuple(shares),  # type: ignore[arg-type]
         list(facts.class_names),
-        [0.0] * config.clients,
+        [0.0] * len(clients),
         config.data.augment,
         config.data.resident,
         task=facts.task,
@@ -366,33 +455,27 @@ def _data(
         reading=reading,
     )
     data.own = frozenset(own)
-    return data
-
-
-def laid_out(samples: Tensor, strides: Sequence[int]) -> Tensor:
-    """A copy of `samples` (n, ...) in which each lies in memory by `strides`."""
-    copy = torch.empty_strided(
-        samples.shape, (math.prod(samples.shape[1:]), *strides), dtype=samples.dtype
+    class_counts = {client: data.class_counts[client] for client in own}
+    data.class_counts = OwnOnly(  # type: ignore[assignment]
+        "class_counts", class_counts, len(clients)
     )
-    return copy.copy_(samples)
-
-
-def _known(data: OwnData, sizes: Mapping[str, Mapping[int, int]], clients: int) -> OwnData:
-    """`data`, where reading counts of other clients is an error."""
-    counts = {client: data.class_counts[client] for client in data.own}
-    data.class_counts = OwnOnly("class_counts", counts, clients)  # type: ignore[assignment]
-    data.train_sizes, data.validation_sizes, data.test_sizes = (  # type: ignore[assignment]
-        OwnOnly(f"{part}_sizes", sizes[part], clients) for part in PARTS
-    )
+    for k, part in enumerate(PARTS):
+        counts = {client: samples_of_parts[k] for client, samples_of_parts in sizes.items()}
+        name = f"{part}_sizes"
+        setattr(data, name, OwnOnly(name, counts, len(clients)))
     return data
 
 
 # ---------------------------------------------------------------- files to rehearse with
 
 
-def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]:
-    """Write the `data` of a configuration as one file for each client, `site-0.npz` or of a table
-    `site-0.csv`, and the public samples.
+def write_sites(
+    config: Config,
+    data: FederatedData,
+    folder: Path,
+) -> list[Path]:
+    """Write `data` as one file for each client, `site-0.npz` or of a table `site-0.csv`, and the
+    public samples.
 
     Raises:
         BadInput: the clients' samples are turned, or drift, which a file cannot say.
@@ -400,25 +483,29 @@ def write_sites(config: Config, data: FederatedData, folder: Path) -> list[Path]
     facts = Facts.of(data)
     if data.reading.preprocessing is not None:
         clients = config.federation.clients
-        seed = config.seed
-        data = prepare(config.data, clients, seed, config.smoke, fit=False)
-    read = AsRead.of(data)
-    allowed = "a rehearsal needs samples that are not turned"
-    check("data.partition", "rotated or planted", read.plain, allowed)
-    public = {} if read.public is None else {PUBLIC: (read.public, torch.zeros(0))}
-    sites = [parts | public for parts in read.parts]
-    write: Callable[..., None] = partial(_write_table, facts, config.data)
-    suffix = "csv"
-    if facts.columns is None:
-        write = _write_arrays
-        suffix = "npz"
-    files = [folder / f"site-{client}.{suffix}" for client in range(len(sites))]
-    for file, parts in zip(files, sites, strict=True):
-        with atomic_write(file) as aside:
-            write(aside, parts)
+        data = prepare(
+            config.data,
+            clients,
+            config.seed,
+            config.smoke,
+            fit=False,
+        )
+    raw = AsRead.of(data)
+    requirement = "a rehearsal needs samples that are not turned"
+    check("data.partition", "rotated or planted", raw.plain, requirement)
+    write: Callable[..., None] = _write_arrays
+    suffix = "npz"
+    if facts.columns is not None:
+        write = partial(_write_table, facts, config.data)
+        suffix = "csv"
+    public = {} if raw.public is None else {PUBLIC: (raw.public, torch.zeros(0))}
+    contents = {f"site-{client}": parts | public for client, parts in enumerate(raw.parts)}
+    files = [folder / f"{name}.{suffix}" for name in contents]
     if public:
-        with atomic_write(folder / f"public.{suffix}") as aside:
-            write(aside, public)
+        contents["public"] = public
+    for name, parts in contents.items():
+        with atomic_write(folder / f"{name}.{suffix}") as aside:
+            write(aside, parts)
     return files
 
 
@@ -443,30 +530,30 @@ def _write_table(
     rows.writerow([*(name for name, _ in columns), label, PART])
     for part, (x, y) in parts.items():
         for k, features in enumerate(x.tolist()):
-            word = ""
-            if part != PUBLIC:
-                is_class = facts.task == "classification"
-                value = y[k].item()
-                word = facts.class_names[int(value)] if is_class else _written(label, value, data)
-            rows.writerow([*_cells(columns, features, data), word, part])
+            if part == PUBLIC:
+                label_cell = ""
+            elif facts.task == "classification":
+                label_cell = facts.class_names[int(y[k])]
+            else:
+                label_cell = _cell(label, y[k].item(), data)
+            rows.writerow([*_cells(columns, features, data), label_cell, part])
     file.write_text(text.getvalue(), encoding=data.encoding)
 
 
 def _cells(
     columns: Sequence[tuple[str, list[str] | None]], features: Sequence[float], data: DataConfig
 ) -> Iterator[str]:
-    """The cells of a sample's features."""
-    rest = iter(features)
+    """Yield the cells of a sample's features."""
+    remaining = iter(features)
     for name, words in columns:
         if words is None:
-            yield _written(name, next(rest), data)
+            yield _cell(name, next(remaining), data)
         else:
-            places = [word for word in words if next(rest)]
-            yield "".join(places)
+            yield "".join([word for word in words if next(remaining)])
 
 
-def _written(column: str, number: float, data: DataConfig) -> str:
-    """A number as the table has it, which `cells.number` reads."""
+def _cell(column: str, number: float, data: DataConfig) -> str:
+    """Return a number as the table has it, which `cells.number` reads."""
     if math.isnan(number):
         return ""
     if column in (data.dates or []):
@@ -476,10 +563,18 @@ def _written(column: str, number: float, data: DataConfig) -> str:
 
 
 def of_sites(config: Config) -> dict[str, Component]:
-    """The transforms of the configuration that sites run at their end, by name."""
+    """Return the transforms of the configuration that sites run at their end, by name."""
     return {name: c for name, c in config.callbacks.items() if getattr(c.load(), "deployed", False)}
 
 
 def with_loop(config: Config) -> Config:
-    """The configuration as every end runs it: one process, clients one after the other."""
-    return replace(config, fabric=replace(config.fabric, executor="loop", devices=1, num_nodes=1))
+    """Return the configuration as every end runs it: one process, clients one after the other."""
+    return replace(
+        config,
+        fabric=replace(
+            config.fabric,
+            executor="loop",
+            devices=1,
+            num_nodes=1,
+        ),
+    )

@@ -16,7 +16,7 @@ from fl_lightning.run import instantiate
 from fl_lightning.sites import app
 from fl_lightning.sites.center import check_deployable
 from fl_lightning.sites.data import Facts, with_loop, write_sites
-from fl_lightning.sites.rehearsal import differences, rehearse, repeatable, short, simulate
+from fl_lightning.sites.rehearsal import differences, rehearse, simulate, two_rounds_of, with_noise
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
 """The centre saves after every round: a resumed centre asks for no round that sites have left
@@ -72,28 +72,39 @@ def deploy(
     components = config.callbacks.items()
     check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in components])
     config = with_loop(config)
-    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    data = prepare(
+        config.data,
+        config.federation.clients,
+        config.seed,
+        config.smoke,
+    )
     config = imbalance.judged(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
-        notes.append(_compared(short(config)))
+        notes.append(_rehearsed(two_rounds_of(config)))
     if "localprivacy" in config.callbacks:
-        config = repeatable(config, False)
+        config = with_noise(config, reproducible=False)
         notes.append(
             "noise: every site draws it from its operating system, since all sites know the seed"
         )
     source = owncode.read(owncode.paths(config))
     site_files: list[Path] = []
     with whole_folder(folder):
-        files = app.write(folder, folder.name, to_yaml(config), Facts.of(data), source)
+        files = app.write(
+            folder,
+            folder.name,
+            to_yaml(config),
+            Facts.of(data),
+            source,
+        )
         if sites is not None:
             with whole_folder(Path(sites)):
                 site_files = write_sites(config, data, Path(sites))
     return Deployed(folder, files, site_files, notes)
 
 
-def _compared(config: Config) -> str:
-    """Run `config` by messages and in the simulator; a line saying that results are equal.
+def _rehearsed(config: Config) -> str:
+    """Run `config` by messages and in the simulator; return a line saying that results are equal.
 
     Raises:
         BadInput: a hook reads data that does not travel.
@@ -103,7 +114,8 @@ def _compared(config: Config) -> str:
         cells = differences(simulate(config, Path(name)), rehearse(config, Path(name)))
     if cells:
         raise RunFailed(
-            f"the rehearsal differs from the simulator in {len(cells)} cells; the first: {cells[0]}"
+            f"the rehearsal differs from the simulator in {len(cells)} cells (the first: "
+            f"{cells[0]}): own code must draw from the run's seed alone"
         )
     federation = config.federation
     return (

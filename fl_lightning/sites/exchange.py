@@ -1,8 +1,8 @@
-"""Who asks whom: messages to sites, their answers, what comes late, twice or not at all.
+"""Messages from the centre to sites, and their answers, of which some are late, lost or sent twice.
 
-A transport delivers a message at most once and may lose any. So what is not answered is sent again
-under the same (run, round, client), until the deadline; a site that has answered it sends the same
-bytes again.
+A transport delivers a message at most once and may lose any. So a message without an answer is sent
+again under the same (run, round, client), until the deadline; a site that has answered it sends the
+same bytes again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ MOST_BEYOND = 2**26
 (ours)."""
 
 
-Come = bytes | int | None
-"""An answer; or how many bytes one had that was too long to be taken (-1: nobody knows); None:
-nobody will answer."""
+Reply = bytes | int | None
+"""An answer; or the length of one that was too long to be accepted (-1: unknown); None: nobody will
+answer."""
 
 
 class Transport(Protocol):
-    """What carries messages to sites; an address is whatever it calls a site by."""
+    """Carries messages to sites, each of which it knows by an address."""
 
     def addresses(self) -> list[int]:
-        """The sites that can be reached now."""
+        """Addresses of the sites that can be reached now."""
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
         """Send; returns a name for the message. It may never arrive."""
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
-        """What has arrived of answers with at most `most` bytes, by the message's name."""
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
+        """Answers of at most `most` bytes that have arrived, with their messages' names."""
 
     def pause(self) -> None:
         """Wait a moment before the next look."""
@@ -75,212 +75,237 @@ class Exchange:
     """For messages."""
     bytes_sent: int = 0
     bytes_received: int = 0
-    out: dict[int, str] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
     """Clients whose site cannot take part, and why."""
     _address: dict[int, int] = field(default_factory=dict)
     _client_at: dict[int, int] = field(default_factory=dict)
     _hellos: dict[int, wire.Message] = field(default_factory=dict)
-    _greeted: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By address: when it is said hello again, and how long after that again."""
-    _second: set[int] = field(default_factory=set)
-    """Addresses that have said that they are a client who is at another."""
+    _greet_at: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By address: the time of the next hello, and seconds from it to the one after."""
+    _rivals: set[int] = field(default_factory=set)
+    """Addresses that claim a client whose site is at another address."""
     _open: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """By a message's name: the address, and what it was (`hello`, or round, kind, attempt)."""
+    """By a message's name: the address, and the question (`hello`, or round, kind, attempt)."""
 
     def name(self, client: int) -> str:
-        """What messages to the user call a client's site."""
-        own = str(self._hellos.get(client, {}).get("name") or "")
-        return f"site {client} ({own})" if own else f"site {client}"
+        """The client's site, as messages to the user call it."""
+        site_name = str(self._hellos.get(client, {}).get("name") or "")
+        return f"site {client} ({site_name})" if site_name else f"site {client}"
 
     def pack(self, message: wire.Message, client: int | None) -> bytes:
-        """A message to `client` (None: to whom it may be)."""
+        """The bytes of a message to `client`; None: to any site."""
         common = {"run": self.run_id, "fingerprint": self.fingerprint, "client": client}
         return wire.pack(message | common)
 
-    # ---------------------------------------------------------------- who is there
+    # ---------------------------------------------------------------- hello
 
-    def gathered(self, clients: int) -> dict[int, list[int]]:
-        """Wait until every client has a site; samples for training, validation and test by client
-        (none of one that cannot take part).
+    def wait_for_sites(self, clients: int) -> dict[int, list[int]]:
+        """Wait until every client has a site; return samples for training, validation and test by
+        client (0 of one that cannot take part).
 
         Raises:
-            RunFailed: some are missing when the time is over, or one cannot take part, and the run
-                does not go on so.
+            RunFailed: sites are missing at the deadline, or one cannot take part, and the run does
+                not go on so.
         """
         deadline = time.monotonic() + self.limits.gather
-        while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
+        while missing := sorted({*range(clients)} - {*self._hellos, *self.left_out}):
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 why = f"no site for client {names} after {self.limits.gather:.0f} s"
                 self._go_on_without(why, f"{why}; is it started?")
-                self.out |= dict.fromkeys(missing, "it was not there before the first round")
+                self.left_out |= dict.fromkeys(missing, "it was not there before the first round")
             self._greet()
-            self._listen({})
+            self._listen(None, {})
             self.transport.pause()
-        if len(self.out) == clients:
+        if len(self.left_out) == clients:
             raise RunFailed("no site can take part")
-        return {
-            c: self._hellos[c]["sizes"] if c in self._hellos else [0, 0, 0] for c in range(clients)
-        }
+        absent = {"sizes": [0, 0, 0]}
+        return {c: self._hellos.get(c, absent)["sizes"] for c in range(clients)}
 
     def check_beginnings(self, initial: str, version: str) -> None:
-        """Leave out a site that has another version of the package or another app, or begins with
-        other weights.
+        """Leave out sites with another version of the package, another app or other first weights
+        (`initial`: their digest) than the centre.
 
         Raises:
             RunFailed: there is one, and the run does not go on without it.
         """
-        for c, hello in sorted(self._hellos.items()):
+        for client, hello in sorted(self._hellos.items()):
             if hello["version"] != version:
-                self._leave_out(
-                    c, f"it has fl_lightning {hello['version']}, the centre has {version}"
-                )
+                why = f"it has fl_lightning {hello['version']}, the centre has {version}"
             elif hello.get("fingerprint") != self.fingerprint:
-                self._leave_out(
-                    c,
-                    "it has another configuration than the centre: another app, or other own code",
+                why = "it has another configuration than the centre: another app, or other own code"
+            elif hello["initial"] not in ("", initial):
+                why = (
+                    "it begins with other weights than the centre: model.weights, or another torch"
                 )
-            elif hello["initial"] and hello["initial"] != initial:
-                self._leave_out(
-                    c,
-                    "it begins with other weights than the centre: model.weights, or another torch",
-                )
+            else:
+                continue
+            self._leave_out(client, why)
 
     def _leave_out(self, client: int, why: str) -> None:
         self._go_on_without(f"{self.name(client)} cannot take part: {why}")
-        self.out[client] = why
+        self.left_out[client] = why
 
-    def _go_on_without(self, line: str, otherwise: str = "") -> None:
-        """Say that the run goes on without a site; raise `RunFailed` where it does not."""
+    def _go_on_without(self, line: str, error: str = "") -> None:
+        """Say that the run goes on without a site; raise `RunFailed` with `error`, else `line`,
+        where it does not."""
         if not self.tolerant:
-            raise RunFailed(otherwise or line)
+            raise RunFailed(error or line)
         log.say(f"{line}; the run goes on without it")
 
     def _greet(self) -> None:
         """Say hello to each site that is new, or has not answered for a while."""
         now = time.monotonic()
         for address in self.transport.addresses():
-            due, wait = self._greeted.get(address, (now, self.limits.again))
-            if address in self._client_at or now < due:
+            greet_at, wait = self._greet_at.get(address, (now, self.limits.again))
+            if address in self._client_at or now < greet_at:
                 continue
-            self._greeted[address] = now + wait, 2 * wait
-            self._push(address, self.pack({"kind": "hello", "round": 0}, None), "hello")
+            self._greet_at[address] = now + wait, 2 * wait
+            self._push(
+                address,
+                self.pack({"kind": "hello", "round": 0}, None),
+                "hello",
+            )
 
     def _welcome(self, address: int, message: wire.Message) -> None:
-        """A site has told who it is."""
+        """Take in a site's answer to hello."""
         client = message.get("site")
-        sizes = message.get("sizes")
         if type(client) is not int or client < 0:
-            why = message.get(
-                "unreadable", "it did not say which client it is: client=K in its node config"
-            )
+            silent = "it did not say which client it is: client=K in its node config"
+            why = message.get("unreadable", silent)
             self._go_on_without(f"the site at {address} cannot take part: {why}")
             self._client_at[address] = -1
             return
-        known = self._address.get(client)
-        if known is not None and known != address and known in self.transport.addresses():
-            line = f"the sites at {known} and {address} both say that they are client {client}"
+        first = self._address.get(client, address)
+        if first != address and first in self.transport.addresses():
             # it is greeted again: the first may be a site that has gone
-            if address not in self._second:
-                self._second.add(address)
+            if address not in self._rivals:
+                self._rivals.add(address)
+                line = f"the sites at {first} and {address} both say that they are client {client}"
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
+        sizes: Any = message.get("sizes")
+        counted = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
+        counted = counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()
         if "failed" in message:
-            return self._leave_out(client, _two_words(message["failed"])[1])
-        counts = (
-            sizes if isinstance(sizes, list) and {"version", "initial"} <= message.keys() else []
-        )
-        if len(counts) != 3 or not all(type(n) is int and n >= 0 for n in counts):
-            return self._leave_out(
-                client, "it did not tell its version, its first weights and how many samples it has"
-            )
-        self._address[client], self._hellos[client] = address, message
-        log.note(
-            f"{self.name(client)} is there: {counts[0]} samples for training, {counts[2]} for test"
-        )
+            self._leave_out(client, _two_texts(message["failed"])[1])
+            return
+        if not counted:
+            why = "it did not tell its version, its first weights and how many samples it has"
+            self._leave_out(client, why)
+            return
+        self._address[client] = address
+        self._hellos[client] = message
+        train, _, test = sizes
+        log.note(f"{self.name(client)} is there: {train} samples for training, {test} for test")
 
     # ---------------------------------------------------------------- asking
 
-    def ask(self, t: int, kind: str, messages: Mapping[int, bytes], attempt: int) -> dict[int, Any]:
-        """The answer of each client to its message; None where there is none in time."""
-        key = (t, kind, attempt)
+    def ask(
+        self,
+        t: int,
+        kind: str,
+        messages: Mapping[int, bytes],
+        attempt: int,
+    ) -> dict[int, Any]:
+        """Send each client its message, again until it is answered; return answers by client, None
+        where there is none in time."""
+        question = (t, kind, attempt)
         answers: dict[int, Any] = {}
-        again = self.limits.again
         deadline = time.monotonic() + self.limits.visit
-        there = [c for c in messages if c not in self.out]
-        due = dict.fromkeys(there, 0.0)
-        wait = dict.fromkeys(there, again)
-        while len(answers) < len(there) and time.monotonic() < deadline:
+        present = [c for c in messages if c not in self.left_out]
+        send_at = dict.fromkeys(present, 0.0)
+        wait = dict.fromkeys(present, self.limits.again)
+        while len(answers) < len(present) and time.monotonic() < deadline:
             now = time.monotonic()
-            for c in there:
-                if c not in answers and now >= due[c] and c in self._address:
-                    due[c], wait[c] = now + wait[c], 2 * wait[c]
-                    self._push(self._address[c], messages[c], key)
+            for c in present:
+                if c not in answers and now >= send_at[c] and c in self._address:
+                    send_at[c] = now + wait[c]
+                    wait[c] *= 2
+                    self._push(self._address[c], messages[c], question)
             self._greet()
-            lost = self._listen({key: answers})
-            for c in lost:  # nobody will answer: send again soon, to wherever the site is then
-                due[c] = min(due.get(c, now), now + min(5.0, again))
-            if len(answers) < len(there):
+            # nobody will answer these: send soon, to wherever the site is then
+            for c in self._listen(question, answers):
+                soon = now + min(5.0, self.limits.again)
+                send_at[c] = min(send_at.get(c, now), soon)
+            if len(answers) < len(present):
                 self.transport.pause()
         return {c: answers.get(c) for c in messages}
 
-    def _push(self, address: int, message: bytes, what: Any) -> None:
+    def _push(self, address: int, message: bytes, question: Any) -> None:
         name = self.transport.push(address, message, self.limits.visit)
-        self._open[name] = address, what
-        self.bytes_sent += len(message) if what != "hello" else 0
+        self._open[name] = address, question
+        self.bytes_sent += len(message) if question != "hello" else 0
 
-    def _listen(self, waiting: Mapping[Any, dict[int, Any]]) -> list[int]:
-        """Take what has come: into `waiting`, by what was asked; the clients whose message is
-        lost."""
-        lost = []
-        for name, content in self.transport.pull(self.most):
-            address, what = self._open.pop(name, (None, None))
-            if address is None:
+    def _listen(
+        self,
+        question: Any,
+        answers: dict[int, Any],
+    ) -> list[int]:
+        """Put replies to `question` into `answers`; return clients whose message is lost."""
+        lost_clients = []
+        for name, reply in self.transport.pull(self.most):
+            if name not in self._open:
                 continue
+            address, asked_question = self._open.pop(name)
             client = self._client_at.get(address, -1)
-            if content is None:
-                self._greeted.pop(address, None)
-                lost += [client] if what in waiting else []
+            is_answer = asked_question == question
+            if reply is None:
+                self._greet_at.pop(address, None)
+                if is_answer:
+                    lost_clients.append(client)
                 continue
-            if what != "hello":
-                self.bytes_received += content if isinstance(content, int) else len(content)
+            is_hello = asked_question == "hello"
+            if not is_hello:
+                self.bytes_received += reply if isinstance(reply, int) else len(reply)
             try:
-                message = wire.unpack(content, self.most)
+                message = wire.unpack(reply, self.most)
             except wire.Unreadable as error:
                 message = {"unreadable": str(error)}
-            if what == "hello":
+            if is_hello:
                 self._welcome(address, message)
-            elif what in waiting and client not in waiting[what]:
-                waiting[what][client] = message
-        return lost
+            elif is_answer:
+                answers.setdefault(client, message)
+        return lost_clients
 
-    def read(self, t: int, c: int, answer: wire.Message | None) -> wire.Message:
-        """An answer that is one.
+    def checked(
+        self,
+        t: int,
+        c: int,
+        answer: wire.Message | None,
+    ) -> wire.Message:
+        """Return `answer` if it answers the message of round `t`.
 
         Raises:
-            BadClient: there is none, or the site says that it failed.
-            BadInput: a hook of the method asks for what does not travel.
+            BadClient: there is none, it answers another message, or the site failed.
+            BadInput: a hook of the method reads data that do not travel.
+            Unreadable: it is no message.
         """
+        site = self.name(c)
         if answer is None:
             absent = f"it did not answer within {self.limits.visit:.0f} s"
-            raise BadClient(c, t, "download", f"{self.name(c)}: {self.out.get(c, absent)}")
+            raise BadClient(c, t, "download", f"{site}: {self.left_out.get(c, absent)}")
         if "unreadable" in answer:
             raise wire.Unreadable(answer["unreadable"])
         if "refused" in answer:
-            raise NotHere(*_two_words(answer["refused"])).refusal(self.method)
+            raise NotHere(*_two_texts(answer["refused"])).refusal(self.method)
         if "failed" in answer:
-            at, reason = _two_words(answer["failed"])
-            raise BadClient(c, t, at, f"{self.name(c)}: {reason}")
+            stage, reason = _two_texts(answer["failed"])
+            raise BadClient(c, t, stage, f"{site}: {reason}")
         if (answer.get("run"), answer.get("round"), answer.get("client")) != (self.run_id, t, c):
-            raise BadClient(
-                c, t, "upload", f"{self.name(c)} answered another message than round {t}'s"
-            )
+            raise BadClient(c, t, "upload", f"{site} answered another message than round {t}'s")
         return answer
 
     @contextlib.contextmanager
-    def naming(self, t: int, c: int, stage: str, failures: list[BadClient]) -> Iterator[None]:
-        """Within this, an answer that cannot be used becomes one of `failures`."""
+    def collecting(
+        self,
+        t: int,
+        c: int,
+        stage: str,
+        failures: list[BadClient],
+    ) -> Iterator[None]:
+        """Add a failure within the block, where an answer cannot be used, to `failures`."""
         try:
             yield
         except wire.Unreadable as error:
@@ -290,7 +315,9 @@ class Exchange:
             failures.append(failure)
 
 
-def _two_words(words: Any) -> tuple[str, str]:
-    """As a site writes them; a hostile one may have sent anything."""
-    words = [str(word)[:200] for word in words] if isinstance(words, list) else []
-    return (words[0], words[1]) if len(words) == 2 else ("", "its answer has no reason")
+def _two_texts(texts: Any) -> tuple[str, str]:
+    """The two texts that a site sends; a hostile one may have sent anything."""
+    if not isinstance(texts, list) or len(texts) != 2:
+        return "", "its answer has no reason"
+    first, second = (str(text)[:200] for text in texts)
+    return first, second

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_lightning.foundation.exits import guarded
 from fl_lightning.sites import ends
-from fl_lightning.sites.exchange import Come
+from fl_lightning.sites.exchange import Reply
 
 PAUSE = 0.2
 """Seconds between two looks for answers: a SuperNode looks for messages every 3 seconds."""
@@ -45,6 +45,7 @@ def client_app(app: Path) -> ClientApp:
     """The ClientApp of the app in the folder `app`."""
     client = ClientApp()
 
+    # messages of every kind: Flower's own kinds are not used
     @client.train()
     def answer(message: Message, context: Context) -> Message:
         node = node_of(context.node_config, context.run_config)
@@ -55,25 +56,29 @@ def client_app(app: Path) -> ClientApp:
 
 
 def records(body: bytes) -> RecordDict:
-    """Bytes as Flower carries them."""
+    """Return bytes as Flower carries them."""
     return RecordDict({"body": ArrayRecord({"bytes": Array("uint8", (len(body),), "bytes", body)})})
 
 
 def body_of(message: Message) -> bytes:
-    """The bytes of a message. The array's type and shape are not looked at."""
+    """Return the bytes of a message, whatever type and shape its array has."""
     return message.content["body"]["bytes"].data
 
 
 def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's configuration; nodes of Flower's simulation engine have their data in the run's
+    """Return a node's configuration; of Flower's simulation engine, with the data in the run's
     `sites`."""
-    config = dict(node)
-    if "client" not in config and "partition-id" in config and run.get("sites"):
-        client = int(config["partition-id"])
-        folder = Path(str(run["sites"])) / f"site-{client}"
-        files = [str(file) for file in folder.parent.glob(f"{folder.name}.*")]
-        config |= {"client": client, "data": "".join(files[:1]), "folder": str(folder)}
-    return config
+    if "client" in node or "partition-id" not in node or not run.get("sites"):
+        return dict(node)
+    client = int(node["partition-id"])
+    folder = Path(str(run["sites"])) / f"site-{client}"
+    files = [str(file) for file in folder.parent.glob(f"{folder.name}.*")]
+    return {
+        **node,
+        "client": client,
+        "data": "".join(files[:1]),
+        "folder": str(folder),
+    }
 
 
 class GridTransport:
@@ -90,7 +95,7 @@ class GridTransport:
         return list(self.grid.get_node_ids())
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Send; returns Flower's id of the message."""
+        """Send; return Flower's id of the message."""
         content = records(message)
         content["about"] = ConfigRecord({"run": self.run})
         sent = Message(content, dst_node_id=address, message_type="train", ttl=ttl)
@@ -103,34 +108,37 @@ class GridTransport:
             self.waiting.append(name)
         return name
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
-        """Answers that have come, until they have more than `most` bytes together."""
-        answers: list[tuple[str, Come]] = [(name, None) for name in self.unsent]
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
+        """Return answers that have come, until they have more than `most` bytes together."""
+        answers: list[tuple[str, Reply]] = [(name, None) for name in self.unsent]
         self.unsent = []
-        taken = 0
+        size = 0
         for name in list(self.waiting):
-            if taken > most:
+            if size > most:
                 break
-            for content in self._replies(name, most):
+            for reply in self._replies(name, most):
                 self.waiting.remove(name)
-                answers.append((name, content))
-                taken += len(content) if isinstance(content, bytes) else 0
+                answers.append((name, reply))
+                size += len(reply) if isinstance(reply, bytes) else 0
         return answers
 
-    def _replies(self, name: str, most: int) -> list[Come]:
-        """The answer to one message, if it has come: its bytes, or its length if it is too long."""
+    def _replies(self, name: str, most: int) -> list[Reply]:
+        """Return the answer to one message, if it has come: its bytes, or its length if it is too
+        long."""
         try:
             # Flower takes in a whole answer before anybody may look at its length
             with memory_for(4 * most):
-                replies = list(self.grid.pull_messages([name]))
+                messages = list(self.grid.pull_messages([name]))
         except MemoryError:
             return [-1]
         except Exception:  # it may come at the next look
             return []
-        if not replies or replies[0].has_error():
-            return [None for _ in replies]
+        if not messages:
+            return []
+        if messages[0].has_error():
+            return [None]
         try:
-            body = body_of(replies[0])
+            body = body_of(messages[0])
         except Exception:  # a hostile site may have sent any records
             body = b""
         return [body if len(body) <= most else len(body)]
@@ -146,11 +154,12 @@ def memory_for(count: int) -> Iterator[None]:
     Linux."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
-    now = [1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")]
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    if now:
-        resource.setrlimit(resource.RLIMIT_DATA, (min([now[0] + count + SLACK, *limits]), hard))
+    for line in lines:
+        if line.startswith("VmData:"):
+            used = 1024 * int(line.split()[1])
+            resource.setrlimit(resource.RLIMIT_DATA, (min([used + count + SLACK, *limits]), hard))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A deployment in one process: sites that get bytes and give bytes, and a comparison with the
+"""A deployment in one process, with sites that are called with messages, and a comparison with the
 simulator, bit by bit."""
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts, at_site, of_sites, with_loop, write_sites
-from fl_lightning.sites.exchange import Come, Exchange, Limits
+from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.site import Site
 
 TABLES = ("metrics", "clients", "final")
 OF_THE_MACHINE = ("seconds", "memory")
-"""Columns that begin so tell of machines, not of what was computed."""
+"""First words of columns that tell of machines, not of results."""
 MARK = "rehearsal"
-"""Name of the run, and fingerprint."""
+"""The run's name and fingerprint."""
 LIMITS = 600.0, 600.0, 1.0
 """Seconds of patience in one process."""
 
 
 @dataclass
 class LocalSite:
-    """Makes the site of a client anew for each message, as a ClientApp does."""
+    """Answers messages to a client, each by a new `Site`, as a ClientApp does."""
 
     fabric: Fabric
     config: Config
@@ -46,12 +46,19 @@ class LocalSite:
     file: Path
     fingerprint: str = MARK
     site: Site | None = None
-    """That of the last message."""
+    """The site of the last message."""
 
     def __call__(self, message: bytes) -> bytes:
-        """The answer to a message."""
+        """Answer a message."""
         data = at_site(self.facts, self.config, self.client, self.file)
-        self.site = Site(self.fabric, self.config, self.folder, data, self.client, self.fingerprint)
+        self.site = Site(
+            self.fabric,
+            self.config,
+            self.folder,
+            data,
+            self.client,
+            self.fingerprint,
+        )
         return self.site.answer(message)
 
 
@@ -60,23 +67,23 @@ class LocalTransport:
     """Sites in this process."""
 
     sites: Sequence[Callable[[bytes], bytes]]
-    waiting: deque[tuple[str, Come]] = field(default_factory=deque)
+    waiting: deque[tuple[str, Reply]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
-        """Sites by their place."""
+        """Return the places of all sites."""
         return list(range(len(self.sites)))
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Answered at once."""
+        """Have the site answer."""
         name = uuid.uuid4().hex
         self.waiting.append((name, self.sites[address](message)))
         return name
 
-    def pull(self, most: int) -> list[tuple[str, Come]]:
-        """All answers."""
-        come = list(self.waiting)
+    def pull(self, most: int) -> list[tuple[str, Reply]]:
+        """Return all answers."""
+        arrived = list(self.waiting)
         self.waiting.clear()
-        return come
+        return arrived
 
     def pause(self) -> None:
         """There is nothing to wait for."""
@@ -85,14 +92,19 @@ class LocalTransport:
 def rehearse(
     config: Config, folder: Path, transport: Callable[..., LocalTransport] = LocalTransport
 ) -> Path:
-    """Run `config` in `folder` as a centre and its sites, in this process, on files of the sites'
-    own; the run folder.
+    """Run `config` in this process as a centre and sites with files of their own; return the run
+    folder.
 
     Raises:
-        BadInput: the method, or something else, cannot be deployed.
+        BadInput: the method, or another setting, cannot be deployed.
     """
     config = with_loop(config)
-    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    data = prepare(
+        config.data,
+        config.federation.clients,
+        config.seed,
+        config.smoke,
+    )
     facts = Facts.of(data)
     files = write_sites(config, data, folder / "data")
     center = folder / "center"
@@ -115,7 +127,7 @@ def rehearse(
 
 
 def simulate(config: Config, folder: Path) -> Path:
-    """Run `config` in `folder` as `fl-train fit` does, in the loop; the run folder."""
+    """Run `config` in `folder` as `fl-train fit` does, in the loop; return the run folder."""
     out = folder / "simulation"
     out.mkdir()
     launch(with_loop(config), fit_on_rank, out, False)
@@ -123,7 +135,7 @@ def simulate(config: Config, folder: Path) -> Path:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Cells of two run folders' tables that are not the same, but for seconds and memory."""
+    """Name the cells in which two run folders' tables differ, but for seconds and memory."""
     return [
         f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}"
         for table, k, a, b, names in unlike(one, other)
@@ -132,31 +144,43 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
-    """Rows of two run folders' tables that are not the same, but for seconds and memory: the table,
-    the row's number, both rows (empty: there is none), and the columns in which they differ."""
+    """Yield the rows in which two run folders' tables differ, but for seconds and memory: table,
+    row number, both rows (empty: missing), and the names of unequal columns."""
     nothing: Row = {}
     for table in TABLES:
-        pairs = zip_longest(
-            *(RunFolder(path).read(table) for path in (one, other)), fillvalue=nothing
-        )
-        for k, (a, b) in enumerate(pairs):
-            computed = [name for name in {**a, **b} if not name.startswith(OF_THE_MACHINE)]
-            if names := [name for name in computed if repr(a.get(name)) != repr(b.get(name))]:
+        rows = RunFolder(one).read(table)
+        other_rows = RunFolder(other).read(table)
+        for k, (a, b) in enumerate(
+            zip_longest(
+                rows,
+                other_rows,
+                fillvalue=nothing,
+            )
+        ):
+            unequal = [name for name in a | b if repr(a.get(name)) != repr(b.get(name))]
+            names = [name for name in unequal if not name.startswith(OF_THE_MACHINE)]
+            if names:
                 yield table, k, a, b, names
 
 
-def short(config: Config) -> Config:
-    """`config` with two rounds, sites' transforms, no other callbacks: enough to see what
-    travels."""
-    config = repeatable(config, True)
-    fewer = replace(config.federation, rounds=min(2, config.federation.rounds))
-    return replace(config, federation=fewer, callbacks=of_sites(config), loggers={})
+def two_rounds_of(config: Config) -> Config:
+    """Return `config` with at most two rounds, sites' transforms and no other callbacks: enough to
+    see all that travels."""
+    config = with_noise(config, reproducible=True)
+    federation = replace(config.federation, rounds=min(2, config.federation.rounds))
+    return replace(
+        config,
+        federation=federation,
+        callbacks=of_sites(config),
+        loggers={},
+    )
 
 
-def repeatable(config: Config, value: bool) -> Config:
-    """`config` with noise that the seed gives, or (False) that nobody can repeat."""
+def with_noise(config: Config, *, reproducible: bool) -> Config:
+    """Return `config` with privacy noise from the seed (`reproducible`), or from the operating
+    system."""
     noise = config.callbacks.get("localprivacy")
     if noise is None:
         return config
-    noise = replace(noise, init_args=noise.init_args | {"reproducible": value})
+    noise = replace(noise, init_args=noise.init_args | {"reproducible": reproducible})
     return replace(config, callbacks=config.callbacks | {"localprivacy": noise})

@@ -1,5 +1,5 @@
-"""One site: its own data, one client, and an answer for each message. What it keeps lies in a
-folder of its own.
+"""One site: its own data, one client, and an answer to each message. Its state lies in a folder of
+its own.
 
 An answer is on the disk, with the client's state behind it, before it is sent. A message that comes
 again gets the same bytes again, and nothing is trained twice: the checkpoint's round says whether
@@ -27,10 +27,11 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
 from fl_lightning.engine.trainer import choose_executors, count_costs
+from fl_lightning.exporting.calibration import Calibration
 from fl_lightning.foundation.device import digest
 from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.run import assemble, instantiate, written
+from fl_lightning.run import assemble, calibrated, instantiate, written
 from fl_lightning.sites import wire
 from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
@@ -38,15 +39,15 @@ from fl_lightning.storage.state import MODEL, spent_by
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""
-ABOUT = ("kind", "run", "round", "client")
-"""Of a message's header: an answer repeats it."""
+HEADER_KEYS = ("kind", "run", "round", "client")
+"""Keys of a message's header that the answer repeats."""
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
-"""What leaves the site of an error: its text could hold a label or a path."""
+"""Sent in place of an error's text, which could hold a label or a path."""
 NOT_FINITE = "is not finite; lower optimizer.lr"
 
 
 class Uploading(Transform):
-    """A transform's part at the site: the centre has run `on_download` before it sent."""
+    """A transform without its `on_download`, which the centre has run before it sent."""
 
     changes_upload = client_memory = True
 
@@ -54,39 +55,48 @@ class Uploading(Transform):
         self.transform = transform
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """What the transform keeps."""
+        """The transform's."""
         return self.transform.init_client(run)
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """What the transform does."""
+        """Run the transform's."""
         self.transform.on_upload(client, payload)
 
 
 class Outbox(Transform):
-    """Keeps the upload of a visit as the transforms have left it: what is to be sent."""
+    """Keeps the upload of a visit, to be sent, as the transforms have left it."""
 
-    def __init__(self) -> None:
-        self.payload: Payload | None = None
+    payload: Payload
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """It is about to leave."""
+        """Keep `payload`."""
         self.payload = payload
 
 
 class Brought:
-    """What the server has for the site's client: it comes with the message."""
+    """The server's model for the site's client, as the last message brought it, for the
+    `Evaluator`; `whole`: whether the server has one for every client."""
 
     whole = False
     model: Tensor | None = None
 
     def of(self, client: int) -> Tensor | None:
-        """What the message brought."""
+        """Return the model; None: there is none."""
         return self.model
 
 
 class Site:
-    """The site of `client`, which `data` belongs to, for one message; its state and answers are
-    kept in `folder`."""
+    """The site of a client, made for one message.
+
+    Args:
+        fabric: of this process.
+        config: of the app.
+        folder: for state and answers.
+        data: of the client.
+        client: number of the client.
+        fingerprint: of the app.
+        name: of the site, for messages to the user.
+    """
 
     def __init__(
         self,
@@ -106,19 +116,23 @@ class Site:
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
         # a client that failed is left as it was
-        one = replace(config.federation, on_bad_client="skip")
-        config = replace(with_loop(config), federation=one, callbacks=of_sites(config), loggers={})
+        federation = replace(config.federation, on_bad_client="skip")
+        config = replace(
+            with_loop(config), federation=federation, callbacks=of_sites(config), loggers={}
+        )
         self.transforms = [
-            instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()
+            instantiate(f"callbacks.{key}", component)
+            for key, component in config.callbacks.items()
         ]
+        # set where the method cannot be deployed: then the site answers nothing but hello
         self.refused: NotHere | None = None
         try:
-            # To deal clients to processes a federation asks for everybody's sizes: any will do.
+            # a federation reads all sizes, to deal clients to processes: any number will do
             data.train_sizes = data.validation_sizes = data.test_sizes = [2] * config.clients
             self.fed = assemble(fabric, config, folder, self.transforms, data)
             for transform in self.transforms:
                 transform.on_fit_start(self.fed.run)
-        except NotHere as error:  # the method's first server memory is made of everybody's data
+        except NotHere as error:  # the method makes its server memory from all clients' data
             self.refused = error
             return
         self._settle()
@@ -128,24 +142,23 @@ class Site:
             restore(self.fed.run, folder / "checkpoints")
             self.checkpoint.on_fit_start(self.fed.run)
             if (folder / BROUGHT).is_file():
-                self._bring(wire.unpack((folder / BROUGHT).read_bytes()))
+                self._take_over(wire.unpack((folder / BROUGHT).read_bytes()))
 
     def _settle(self) -> None:
-        """Have the federation be this client's alone: no server memory, scores of what messages
-        bring."""
-        fed = self.fed
+        """Make the federation this client's alone: without server memory, scoring the models that
+        messages bring."""
         run = self.fed.run
         run.server.memory = Withheld()
-        worker = fed.worker
+        worker = self.fed.worker
         self.brought = Brought()
         self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
         transforms = [*map(Uploading, self.transforms), self.outbox]
         worker = replace(worker, evaluator=self.evaluator, transforms=transforms)
-        self.fed = fed = Federation(worker)
-        choose_executors(run, fed.worker.trainers)
-        count_costs(run, fed.worker.trainers)
+        self.fed = Federation(worker)
+        choose_executors(run, worker.trainers)
+        count_costs(run, worker.trainers)
 
     @property
     def round(self) -> int:
@@ -155,93 +168,103 @@ class Site:
     # ---------------------------------------------------------------- messages
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a message; an error becomes an answer, too, in one fixed sentence."""
+        """Answer a message; an error becomes an answer with a fixed sentence."""
         about: wire.Message = {}
         stage = "download"
+        why = FAILED
+        work = {
+            "visit": self._visit,
+            "score": self._score,
+            "final": self._final,
+        }
         try:
             message = wire.unpack(content)
-            about = {key: message[key] for key in ABOUT}
+            about = {key: message[key] for key in HEADER_KEYS}
+            kind = message["kind"]
             self._check(message)
-            if message["kind"] == "hello":
+            if kind == "hello":
                 return wire.pack(about | self._hello())
             if self.refused is not None:
                 raise self.refused
-            again = self._answered(message, content)
-            if again is not None:
-                return again
+            stored_reply = self._stored_reply(message, content)
+            if stored_reply is not None:
+                return stored_reply
             self._agree(message)
-            stage = "training" if message["kind"] == "visit" else "evaluation"
-            work = {"visit": self._visit, "score": self._score, "final": self._final}
-            reply = wire.pack(about | work[message["kind"]](message))
+            stage = "training" if kind == "visit" else "evaluation"
+            reply = wire.pack(about | work[kind](message))
             self._keep(message, content, reply)
             return reply
         except NotHere as error:
             return wire.pack(about | {"refused": [error.what, error.hook]})
         except BadClient as failure:
-            fixed = failure.reason if failure.reason.endswith(NOT_FINITE) else FAILED
             stage = failure.stage
-            why = fixed
+            if failure.reason.endswith(NOT_FINITE):
+                why = failure.reason
         except wire.Unreadable as error:
             stage = "download"
             why = f"the site refused the message: {error}"
         except Exception:
             keep_traceback(self.folder)
-            why = FAILED
         return wire.pack(about | {"failed": [stage, why]})
 
     def _check(self, message: wire.Message) -> None:
-        if message["kind"] not in ("hello", "visit", "score", "final"):
+        """Raise `Unreadable` for a message that is not for this site."""
+        kind = message["kind"]
+        if kind not in ("hello", "visit", "score", "final"):
             raise wire.Unreadable("its kind is unknown")
-        if message["kind"] != "hello" and message["fingerprint"] != self.fingerprint:
+        if kind != "hello" and message["fingerprint"] != self.fingerprint:
             raise wire.Unreadable("it is of another configuration than this site's")
         if message["client"] not in (self.client, None):
             raise wire.Unreadable(f"it is for client {message['client']}")
 
     def _hello(self) -> wire.Message:
-        facts = {
+        begins = self.refused is None
+        return {
             "site": self.client,
             "name": self.name,
             "sizes": self.sizes,
             "version": __version__,
+            "fingerprint": self.fingerprint,
+            "initial": digest_of(self.fed) if begins else "",
+            "at": self.round if begins else 0,
         }
-        facts["fingerprint"] = self.fingerprint
-        if self.refused is not None:
-            return facts | {"initial": "", "at": 0}
-        return facts | {"initial": digest_of(self.fed), "at": self.round}
 
     def _agree(self, message: wire.Message) -> None:
-        """Go back to the state that the centre counts on: an answer that it has refused, or never
-        had, does not count.
+        """Go back to the state that the centre counts on: an answer that it refused, or never had,
+        does not count.
 
         Raises:
             Unreadable: the site does not have that state.
         """
         run = self.fed.run
         folder = self.folder / "checkpoints"
-        answered = self.round
+        answered_round = self.round
         visits = visits_of(run, self.client)
-        counted = message["visits"]
-        if message["round"] < answered or visits == counted:
+        counted_visits = message["visits"]
+        if message["round"] < answered_round or visits == counted_visits:
             return
-        if not counted:
+        if not counted_visits:
             self.fed.pool.restore(self.client, None)
         else:
-            entries = {t: m["clients"] for t, m in disk.manifests(folder).items()}
-            turns = {t: e.get(str(self.client), {}).get("turns") for t, e in entries.items()}
-            saved = next((t for t, count in turns.items() if count == counted), None)
-            if visits < counted or saved is None:
+            saved_round: int | None = None
+            for t, manifest in disk.manifests(folder).items():
+                entry = manifest["clients"].get(str(self.client), {})
+                if entry.get("turns") == counted_visits:
+                    saved_round = t
+                    break
+            if visits < counted_visits or saved_round is None:
                 raise wire.Unreadable(
-                    f"the site has its state after {visits} visits, the centre has {counted}"
+                    f"the site has its state after {visits} visits, the centre has {counted_visits}"
                 )
             spent = spent_by(run.states.get(self.client))
-            restore(run, folder, saved)
+            restore(run, folder, saved_round)
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
-        run.server.round = answered  # what was answered is answered
+        run.server.round = answered_round
         self.checkpoint.save(run)
 
     def _visit(self, message: wire.Message) -> wire.Message:
-        """Train: the upload, and the columns of the client's row."""
+        """Train; return the upload, and the columns of the client's row."""
         run = self.fed.run
         t = message["round"]
         c = self.client
@@ -249,81 +272,105 @@ class Site:
             raise wire.Unreadable(
                 f"it is of round {t}, and the site has answered round {self.round}"
             )
-        self._bring(message)
-        payload = wire.to_payload(message["payload"], self.group.layout, self.group.initial)
+        self._take_over(message)
+        payload = wire.to_payload(
+            message["payload"],
+            self.group.layout,
+            self.group.initial,
+        )
         run.server.round = t - 1
-        results = self.fed.worker.visits(t, [c], {c: payload}, message["scored"], Timer())
-        if results.failures:
-            raise results.failures[0][0]
-        result = results.clients[c]
-        upload = self.outbox.payload
-        assert upload is not None
-        numbers([result.values])
-        memory = run.states[c].memory
-        kept = [name for transform in self.transforms for name in transform.init_client(run)]
-        answer = {
-            "values": result.values,
-            "uncounted": result.uncounted,
-            "payload": wire.of_payload(upload),
-            "memory": {name: memory[name] for name in kept},
-        }
+        results = self.fed.worker.visits(
+            t,
+            [c],
+            {c: payload},
+            message["scored"],
+            Timer(),
+        )
+        result = self._result(results)
         run.server.round = t
         run.server.uploaded.add(c)
-        return answer
+        memory = run.states[c].memory
+        names = [name for transform in self.transforms for name in transform.init_client(run)]
+        return {
+            "values": result.values,
+            "uncounted": result.uncounted,
+            "payload": wire.of_payload(self.outbox.payload),
+            "memory": {name: memory[name] for name in names},
+        }
 
-    def _score(self, message: wire.Message) -> wire.Message:
-        """Scores of models that exist only now."""
-        self._bring(message)
-        results = Results({self.client: ClientResult(self.client, {})})
-        self.fed.run.server.round = message["round"] - 1
-        self.evaluator.after_aggregation(message["round"], results)
+    def _result(self, results: Results) -> ClientResult:
+        """Return the client's result, whose values are numbers; raise its failure."""
         if results.failures:
             raise results.failures[0][0]
-        values = results.clients[self.client].values
-        numbers([values])
-        return {"values": values}
+        result = results.clients[self.client]
+        numbers([result.values])
+        return result
+
+    def _score(self, message: wire.Message) -> wire.Message:
+        """Score models that exist only now."""
+        self._take_over(message)
+        t = message["round"]
+        results = Results({self.client: ClientResult(self.client, {})})
+        self.fed.run.server.round = t - 1
+        self.evaluator.after_aggregation(t, results)
+        return {"values": self._result(results).values}
 
     def _final(self, message: wire.Message) -> wire.Message:
-        """Kind and scores of the client's final model."""
-        self._bring(message)
+        """Score the client's final model."""
+        self._take_over(message)
         t = self.fed.run.server.round = message["round"]
         with self.evaluator.guard.naming(t, self.client, self.evaluator):
             scores = self.evaluator.final_scores(self.client)
         numbers([scores, scores["further"]])
         return {"scores": scores}
 
-    def export(self, out: Path) -> dict[str, Any]:
-        """Write the client's final model, as far as it is known now, to `out`; its kind, round and
-        arguments."""
+    def export(self, out: Path, calibration: Calibration) -> dict[str, Any]:
+        """Write the client's final model, as far as it is known now, to `out`; return its kind,
+        round and arguments. `calibration` is fitted to the site's validation data."""
         kind, vector, buffers = self.evaluator.final_model(self.client)
-        return {"kind": kind, **written(self.fed, self.client, vector, buffers, out)}
+        fitted = calibrated(self.evaluator, self.client, kind, vector, buffers, calibration)
+        facts = written(self.fed, self.client, vector, buffers, out, fitted=fitted)
+        return {"kind": kind, **facts}
 
-    def _bring(self, message: wire.Message) -> None:
-        """Take over what the message holds of the server's models for the client."""
+    def _take_over(self, message: wire.Message) -> None:
+        """Take over the server's models for the client from a message."""
         run = self.fed.run
         group = self.group
-        layout = self.group.layout
+        layout = group.layout
+        size = len(layout.blocks)
         self.brought.whole = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
-            blocks = wire.mask(shared["sent"], len(layout.blocks))
-            group.vectors[MODEL] = wire.fill(group.initial.clone(), layout, blocks, shared["model"])
+            sent = wire.mask(shared["sent"], size)
+            vector = group.initial.clone()
+            group.vectors[MODEL] = wire.unpack_into(
+                vector,
+                layout,
+                sent,
+                shared["model"],
+            )
         if model := message.get("global"):
-            sent, own = (wire.mask(model[key], len(layout.blocks)) for key in ("sent", "own"))
+            sent = wire.mask(model["sent"], size)
+            own_blocks = wire.mask(model["own"], size)
             vector = group.initial.clone()
             state = run.states.get(self.client)
             if state is not None:
-                columns = wire.columns(state.vectors[MODEL], layout, own)
-                wire.fill(vector, layout, own, columns)
-            self.brought.model = wire.fill(vector, layout, sent, model["model"])
+                columns = wire.packed(state.vectors[MODEL], layout, own_blocks)
+                wire.unpack_into(vector, layout, own_blocks, columns)
+            self.brought.model = wire.unpack_into(
+                vector,
+                layout,
+                sent,
+                model["model"],
+            )
 
-    # ---------------------------------------------------------------- what was answered
+    # ---------------------------------------------------------------- stored answers
 
     def _file(self, round: int) -> Path:
         return self.folder / "answers" / f"round-{round:05d}.safetensors"
 
-    def _answered(self, message: wire.Message, content: bytes) -> bytes | None:
-        """The stored answer to a visit that has been answered; None: there is none.
+    def _stored_reply(self, message: wire.Message, content: bytes) -> bytes | None:
+        """Return the stored answer to a visit that has been answered; None: there is none.
 
         Raises:
             Unreadable: that round was answered, to another message.
@@ -331,35 +378,53 @@ class Site:
         if message["kind"] != "visit" or message["round"] != self.round:
             return None
         file = self._file(self.round)
-        digest = file.with_suffix(".xxh3")
-        if not (file.is_file() and digest.is_file()):
+        digest_file = file.with_suffix(".xxh3")
+        if not (file.is_file() and digest_file.is_file()):
             return None
         reply = file.read_bytes()
-        if digest.read_text(encoding="utf-8").split() != _digests(content, reply):
+        if digest_file.read_text(encoding="utf-8") != _digests(content, reply):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")
         return reply
 
-    def _keep(self, message: wire.Message, content: bytes, reply: bytes) -> None:
-        """Have the answer and then the client's state on the disk."""
+    def _keep(
+        self,
+        message: wire.Message,
+        content: bytes,
+        reply: bytes,
+    ) -> None:
+        """Write the answer to a visit, and then the client's state, to the disk; of other messages
+        write the message, which holds the server's models."""
         if message["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return
         file = self._file(message["round"])
         write_whole(file, reply)
-        write_whole(file.with_suffix(".xxh3"), " ".join(_digests(content, reply)))
+        write_whole(file.with_suffix(".xxh3"), _digests(content, reply))
         self.checkpoint.save(self.fed.run)  # from here on the stored answer counts
-        for old in file.parent.glob("round-*"):
-            if old.stem < file.stem:
-                old.unlink()
+        for stored_file in file.parent.glob("round-*"):
+            if stored_file.stem < file.stem:
+                stored_file.unlink()
 
 
-def unable(content: bytes, client: Any, name: str, why: str) -> bytes:
+def unable(
+    content: bytes,
+    client: Any,
+    name: str,
+    why: str,
+) -> bytes:
     """The answer of a site that cannot take part."""
     about: wire.Message = {}
     with contextlib.suppress(wire.Unreadable, KeyError):
         message = wire.unpack(content)
-        about = {key: message[key] for key in ABOUT}
-    return wire.pack(about | {"failed": ["data", why], "site": client, "name": name})
+        about = {key: message[key] for key in HEADER_KEYS}
+    return wire.pack(
+        about
+        | {
+            "failed": ["data", why],
+            "site": client,
+            "name": name,
+        }
+    )
 
 
 def keep_traceback(folder: Path) -> None:
@@ -370,17 +435,17 @@ def keep_traceback(folder: Path) -> None:
 
 
 def visits_of(run: RunContext, client: int) -> int:
-    """Visits that the state of a client has behind it; 0 where states are not kept from round to
-    round."""
+    """Visits behind a client's state; 0 where states are not kept from round to round."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
 
 
 def digest_of(fed: Federation) -> str:
-    """Of the initial models: centre and sites must begin with the same."""
-    return digest(
-        t for group in fed.run.groups for t in (group.initial, *group.frozen.values())
-    ).hex()
+    """Digest of the initial models, with which centre and sites must begin alike."""
+    tensors = []
+    for group in fed.run.groups:
+        tensors += [group.initial, *group.frozen.values()]
+    return digest(tensors).hex()
 
 
-def _digests(*contents: bytes) -> list[str]:
-    return [xxhash.xxh3_128_hexdigest(content) for content in contents]
+def _digests(message: bytes, reply: bytes) -> str:
+    return f"{xxhash.xxh3_128_hexdigest(message)} {xxhash.xxh3_128_hexdigest(reply)}"

@@ -26,13 +26,18 @@ def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
         words += ["--insecure"] if spec.insecure else []
         if spec.root_certificates_path is not None:
             words += ["--root-certificates", spec.root_certificates_path]
-        sys.argv = ["flwr-clientapp", *words, "--parent-pid", str(os.getppid())]
+        sys.argv = [
+            "flwr-clientapp",
+            *words,
+            "--parent-pid",
+            str(os.getppid()),
+        ]
         flwr_clientapp()
     return LaunchResult.accepted()
 
 
 def reconcile(executor: object) -> None:
-    """Collect the forks that have ended."""
+    """Collect the forks that have ended: this process has no other children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -35,8 +35,8 @@ ROWS_VARY = (*BY_CLASS, "public", None)
 """Of `Beside.values`: clients have different numbers of rows."""
 
 Message = dict[str, Any]
-Forms = Mapping[str, Counter[tuple[tuple[int, ...], torch.dtype]]]
-"""How often a tensor of this name has come with which shape and type."""
+Form = tuple[int, tuple[int, ...], torch.dtype]
+"""Number of axes, shape and type of a tensor (`form`)."""
 
 
 class Unreadable(Exception):
@@ -58,11 +58,11 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes | int, most: int | None = None) -> Message:
-    """The message of at most `most` bytes. A number stands for one with so many, which nobody has
-    taken (-1: there was no memory to count them).
+    """Read a message of at most `most` bytes. An int stands for a message of that length which was
+    not accepted (-1: nobody knows its length).
 
     Raises:
-        Unreadable: it is too long, or no message.
+        Unreadable: the message is too long, or none.
     """
     size = content if isinstance(content, int) else len(content)
     if size < 0:
@@ -70,15 +70,17 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
     if isinstance(content, int) or (most is not None and size > most):
         raise Unreadable(f"it has {size} bytes, more than the {most} that are accepted")
     try:
-        size = int.from_bytes(content[:8], "little")
-        if size > len(content):
+        header_size = int.from_bytes(content[:8], "little")
+        if header_size > size:
             raise Unreadable("it is cut short")
-        text = json.loads(content[8 : 8 + size])["__metadata__"][HEADER]
+        text = json.loads(content[8 : 8 + header_size])["__metadata__"][HEADER]
         # memory that torch has aligned
         tensors = {name: tensor.clone() for name, tensor in load(content).items()}
-        message = json.loads(
-            text, object_hook=lambda item: tensors[item[TENSOR]] if TENSOR in item else item
-        )
+
+        def with_tensor(item: dict[str, Any]) -> Any:
+            return tensors[item[TENSOR]] if TENSOR in item else item
+
+        message = json.loads(text, object_hook=with_tensor)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unreadable("it is no message of this package") from error
     if not isinstance(message, dict):
@@ -89,47 +91,63 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
 # ---------------------------------------------------------------- vectors
 
 
-def columns(vector: Tensor, layout: Layout, blocks: np.ndarray) -> Tensor:
-    """The numbers of `blocks` (bool [B]) of a vector (D,), one behind the other."""
+def packed(
+    vector: Tensor,
+    layout: Layout,
+    blocks: np.ndarray,
+) -> Tensor:
+    """Return the numbers of `blocks` (bool [B]) of a vector (D,), joined."""
     parts = [vector[b.start : b.stop] for b in _chosen(layout, blocks)]
     return torch.cat(parts) if parts else vector[:0]
 
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
-    """A vector (D,) with NaN in every block, 0 in the gaps: nothing has arrived."""
-    vector = torch.zeros(layout.size, dtype=like.dtype, device=like.device)
+    """Return a vector (D,) in which nothing has arrived: NaN in every block, 0 in the gaps."""
+    vector = torch.zeros(
+        layout.size,
+        dtype=like.dtype,
+        device=like.device,
+    )
     for block in layout.blocks:
         vector[block.start : block.stop] = torch.nan
     return vector
 
 
-def fill(vector: Tensor, layout: Layout, blocks: np.ndarray, numbers: Any) -> Tensor:
-    """Write the numbers that `columns` gave into the `blocks` of `vector`; returns it.
+def unpack_into(
+    vector: Tensor,
+    layout: Layout,
+    blocks: np.ndarray,
+    numbers: Any,
+) -> Tensor:
+    """Write `numbers`, as `packed` returns them, into the `blocks` of `vector`; returns `vector`.
 
     Raises:
-        Unreadable: there are more or fewer numbers, or of another type.
+        Unreadable: the numbers are more, fewer, or of another type.
     """
     count = int(layout.numbers[blocks].sum())
-    if (tuple(numbers.shape), numbers.dtype) != ((count,), vector.dtype):
-        shape = f"{tuple(numbers.shape)} of {numbers.dtype}"
-        raise Unreadable(f"a vector has shape {shape}, not ({count},) of {vector.dtype}")
-    sizes = [block.size for block in _chosen(layout, blocks)]
-    for block, part in zip(_chosen(layout, blocks), numbers.split(sizes), strict=True):
+    shape = tuple(numbers.shape)
+    if (shape, numbers.dtype) != ((count,), vector.dtype):
+        arrived = f"{shape} of {numbers.dtype}"
+        raise Unreadable(f"a vector has shape {arrived}, not ({count},) of {vector.dtype}")
+    chosen = _chosen(layout, blocks)
+    parts = numbers.split([block.size for block in chosen])
+    for block, part in zip(chosen, parts, strict=True):
         vector[block.start : block.stop] = part.to(vector.device)
     return vector
 
 
 def _chosen(layout: Layout, blocks: np.ndarray) -> list[Any]:
-    return [block for block, chosen in zip(layout.blocks, blocks, strict=True) if chosen]
+    return [layout.blocks[k] for k in np.flatnonzero(blocks)]
 
 
 def mask(places: Any, size: int) -> np.ndarray:
-    """The blocks at `places`, bool [size].
+    """Return a mask, bool [size], of the blocks at `places`.
 
     Raises:
-        Unreadable: these are no places of blocks.
+        Unreadable: `places` are no places of blocks.
     """
-    if not (isinstance(places, list) and all(type(k) is int and 0 <= k < size for k in places)):
+    exist = isinstance(places, list) and all(type(k) is int and 0 <= k < size for k in places)
+    if not exist:
         raise Unreadable("it names blocks that the model does not have")
     blocks = np.zeros(size, dtype=bool)
     blocks[places] = True
@@ -140,13 +158,16 @@ def mask(places: Any, size: int) -> np.ndarray:
 
 
 def of_payload(payload: Payload) -> Message:
-    """A payload without `own_weights`, which do not travel."""
+    """Return a payload as a part of a message, without `own_weights`, which do not travel."""
     layout = payload.layout
-    vectors = payload.vectors.items()
+    vectors = {
+        name: packed(vector, layout, layout.is_parameter)
+        for name, vector in payload.vectors.items()
+    }
     return {
         "sent": np.flatnonzero(payload.sent).tolist(),
-        "model": columns(payload.vector, layout, payload.sent),
-        "vectors": {name: columns(vector, layout, layout.is_parameter) for name, vector in vectors},
+        "model": packed(payload.vector, layout, payload.sent),
+        "vectors": vectors,
         "statistics": payload.statistics,
         "extra": payload.extra,
         "further": {key: of_payload(inner) for key, inner in payload.further.items()},
@@ -154,21 +175,28 @@ def of_payload(payload: Payload) -> Message:
 
 
 def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
-    """The payload of which `of_payload` made `message`; blocks that were not sent are NaN.
+    """Return the payload that `of_payload` wrote as `message`; blocks that were not sent are NaN.
 
     Args:
         message: the part of a message.
         layout: of the vectors.
-        like: a vector (D,) of the type and on the device that vectors are to have.
+        like: a vector (D,) with the type and device of the result.
 
     Raises:
         Unreadable: a part is missing, or of another shape or type.
     """
     try:
         sent = mask(message["sent"], len(layout.blocks))
-        payload = Payload(layout, fill(empty(layout, like), layout, sent, message["model"]), sent)
+        vector = unpack_into(
+            empty(layout, like),
+            layout,
+            sent,
+            message["model"],
+        )
+        payload = Payload(layout, vector, sent)
         for slot, numbers in message["vectors"].items():
-            payload.vectors[slot] = fill(empty(layout, like), layout, layout.is_parameter, numbers)
+            vector = empty(layout, like)
+            payload.vectors[slot] = unpack_into(vector, layout, layout.is_parameter, numbers)
         payload.statistics.update(_tensors(message["statistics"]))
         payload.extra.update(_tensors(message["extra"]))
         for key, inner in message["further"].items():
@@ -188,88 +216,110 @@ def _tensors(named: Any) -> dict[str, Tensor]:
 
 
 def values_of(message: Message) -> dict[str, float]:
-    """The columns of a client's row.
+    """Return the columns of a client's row.
 
     Raises:
-        Unreadable: these are no numbers with names.
+        Unreadable: the values are no numbers with names.
     """
     return _numbers(message.get("values"))
 
 
 def final_of(message: Message) -> dict[str, Any]:
-    """Kind and scores of a client's final model.
+    """Return kind and scores of a client's final model.
 
     Raises:
-        Unreadable: these are no scores.
+        Unreadable: there are no scores.
     """
     scores = message.get("scores")
     if not (isinstance(scores, dict) and scores.get("kind") in MODELS):
         raise Unreadable("it does not say which model it has scored")
-    rest = {name: value for name, value in scores.items() if name not in ("kind", "further")}
-    return {**_numbers(rest), "kind": scores["kind"], "further": _numbers(scores.get("further"))}
+    kind = scores.pop("kind")
+    further = _numbers(scores.pop("further", None))
+    return {**_numbers(scores), "kind": kind, "further": further}
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    named = isinstance(values, dict) and all(
-        name.isidentifier() and type(value) in (int, float) and not abs(value) >= 2.0**63
-        for name, value in values.items()
-    )
-    if not named or {"client", "round"} & values.keys():
+    is_table = isinstance(values, dict) and not {"client", "round"} & values.keys()
+    if not (is_table and all(_is_score(*item) for item in values.items())):
         raise Unreadable("its scores are no numbers with names")
     return dict(values)
 
 
-def check_memory(known: Mapping[str, Tensor], memory: Any) -> dict[str, Tensor]:
-    """What a site's transforms keep, by the names of `known`, which the centre has of that client.
+def _is_score(name: str, value: Any) -> bool:
+    is_number = type(value) in (int, float) and not abs(value) >= 2.0**63  # NaN is one
+    return is_number and name.isidentifier()
+
+
+def check_memory(initial: Mapping[str, Tensor], memory: Any) -> dict[str, Tensor]:
+    """Return the tensors of a site's transforms by the names of `initial`, their first values.
 
     Raises:
         Unreadable: a tensor is missing, or of another shape or type.
     """
-    kept: dict[str, Tensor] = {}
-    for name, ours in known.items():
+    tensors: dict[str, Tensor] = {}
+    for name, first in initial.items():
         tensor = memory.get(name) if isinstance(memory, dict) else None
-        form = ours.shape, ours.dtype
+        form = first.shape, first.dtype
         if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != form:
             raise Unreadable(f"its {name} is missing, or of another shape or type")
-        kept[name] = tensor
-    return kept
+        tensors[name] = tensor
+    return tensors
+
+
+def form(tensor: Tensor, entry: Beside) -> Form:
+    """Return the form that an entry has at all clients: without its number of rows where that
+    varies."""
+    first = int(entry.values in ROWS_VARY)
+    return tensor.ndim, tuple(tensor.shape[first:]), tensor.dtype
 
 
 def check_beside(
-    beside: Mapping[str, Tensor], entries: Mapping[str, Beside], classes: int, forms: Forms
+    beside: Mapping[str, Tensor],
+    entries: Mapping[str, Beside],
+    classes: int,
+    forms: Mapping[str, Counter[Form]],
 ) -> None:
-    """Check the tensors of an upload beside vectors against the method's declarations (`entries`),
-    the shapes of most sites, and the classes of the federation.
+    """Check the tensors of an upload beside vectors.
+
+    Args:
+        beside: the tensors.
+        entries: the method's declarations.
+        classes: of the federation.
+        forms: how often each form has come, by name; the most frequent one is right.
 
     Raises:
         Unreadable: a tensor is missing, or does not fit.
     """
+    by_class = []
+    class_numbers: list[int] | None = None
     for name, entry in entries.items():
-        if name not in beside and not entry.once:
+        tensor = beside.get(name)
+        if tensor is None:
+            if entry.once:
+                continue
             raise Unreadable(f"its {name} is missing")
-    there = {name: (beside[name], entry) for name, entry in entries.items() if name in beside}
-    for name, (tensor, entry) in there.items():
-        first = int(entry.values in ROWS_VARY)
-        usual: Counter[Any] = Counter()
-        for (shape, dtype), count in forms[name].items():
-            usual[len(shape), shape[first:], dtype] += count
-        form = tensor.ndim, tuple(tensor.shape[first:]), tensor.dtype
-        if form != usual.most_common(1)[0][0]:
-            words = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise Unreadable(f"its {name} has shape {words}, and other sites' another")
-    rows = [(tensor, entry) for tensor, entry in there.values() if entry.values in BY_CLASS]
-    for known in [tensor.tolist() for tensor, entry in rows if entry.values == "classes"][:1]:
-        if not set(known) <= set(range(classes)) or len(set(known)) < len(known):
-            raise Unreadable("it names classes that the federation does not have")
-        if any(len(tensor) != len(known) for tensor, _ in rows):
-            raise Unreadable("it has not one row for each of its classes")
+        if form(tensor, entry) != forms[name].most_common(1)[0][0]:
+            arrived = f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise Unreadable(f"its {name} has shape {arrived}, and other sites' another")
+        if entry.values in BY_CLASS:
+            by_class.append(tensor)
+        if entry.values == "classes":
+            class_numbers = tensor.tolist()
+    if class_numbers is None:
+        return
+    distinct = set(class_numbers)
+    if not distinct <= set(range(classes)) or len(distinct) < len(class_numbers):
+        raise Unreadable("it names classes that the federation does not have")
+    if any(len(tensor) != len(class_numbers) for tensor in by_class):
+        raise Unreadable("it has not one row for each of its classes")
 
 
 def check_finite(payload: Payload) -> None:
     """Raise `Unreadable` where a number that was sent is not finite."""
     layout = payload.layout
-    parts = [columns(payload.vector, layout, payload.sent)]
-    parts += [columns(vector, layout, layout.is_parameter) for vector in payload.vectors.values()]
-    parts += [x for x in (payload.statistics | payload.extra).values() if x.is_floating_point()]
+    parts = [packed(payload.vector, layout, payload.sent)]
+    parts += [packed(vector, layout, layout.is_parameter) for vector in payload.vectors.values()]
+    beside = payload.statistics | payload.extra
+    parts += [tensor for tensor in beside.values() if tensor.is_floating_point()]
     if not all(bool(part.isfinite().all()) for part in parts):
         raise Unreadable("its upload is not finite")

@@ -1,10 +1,9 @@
-"""Checkpoints as they lie on disk: files of tensors, and for each saved round a manifest that names
-those it needs.
+"""Checkpoints on disk: files of tensors, and for each saved round a manifest of its files.
 
-Files are shared by the manifests that name them; a manifest appears in one step (write aside,
-fsync, rename) when all that it names is on the disk. So a run that dies at any moment still has the
-whole of its last finished round. Everything is safetensors and JSON: loading runs no code, and
-trusts nothing before its size, checksum, name and shape have been looked at.
+Manifests share files; a manifest appears in one step (write aside, fsync, rename) when all of its
+files are on the disk. So a run that dies at any moment still has its last finished round complete.
+Everything is safetensors and JSON: loading runs no code, and checks size, checksum, name and shape
+of each file first.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Manifest = dict[str, Any]
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be used; the text says why."""
+    """A checkpoint cannot be used, and why."""
 
 
 # ---------------------------------------------------------------- writing
@@ -49,8 +48,7 @@ class Damaged(Exception):
 def write_tensors(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, dict[str, Any]]:
-    """Write tensors under names in `folder`, whole and on the disk; returns what a manifest says of
-    each file.
+    """Write tensors to files in `folder`, durably; returns the manifest's entry of each file.
 
     Raises:
         RunFailed: the disk is full, or refuses.
@@ -80,25 +78,23 @@ def write_tensors(
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, none of which shares memory with another: safetensors takes no
-    others."""
-    unshared: dict[str, Tensor] = {}
+    """The tensors on the CPU, none of which shares memory with another, as safetensors needs
+    them."""
+    storages = set()
+    apart = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        shares = any(
-            tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
-            for t in unshared.values()
-        )
-        unshared[name] = tensor.clone() if shares else tensor
-    return unshared
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return apart
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of its round; all files that it names must be on the disk."""
+    """Write the manifest of its round; all of its files must be on the disk."""
     text = json.dumps(manifest)
-    write_whole(
-        _file(folder, manifest["round"]), f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}'
-    )
+    content = f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}'
+    write_whole(_file(folder, manifest["round"]), content)
 
 
 # --------------------------------------------------------- reading what may be damaged, or not ours
@@ -116,20 +112,7 @@ def read_manifest(folder: Path, round: int) -> Manifest:
         manifest: Manifest = content["manifest"]
         if content["xxh3"] != _digest(json.dumps(manifest)):
             raise Damaged(f"{file.name} has changed since it was written")
-        clients = manifest["clients"]
-        numbers = [manifest["round"], *manifest["heard"], *(e["size"] for e in _entries(manifest))]
-        numbers += [entry["turns"] for entry in clients.values()]
-        named = all(
-            re.fullmatch(_NAMES, e["file"]) and isinstance(e["xxh3"], str)
-            for e in _entries(manifest)
-        )
-        named = named and all(name == str(int(name)) for name in clients)
-        counted = all(
-            type(number) is int and number >= 0 for number in [*numbers, *map(int, clients)]
-        )
-        scored = manifest["score"] is None or isinstance(manifest["score"], float)
-        shaped = isinstance(manifest["blocks"], list) and isinstance(manifest["dtype"], str)
-        if not (named and counted and scored and shaped and manifest["round"] == round):
+        if manifest["round"] != round or not _is_ours(manifest):
             raise Damaged(f"{file.name} is no manifest of ours")
     except OSError as error:
         raise Damaged(f"{file.name} cannot be read ({error.strerror})") from error
@@ -138,8 +121,30 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     return manifest
 
 
+def _is_ours(manifest: Manifest) -> bool:
+    """Whether every value is of the right kind; raises an error for some that are not.
+
+    `heard`: clients that have uploaded; `turns`: rounds in which a client took part.
+    """
+    clients = manifest["clients"]
+    counts = [manifest["round"], *manifest["heard"], *map(int, clients)]
+    counts += [entry["turns"] for entry in clients.values()]
+    for entry in _entries(manifest):
+        counts.append(entry["size"])
+        if not re.fullmatch(_NAMES, entry["file"]) or not isinstance(entry["xxh3"], str):
+            return False
+    if any(type(count) is not int or count < 0 for count in counts):
+        return False
+    return (
+        all(name == str(int(name)) for name in clients)
+        and isinstance(manifest["score"], float | None)
+        and isinstance(manifest["blocks"], list)
+        and isinstance(manifest["dtype"], str)
+    )
+
+
 def intact(folder: Path, round: int) -> Manifest | None:
-    """The manifest of `round`, if it can be used."""
+    """The manifest of `round`; None: it cannot be used."""
     try:
         return read_manifest(folder, round)
     except Damaged:
@@ -147,15 +152,16 @@ def intact(folder: Path, round: int) -> Manifest | None:
 
 
 def read_tensors(
-    folder: Path, entry: Mapping[str, Any], expected: dict[str, Tensor], possible: dict[str, Tensor]
+    folder: Path,
+    entry: Mapping[str, Any],
+    expected: dict[str, Tensor],
+    possible: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU; those in `expected` must be there, and be alike (fields
-    may change shape).
+    """The tensors of a file, on the CPU. All `expected` ones must be there; these, and `possible`
+    ones that are there, must have the right shape and type (`fields.*` may have others).
 
-    Those in `possible` must be alike where they are there.
-
-    Copied into memory that torch has aligned: matrix products round differently on unaligned
-    memory.
+    They are copied into memory that torch has aligned: matrix products round differently on
+    unaligned memory.
 
     Raises:
         Damaged: the file is not as it was written, or not as expected.
@@ -173,17 +179,20 @@ def read_tensors(
         raise Damaged(f"{name} cannot be read ({error.strerror})") from error
     except (SafetensorError, ValueError, KeyError) as error:
         raise Damaged(f"{name} is no file of tensors") from error
-    for key, like in (expected | {k: v for k, v in possible.items() if k in tensors}).items():
-        alike = (
-            key in tensors and tensors[key].shape == like.shape and tensors[key].dtype == like.dtype
-        )
-        if not alike and not (key in tensors and key.startswith("fields.")):
+    for key, like in (expected | possible).items():
+        tensor = tensors.get(key)
+        if tensor is None:
+            fits = key not in expected
+        else:
+            alike = tensor.shape == like.shape and tensor.dtype == like.dtype
+            fits = alike or key.startswith("fields.")
+        if not fits:
             raise Damaged(f"{name} has no {key} of shape {tuple(like.shape)}")
     return tensors
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file `name` of `folder`, which no link may lead out of."""
+    """The file `name` of `folder`; no link may lead out of it."""
     path = folder / name
     if path.exists() and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
         raise Damaged(f"{name} is no plain file of this folder")
@@ -194,12 +203,13 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def rounds(folder: Path) -> list[int]:
-    """Rounds that have a manifest, intact or not, the newest first."""
-    names = (
-        re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name)
-        for path in folder.glob("manifest-round-*.json")
-    )
-    return sorted((int(name[1]) for name in names if name), reverse=True)
+    """Saved rounds, with an intact manifest or not, the newest first."""
+    numbers = []
+    for path in folder.glob("manifest-round-*.json"):
+        match = re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name)
+        if match:
+            numbers.append(int(match[1]))
+    return sorted(numbers, reverse=True)
 
 
 def manifests(folder: Path) -> dict[int, Manifest]:
@@ -209,17 +219,17 @@ def manifests(folder: Path) -> dict[int, Manifest]:
 
 
 def best(saved: Iterable[Manifest]) -> int | None:
-    """The round of the greatest score, the first of equals."""
-    scored = [
-        (m["score"], -m["round"])
-        for m in saved
-        if m["score"] is not None and not math.isnan(m["score"])
-    ]
+    """The round of the greatest score, the first of equals; None: no round has a score."""
+    scored = []
+    for manifest in saved:
+        score = manifest["score"]
+        if score is not None and not math.isnan(score):
+            scored.append((score, -manifest["round"]))
     return -max(scored)[1] if scored else None
 
 
 def files_of(manifest: Manifest) -> list[str]:
-    """All files of a checkpoint, its manifest too."""
+    """All files of a checkpoint, with its manifest."""
     return [*tensor_files(manifest), _file(Path(), manifest["round"]).name]
 
 
@@ -229,7 +239,7 @@ def tensor_files(manifest: Manifest) -> list[str]:
 
 
 def _entries(manifest: Manifest) -> list[dict[str, Any]]:
-    """What is said of each file that a manifest names."""
+    """The entries of a manifest's files."""
     return [manifest["initial"], manifest["server"], *manifest["clients"].values()]
 
 

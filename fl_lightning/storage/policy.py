@@ -1,4 +1,4 @@
-"""What is kept of a client and of the server from round to round: decided in this one place."""
+"""Decides what is kept of clients and server from round to round."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StoragePolicy:
-    """What is kept."""
+    """What is kept of clients and server between rounds."""
 
     keeps_clients: bool
     """A client's vectors, buffers and memory stay from round to round, to train on or to be mixed;
     else only the server's one model is kept."""
     keeps_received: bool
-    """Of each kept client the server has a last-received copy of its own; else that is the client's
-    own model."""
+    """The server has its own copy of each kept client's last upload; else it uses the client's
+    model."""
     keeps_optimizer: bool
     """A kept client has its optimiser's state with it."""
     starts_from_server: bool
-    """Whatever a client has when a round begins comes from the server: it has nothing of its
-    own."""
+    """A client begins each round with the server's model, and keeps nothing of its own."""
     overwritten: bool
-    """So what its memory held before is of no matter, and need not be copied."""
+    """The download replaces all of a client's vector, whose memory may hold any numbers before."""
     for_judge: bool
-    """Clients are kept for the sake of the judge alone, who asks for their own models at the
-    end."""
+    """Clients are kept only for the judge `after`, who asks for their models at the end."""
     keeps_start: bool
-    """With each client stays the model that it began its last round with: the judge asks for it at
-    the end."""
+    """With each client stays the model with which it began its last round, for the judge `before`
+    at the end."""
     one_download: bool
-    """The server keeps one global model for all beside the initial one; else it composes a download
-    for each client."""
+    """All clients receive one global model; else the server composes a download for each."""
     exchanged: int
-    """Vectors beside the model of which the server keeps what it last received."""
+    """Number of exchanged slots beside the model."""
 
     @classmethod
     def of(
@@ -47,31 +44,28 @@ class StoragePolicy:
         config: Any,
         masks: Sequence[np.ndarray],
     ) -> StoragePolicy:
-        """Of a run, by what its parts declare.
+        """The policy of a run, by the declarations of its parts.
 
         Args:
-            method: what clients begin a round from, and the vectors they own.
+            method: its traits and slots.
             relation: the method's.
-            callbacks: objects or classes; one that may change what a client sends or receives, or
-                keeps tensors of its own with every client, says so.
+            callbacks: objects or classes, with declarations like a method's traits.
             config: whether optimiser state is kept, and the judge.
             masks: for each architecture, the blocks that travel to clients, bool [B].
         """
-        uploads, downloads, memory = (
-            any(
-                getattr(getattr(part, "traits", part), name, False) for part in (method, *callbacks)
-            )
-            for name in ("changes_upload", "changes_download", "client_memory")
-        )
+        parts = [getattr(part, "traits", part) for part in (method, *callbacks)]
+        uploads = any(getattr(part, "changes_upload", False) for part in parts)
+        downloads = any(getattr(part, "changes_download", False) for part in parts)
+        memory = any(getattr(part, "client_memory", False) for part in parts)
         from_server = method.traits.starts == "server"
         slots = method.slots()
         starts_from_server = from_server and not slots and all(mask.all() for mask in masks)
         optimizer = config.optimizer.keep_state
         forgets = starts_from_server and relation.is_global and relation.sources == "cohort"
         keeps = not forgets or memory or uploads or optimizer
-        judge = (
-            method.traits.judge if config.evaluation.judge == "auto" else config.evaluation.judge
-        )
+        judge = config.evaluation.judge
+        if judge == "auto":
+            judge = method.traits.judge
         mixed = from_server and not relation.is_global and any(mask.any() for mask in masks)
         return cls(
             keeps_clients=keeps or judge == "after",

@@ -22,17 +22,17 @@ class ClientState:
     buffers: list[Tensor]
     """Its buffers that are no block of a vector (counters, masks); they never travel."""
     received: dict[str, Tensor]
-    """What the server last received of the exchanged slots: the same tensors as in `vectors` until
-    something changes what travels."""
+    """The last upload of the exchanged slots: the same tensors as in `vectors`, unless the policy
+    `keeps_received`."""
     rounds: int = 0
     """Rounds it has taken part in."""
     memory: dict[str, Tensor] = field(default_factory=dict)
-    """What the method, callbacks (on the CPU) and the optimiser keep for it, by name."""
+    """Tensors of the method, callbacks (on the CPU) and the optimiser, by name."""
 
 
 @dataclass
 class ServerState:
-    """What the server keeps beside its vectors. It is small, and equal on every rank."""
+    """The server's state beside its vectors: small, and equal on every rank."""
 
     round: int = 0
     """Rounds finished."""
@@ -43,9 +43,6 @@ class ServerState:
 
 
 def spent_by(state: ClientState | None) -> dict[str, Tensor]:
-    """What the callbacks that account for privacy keep with a client."""
-    return (
-        {}
-        if state is None
-        else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}
-    )
+    """Copies of the tensors in which callbacks account for a client's spent privacy."""
+    memory = {} if state is None else state.memory
+    return {name: x.clone() for name, x in memory.items() if name.startswith("privacy.")}

@@ -1,9 +1,9 @@
-"""Where clients' vectors lie between visits, and how they come to the device for one.
+"""Stores clients' vectors between visits, and brings them to the device for a visit.
 
 In `memory` they lie where clients train, and are trained in place. On the `host` (main memory
-beside a GPU) or on `disk` there is room for more vectors than the device holds: what a visit needs
-is copied to the device while the client before it trains, and the result is copied back while the
-next one does. (Beside a GPU, copies from and to files are waited for.)
+beside a GPU) or on `disk` there is room for more vectors than the device holds: a visit's vectors
+are copied to the device while the client before it trains, and copied back while the next one
+does. (Beside a GPU, copies from and to files are waited for.)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Lane:
     """Copies between the store and the device: here one after the other, with all the rest."""
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy, once all that was begun before has come to its end; returns how to have
-        the device wait."""
+        """Begin to copy after all earlier copies; returns a function to call before the copy is
+        read."""
         into.copy_(source)
         return lambda: None
 
@@ -47,8 +47,8 @@ class StreamLane(Lane):
         self.stream = self.module.Stream(device)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy, once the copies before and what the device has been asked to compute are
-        done."""
+        """Begin to copy after all earlier copies and computations; returns a function to call
+        before the copy is read."""
         compute = self.module.current_stream(self.device)
         self.stream.wait_stream(compute)
         with self.module.stream(self.stream):
@@ -62,7 +62,11 @@ class StreamLane(Lane):
 
 
 class VectorStore:
-    """Keeps vectors from visit to visit, and gives them to a visit.
+    """Keeps vectors from visit to visit.
+
+    `fetch` copies the vectors of a coming visit ahead; `acquire` and `borrow` give them to the
+    visit; `release` writes them back; `synchronize` waits for the end of all copies. `adopt` takes
+    in a client that moves here.
 
     On disk every vector is a file of `folder` that has no name any more: the system writes its
     pages out when it needs the memory, reads them back when they are touched, and frees the space
@@ -72,14 +76,20 @@ class VectorStore:
     """
 
     def __init__(
-        self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None
+        self,
+        place: Place,
+        folder: Path,
+        device: torch.device,
+        lane: Lane | None = None,
     ) -> None:
         self.place = place
         self.folder = folder
         self.device = device
         self.apart = place == "host" or (place == "disk" and device.type != "cpu")
         """Whether a visit works on copies of vectors."""
-        self._lane = lane or (StreamLane(device) if self.apart and has_streams(device) else Lane())
+        if lane is None:
+            lane = StreamLane(device) if self.apart and has_streams(device) else Lane()
+        self._lane = lane
         self._free: list[Tensor] = []  # vectors on the device, used again and again
         # by id: vector, its copy, how to wait
         self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
@@ -87,7 +97,7 @@ class VectorStore:
         self._borrowed: list[Tensor] = []
 
     def allocate(self, vector: Tensor) -> Tensor:
-        """A copy of `vector` (D,) in the store; what is written to it stays.
+        """A copy of `vector` (D,) in the store.
 
         Raises:
             RunFailed: the disk is full.
@@ -99,36 +109,38 @@ class VectorStore:
         return empty_beside(vector, self.device).copy_(vector)
 
     def adopt(self, state: ClientState) -> None:
-        """Put the vectors of `state`, which come from elsewhere, into the store."""
+        """Put the vectors of a `state` from another rank into the store."""
         _replace(state, {id(vector): self.allocate(vector) for vector in _tensors(state)})
 
     def stow(self, tensor: Tensor) -> Tensor:
-        """`tensor`, or a copy in main memory where the vectors do not lie on the device either."""
+        """`tensor`, or a copy in main memory if the vectors do not lie on the device either."""
         return tensor.cpu() if self.apart else tensor
 
     def fetch(self, vectors: Iterable[Tensor]) -> None:
-        """Begin to bring `vectors` to the device: a visit will soon ask for them, and nobody writes
-        to them until then."""
-        if self.apart:
-            for vector in vectors:
-                if id(vector) not in self._ahead:
-                    copy = self._room(vector)
-                    self._ahead[id(vector)] = (vector, copy, self._lane.copy(copy, vector))
+        """Begin to copy `vectors` to the device: a visit will soon ask for them, and they do not
+        change until then."""
+        if not self.apart:
+            return
+        for vector in vectors:
+            if id(vector) not in self._ahead:
+                copy = self._room(vector)
+                wait = self._lane.copy(copy, vector)
+                self._ahead[id(vector)] = (vector, copy, wait)
 
     def acquire(self, state: ClientState) -> None:
-        """Let `state` have its vectors on the device, until `release`."""
+        """Replace the vectors of `state` by copies on the device, until `release`."""
         if not self.apart:
             return
         copies: _Copies = {}
         try:
-            for kept in _tensors(state):
-                copy = self._at_hand(kept)
-                copies[id(copy)] = (copy, kept)
+            for stored in _tensors(state):
+                copy = self._at_hand(stored)
+                copies[id(copy)] = (copy, stored)
         except BaseException:
             self._free += [copy for copy, _ in copies.values()]
             raise
         self._acquired.append((state, copies))
-        _replace(state, {id(kept): copy for copy, kept in copies.values()})
+        _replace(state, {id(stored): copy for copy, stored in copies.values()})
 
     def borrow(self, vector: Tensor) -> Tensor:
         """`vector` on the device, to be read until `release`."""
@@ -138,24 +150,25 @@ class VectorStore:
         return self._borrowed[-1]
 
     def release(self) -> None:
-        """Begin to write back what was acquired: from now on those states have their vectors of the
-        store again."""
+        """Begin to write back the acquired vectors: their states have the vectors of the store
+        again."""
         for state, copies in self._acquired:
-            back: dict[int, Tensor] = {}
+            stored: dict[int, Tensor] = {}
             for tensor in _tensors(state):
-                if id(tensor) in copies:
-                    _, back[id(tensor)] = copies[id(tensor)]
-                    self._lane.copy(back[id(tensor)], tensor)
-                else:  # a hook has put it there
-                    back[id(tensor)] = self.allocate(tensor)
-            _replace(state, back)
+                key = id(tensor)
+                if key in copies:
+                    _, stored[key] = copies[key]
+                    self._lane.copy(stored[key], tensor)
+                else:  # a new tensor from a hook
+                    stored[key] = self.allocate(tensor)
+            _replace(state, stored)
             self._free += [copy for copy, _ in copies.values()]
         self._free += self._borrowed
         self._acquired = []
         self._borrowed = []
 
     def synchronize(self) -> None:
-        """Wait until all is written back; what was fetched and not asked for is forgotten."""
+        """Wait until all is written back, and drop copies that were fetched and not asked for."""
         if self.apart:
             self._lane.synchronize()
             self._free += [copy for _, copy, _ in self._ahead.values()]
@@ -180,11 +193,11 @@ class VectorStore:
                 # else a full disk kills the process when it writes
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(handle, 0, max(1, vector.nbytes))
-                kept = torch.from_file(name, shared=True, size=vector.numel(), dtype=vector.dtype)
+                stored = torch.from_file(name, shared=True, size=vector.numel(), dtype=vector.dtype)
             finally:
                 os.close(handle)
                 os.unlink(name)
-        return kept.copy_(vector)
+        return stored.copy_(vector)
 
 
 _Copies = dict[int, tuple[Tensor, Tensor]]
@@ -192,11 +205,12 @@ _Copies = dict[int, tuple[Tensor, Tensor]]
 
 
 def _tensors(state: ClientState) -> list[Tensor]:
-    """The vectors of a state, each once: what the server last received may be the client's own."""
-    return list({id(v): v for v in (*state.vectors.values(), *state.received.values())}.values())
+    """The vectors of a state, each once: the last upload may be the client's own tensor."""
+    tensors = [*state.vectors.values(), *state.received.values()]
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _replace(state: ClientState, by: dict[int, Tensor]) -> None:
-    """Put other tensors into a state, by the ids of those that it has."""
+    """Replace the tensors of a state, by their ids."""
     state.vectors = {slot: by[id(v)] for slot, v in state.vectors.items()}
     state.received = {slot: by[id(v)] for slot, v in state.received.items()}

@@ -1,9 +1,10 @@
-"""What a model computes with beside its parameters and buffers: plain attributes of its modules."""
+"""The plain attributes with which a model computes, beside its parameters and buffers."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Hashable
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -17,7 +18,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class _Itself:
-    """Something that is equal to nothing but itself; it stays alive, so that nothing else takes its
+    """A value that equals nothing but itself. It stays alive, so that no other object takes its
     place in memory."""
 
     def __init__(self, value: Any) -> None:
@@ -31,9 +32,9 @@ class _Itself:
 
 
 def constants(model: nn.Module) -> Hashable:
-    """Equal for two models whose modules have equal attributes: tensors bit by bit, numbers and
-    words by value, other things as they are pickled. What cannot be compared is equal to nothing
-    else.
+    """A value that is equal for two models whose modules have equal attributes: tensors bit by bit,
+    numbers and words by value, other objects as they are pickled; objects that cannot be compared
+    equal nothing else.
     """
     parts = [*model.named_modules(), *model.named_parameters()]
     names = {id(part): name for name, part in parts}
@@ -42,13 +43,12 @@ def constants(model: nn.Module) -> Hashable:
         leaf = leaf() if isinstance(leaf, ref) else leaf  # an LSTM refers so to its parameters
         return type(leaf), names[id(leaf)] if id(leaf) in names else _comparable(leaf)
 
-    attributes = []
+    attributes: dict[tuple[str, str], Hashable] = {}
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in _OF_EVERY_MODULE:
-                leaves, shape = tree_flatten(value)
-                attributes.append((path, name, str(shape), tuple(map(compared, leaves))))
-    return tuple(sorted(attributes, key=lambda attribute: attribute[:2]))
+        for name in vars(module).keys() - _OF_EVERY_MODULE:
+            leaves, shape = tree_flatten(vars(module)[name])
+            attributes[path, name] = str(shape), tuple(map(compared, leaves))
+    return tuple(sorted(attributes.items(), key=itemgetter(0)))
 
 
 def _comparable(value: Any) -> Hashable:
@@ -58,5 +58,5 @@ def _comparable(value: Any) -> Hashable:
         if isinstance(value, Tensor):
             return str(value.dtype), tuple(value.shape), digest([value])
         return pickle.dumps(value)
-    except Exception:  # a lambda, a lock, a tensor without numbers: whatever a user's module has
+    except Exception:  # of a lambda, a lock, a tensor without numbers: whatever a user's module has
         return _Itself(value)

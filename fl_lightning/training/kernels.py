@@ -1,5 +1,5 @@
-"""What every executor computes alike: the terms beside the loss, the direction of an SGD step, and
-a faster pooling.
+"""Kernels that all executors share: the terms beside the loss, the direction of an SGD step, and a
+faster pooling.
 
 Rows lie side by side, (k, D): the loop has k = 1, `vmap` as many as it trains at once.
 """
@@ -33,12 +33,16 @@ class Terms:
             than the term.
         anchor: a, (D,) or (k, D); None: no quadratic term.
         linear: l, (D,) or (k, D); None: no linear term.
-        columns: where c is not 0; with a linear term, all columns that are looked at (the others
-            with 0.0).
+        columns: where c is not 0; with a linear term, all columns of parameters (the others with
+            0.0).
     """
 
     def __init__(
-        self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]
+        self,
+        room: Tensor,
+        anchor: Tensor | None,
+        linear: Tensor | None,
+        columns: Sequence[Columns],
     ) -> None:
         self.room = room
         self.anchor = anchor
@@ -47,17 +51,18 @@ class Terms:
         self._parts = [(room[:, start:stop], twice) for start, stop, twice in columns]
 
     def narrow(self, k: int) -> Terms:
-        """Those of the first `k` rows, in the same memory."""
-        columns = [(a, b, c[:k] if isinstance(c, Tensor) else c) for a, b, c in self.columns]
+        """The terms of the first `k` rows, in the same memory."""
+        columns: list[Columns] = []
+        for start, stop, twice in self.columns:
+            columns.append((start, stop, twice[:k] if isinstance(twice, Tensor) else twice))
         anchor = None if self.anchor is None else self.anchor[:k]
-        return Terms(
-            self.room[:k], anchor, None if self.linear is None else self.linear[:k], columns
-        )
+        linear = None if self.linear is None else self.linear[:k]
+        return Terms(self.room[:k], anchor, linear, columns)
 
     def value(self, rows: Tensor) -> Tensor:
-        """Of each of the `rows` (k, D), shape (k,)."""
+        """The terms of each of the `rows` (k, D), shape (k,)."""
         if self.anchor is not None:
-            # beyond the columns it means nothing, and is not used
+            # other columns of the anchor mean nothing, and are not used
             torch.sub(rows, self.anchor, out=self.room)
         total = self.room.new_zeros(len(self.room))
         for part, twice in self._parts:
@@ -68,21 +73,20 @@ class Terms:
         return total if self.linear is None else total + row_dots(self.linear, rows)
 
     def gradient(self, factor: Tensor | None = None) -> Tensor:
-        """`factor` (shape (); None: 1) times the gradient where `value` was taken last, (k, D):
-        once for each value."""
+        """`factor` (shape (); None: 1) times the gradient at the rows of the last `value`, (k, D):
+        to be called once for each value."""
         for part, twice in self._parts:
             if isinstance(twice, Tensor) or twice:
                 part.mul_(twice if factor is None else twice * factor)
             else:
-                part.zero_()  # what it held need not be finite
+                part.zero_()  # its numbers need not be finite
         if self.linear is not None:
             self.room.add_(self.linear if factor is None else self.linear * factor)
         return self.room
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """What gradients of this `norm` are multiplied by, so that it is at most `limit` (as
-    `clip_grad_norm_`)."""
+    """Factor for gradients of this `norm` that makes it at most `limit` (as `clip_grad_norm_`)."""
     return (limit / (norm + 1e-6)).clamp_max(1.0)
 
 
@@ -94,7 +98,7 @@ def direction(
     momentum: float,
     nesterov: bool,
 ) -> list[Tensor]:
-    """What a step of SGD goes down: w <- w - lr * direction (`torch.optim.SGD` without dampening).
+    """The direction of an SGD step: w <- w - lr * direction (`torch.optim.SGD` without dampening).
 
     Args:
         parameters: w.
@@ -129,40 +133,50 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     maxima of shifted images take a tenth of the time. With gradients its kernel for `channels_last`
     finds them in a quarter.
     """
-    if (
-        x.ndim != 4
-        or not (x.is_contiguous() and x.device.type == "cpu")
-        or pool.return_indices
-        or pool.ceil_mode
-    ):
-        return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
-    window, step, around, apart = (
-        _pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    fast = (
+        x.ndim == 4
+        and x.is_contiguous()
+        and x.device.type == "cpu"
+        and not (pool.return_indices or pool.ceil_mode)
     )
-    if torch.is_grad_enabled():
+    window, step = _pair(pool.kernel_size), _pair(pool.stride)
+    padding, dilation = _pair(pool.padding), _pair(pool.dilation)
+    if fast and torch.is_grad_enabled():
         stacked = torch._C._are_functorch_transforms_active()
-        if stacked or not x.requires_grad or x.shape[1] < CHANNELS:
-            return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
-        return MaxPool.apply(x, (window, step, around, apart))  # type: ignore[no-any-return]
-    (rows, columns), (down, right) = window, step
-    fits = x.shape[2] >= rows and x.shape[3] >= columns
-    if around != (0, 0) or apart != (1, 1) or not fits:
-        return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
-    heights, widths = (
-        [slice(k, size - window + k + 1, step) for k in range(window)]
-        for size, window, step in ((x.shape[2], rows, down), (x.shape[3], columns, right))
-    )
-    first, *others = (x[:, :, height, width] for height in heights for width in widths)
-    return reduce(torch.maximum, others, first).contiguous()
+        if x.requires_grad and not stacked and x.shape[1] >= CHANNELS:
+            maxima: Tensor = MaxPool.apply(x, (window, step, padding, dilation))
+            return maxima
+    elif fast and padding == (0, 0) and dilation == (1, 1):
+        heights = _shifts(x.shape[2], window[0], step[0])
+        widths = _shifts(x.shape[3], window[1], step[1])
+        # an image smaller than the window is torch's error
+        if x.shape[2] >= window[0] and x.shape[3] >= window[1]:
+            shifted = [x[:, :, height, width] for height in heights for width in widths]
+            return reduce(torch.maximum, shifted).contiguous()
+    return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
+
+
+def _shifts(
+    size: int,
+    window: int,
+    step: int,
+) -> list[slice]:
+    """The pixels that lie at each place of the window, along one dimension."""
+    return [slice(k, size - window + k + 1, step) for k in range(window)]
 
 
 class MaxPool(torch.autograd.Function):
-    """Max-pooling whose forward pass runs in `channels_last`; everything outside of it stays
-    contiguous."""
+    """Max-pooling whose forward pass runs in `channels_last`, from contiguous images to contiguous
+    images."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: tuple[tuple[int, int], ...]) -> Tensor:
-        """Of `x` (b, channels, height, width); `how`: window, step, padding and dilation."""
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        how: tuple[tuple[int, int], ...],
+    ) -> Tensor:
+        """Maxima of `x` (b, channels, height, width); `how`: window, step, padding and
+        dilation."""
         last = x.contiguous(memory_format=torch.channels_last)
         maxima, places = torch.ops.aten.max_pool2d_with_indices(last, *how)
         ctx.save_for_backward(x, places.contiguous())
@@ -171,8 +185,13 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        """Torch's own, from the places."""
+        """Torch's own backward pass, from the places."""
         x, places = ctx.saved_tensors
-        return torch.ops.aten.max_pool2d_with_indices_backward(
-            grad_outputs[0], x, *ctx.how, False, places
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        return backward(
+            grad_outputs[0],
+            x,
+            *ctx.how,
+            False,
+            places,
         ), None

@@ -1,9 +1,9 @@
-"""What happens on one client in a phase of training: its local steps."""
+"""Local steps of one client in a phase of training."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,15 +35,12 @@ def train(
     part: Part,
     optimizer: LocalOptimizer,
     schedule: BatchSchedule,
-    own: Step | None = None,
+    step: Step | None = None,
 ) -> Fit:
-    """Train the bound client on the batches of `part` in `schedule`: down its loss, or by an `own`
-    step.
-
-    An own step writes to what it trains by itself, and returns the loss that is recorded.
-    """
+    """Train the bound client on the batches of `part` in `schedule`: down its loss, or by its own
+    `step`, which writes to the trained vectors itself and returns the loss that is recorded."""
     module.model.train()
-    draws = module.draws or own is not None or module.objective.loss is not None
+    draws = module.draws or step is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -53,33 +50,50 @@ def train(
     per_epoch = schedule.steps_per_epoch(len(part))
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
-        drawn = order_key(schedule, epoch)
+        key = order_key(schedule, epoch)
         if draws:  # Python's generator, which goes on from step to step
-            random.seed(drawn ^ OTHER_DRAWS ^ first)
-        for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
+            random.seed(key ^ OTHER_DRAWS ^ first)
+        for k, batch in enumerate(
+            batches(
+                part,
+                schedule,
+                epoch,
+                first,
+                count,
+                key,
+            ),
+            first,
+        ):
             if draws:  # every step: it may be the first of its stretch
-                seed(drawn ^ OTHER_DRAWS ^ k, device)
+                seed(key ^ OTHER_DRAWS ^ k, device)
             last.coaching = None
             last.batch_idx = k
             try:
                 with cast():
-                    loss = module.training_step(batch, k) if own is None else own(batch)
+                    loss = module.training_step(batch, k) if step is None else step(batch)
             except Skipped:
-                if own is not None:
+                if step is not None:
                     raise
                 name = type(module.model).__name__
                 last.say(
                     f"model: the training_step of {name} returned None: no step is taken for such "
-                    f"a batch"
+                    "a batch"
                 )
                 continue
-            if own is None:
+            if step is None:
                 loss = _descend(module, optimizer, loss)
             losses.append(loss.detach())
             samples += len(batch[1])
             if last.coaching is not None:
                 terms.append(last.coaching)
-    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, device)
+    return fit_of(
+        optimizer.config,
+        optimizer.lr,
+        losses,
+        terms,
+        samples,
+        device,
+    )
 
 
 def train_private(
@@ -90,47 +104,52 @@ def train_private(
     schedule: BatchSchedule,
     private: Private,
 ) -> Fit:
-    """As `local.train`, on Poisson samples of `part` and down noisy sums of clipped gradients over
-    the batch's expected size. The objective's terms look at no sample, and are added as they
+    """Train as `train` does, on Poisson samples of `part` and down noisy sums of clipped gradients
+    over the batch's expected size. The objective's terms depend on no sample, and are added as they
     are."""
     module.model.train()
     expected = min(schedule.batch_size, len(part))
-    losses = list[Tensor]()
-    terms = list[Tensor]()
+    losses: list[Tensor] = []
+    terms: list[Tensor] = []
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
-    taken = schedule.steps(len(part))  # as many as with batches in order
-    for step, (epoch, k) in enumerate(taken, private.first):
+    numbered = schedule.steps(len(part))  # as many as with batches in order
+    for step, (epoch, k) in enumerate(numbered, private.first):
         module.last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
-        draws = private.draws("noise", step)
-        # dropout
-        seed_all(
-            int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device
-        )
+        noise = private.draws("noise", step)
+        model_key = torch.randint(2**62, (), generator=private.draws("model", step))
+        seed_all(int(model_key), fabric.device)  # of dropout
         trained = [p for p in module.binding.parameters if p.requires_grad]
         sums = [torch.zeros_like(p) for p in trained]
         loss = torch.zeros((), device=fabric.device)
         if batch is not None:
             sums, loss = clipped_sum(module, batch, private.clip)
             samples += len(batch[1])
-        mean = iter(g / expected for g in noised(sums, private.noise * private.clip, draws))
+        noisy_sums = iter(noised(sums, private.noise * private.clip, noise))
+        slopes: Sequence[Tensor | None] = [None] * len(optimizer.parameters)
         coaching = module.coaching()
         if coaching is not None:
-            terms.append(coaching[0])
-            loss = loss + coaching[0]
-        more: list[Tensor | None] = [
-            next(mean) if p.requires_grad else None for p in optimizer.parameters
-        ]
-        if coaching is not None:
-            more = [
-                g if g is None or c is None else g + c
-                for g, c in zip(more, coaching[1], strict=True)
-            ]
-        optimizer.step(loss, more)
+            value, slopes = coaching
+            terms.append(value)
+            loss = loss + value
+        gradients: list[Tensor | None] = []
+        for parameter, slope in zip(optimizer.parameters, slopes, strict=True):
+            gradient = next(noisy_sums) / expected if parameter.requires_grad else None
+            if gradient is not None and slope is not None:
+                gradient = gradient + slope
+            gradients.append(gradient)
+        optimizer.step(loss, gradients)
         losses.append(loss)
-    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, fabric.device)
+    return fit_of(
+        optimizer.config,
+        optimizer.lr,
+        losses,
+        terms,
+        samples,
+        fabric.device,
+    )
 
 
 def fit_of(
@@ -141,24 +160,36 @@ def fit_of(
     samples: int,
     device: torch.device,
 ) -> Fit:
-    """What steps at the rate `lr` with these losses and terms came to."""
-    nothing = torch.zeros((), device=device)
+    """The result of steps at the rate `lr` with these losses and terms."""
     steps = len(losses)
-    mean = torch.stack(losses).mean() if losses else nothing
-    coaching = torch.stack(terms).sum() / steps if terms else nothing
-    return Fit(mean, coaching, steps, samples, step_sizes(config, lr, steps))
+    mean = coaching = torch.zeros((), device=device)
+    if losses:
+        mean = torch.stack(losses).mean()
+    if terms:
+        coaching = torch.stack(terms).sum() / steps
+    return Fit(
+        mean,
+        coaching,
+        steps,
+        samples,
+        step_sizes(config, lr, steps),
+    )
 
 
-def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
-    """A step down `loss` and the objective's terms: their sum before it, shape ()."""
+def _descend(
+    module: ClientModule,
+    optimizer: LocalOptimizer,
+    loss: Tensor,
+) -> Tensor:
+    """Take a step down `loss` and the objective's terms; returns their sum before it, shape ()."""
     coaching = module.coaching()
     if coaching is None:
         if module.own_step and not loss.requires_grad:
-            allowed = (
+            requirement = (
                 "its training_step returned a loss of no parameter that trains; to pass a batch "
                 "over, return None"
             )
-            raise BadInput("model", type(module.model).__name__, allowed)
+            raise BadInput("model", type(module.model).__name__, requirement)
         optimizer.step(loss)
         return loss
     module.last.coaching, gradients = coaching
@@ -169,8 +200,5 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
     """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than
     a small step)."""
-    return (
-        nullcontext
-        if fabric.strategy.precision.precision in ("32-true", "64-true")
-        else fabric.autocast
-    )
+    plain = fabric.strategy.precision.precision in ("32-true", "64-true")
+    return nullcontext if plain else fabric.autocast

@@ -1,12 +1,11 @@
-"""One client: a LightningModule around the user's model, whose loss is the task's plus the
-objective's terms."""
+"""The LightningModule around the user's model: the task's loss plus the objective's terms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import MethodType, TracebackType
-from typing import Any, Self
+from types import MethodType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -74,8 +73,19 @@ QUIET = (
 
 
 class Skipped(BadInput):
-    """The user's `training_step` returned None: no step is taken for the batch. Bad input where its
+    """The user's `training_step` returned None: no step is taken for the batch. Bad input where the
     loss is needed."""
+
+
+class _Proximal(NamedTuple):
+    """The proximal term of an objective, laid out."""
+
+    weight: bytes
+    """The objective's `proximal_weight`."""
+    columns: list[Columns]
+    places: list[tuple[int, int]]
+    """First and last column of each parameter that the term reaches; else twice the first."""
+    numbers: int
 
 
 class ClientModule(LightningModule):
@@ -86,10 +96,29 @@ class ClientModule(LightningModule):
             loss.
         layout: of the model.
         num_classes: outputs of the model.
-        features: keep what the classifier sees of each pass.
+        features: keep the classifier's input of each pass.
         metric: how the client is scored, and its task loss.
-        method: what the class of the method is called, for messages.
+        method: the class name of the method, for messages.
     """
+
+    cast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Fabric's autocast."""
+    draws_in_evaluation = False
+    """Whether the model draws random numbers in evaluation, too, once that has been tried."""
+    weights: Tensor | None = None
+    """Of the classes in the task loss, while a client trains; None: all alike."""
+    weighed = False
+    """Whether these weights have been used in its training."""
+    own_step = False
+    """Whether the user's model has a `training_step`."""
+    objective = PLAIN
+    _masked = False
+    _room: Tensor | None = None
+    _proximal = _Proximal(b"", [], [], 0)
+    proximal_numbers = 0
+    """Numbers of the model in the proximal term."""
+    _terms: Terms | None = None
+    _adds = False
 
     def __init__(
         self,
@@ -105,52 +134,27 @@ class ClientModule(LightningModule):
         self.layout = layout
         self.num_classes = num_classes
         self.metric = metric
-        self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """Fabric's autocast."""
-        self.draws = not all(map(_draws_nothing, model.modules()))
-        """Whether training steps may draw random numbers."""
-        self._seen: Tensor
         self.looks = features
         self.method = method
+        self.draws = not all(map(_draws_nothing, model.modules()))
+        """Whether training steps may draw random numbers."""
+        self._features: Tensor
         if features:
             self.head.register_forward_pre_hook(self._look)
-        for name in layout.still:  # `train` comes to it with every phase
-            norm = model.get_submodule(name)
-            norm.train = MethodType(_stays, norm)  # type: ignore[method-assign]
-            norm.eval()
-        for pool in model.modules():
-            if type(pool) is nn.MaxPool2d:
-                pool.forward = MethodType(max_pool, pool)  # type: ignore[method-assign]
+        _replace_methods(model, layout)
         self.binding = Binding(model, layout)
-        self.draws_in_evaluation = False
-        """Whether the model draws random numbers in evaluation, too, once that has been tried."""
-        self.weights: Tensor | None = None
-        """Of the classes in the task loss, while a client trains; None: all alike."""
-        self.weighed = False
-        """Whether they have been used in its training."""
-        self.own_step = False
-        """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
             _check_steps(model)
+            step = model.training_step
             self.own_step = type(model).training_step is not LightningModule.training_step
-            self._numbered = is_param_in_hook_signature(
-                model.training_step, "batch_idx", min_args=2
-            )
+            self._numbered = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
-        """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it
-        has built."""
+        """Bool: the parameters, in the order of the blocks, that the method's `build` has not
+        frozen."""
         self.used = layout.parameters.stop
         """Columns of a vector up to the last parameter: parameters come first."""
-        self._masked = False
-        self._room: Tensor | None = None
-        self._known: tuple[bytes, list[Columns], list[tuple[int, int]], int] = (b"", [], [], 0)
-        self.objective = PLAIN
-        self.proximal_numbers = 0
-        """Numbers of the model in the proximal term."""
-        self._terms: Terms | None = None
-        self._adds = False
         self.last = Last()
-        """What the last training step came to."""
+        """Facts about the last training step."""
         stand_in(model, self.last)
 
     @property
@@ -160,30 +164,26 @@ class ClientModule(LightningModule):
 
     @property
     def features(self) -> Tensor:
-        """With `features`: what the classifier saw in the last pass, (batch, d).
+        """With `features`: the classifier's input in the last pass, (batch, d).
 
         Raises:
-            BadInput: the method does not declare that it looks at them.
+            BadInput: the method does not declare that it looks at features.
         """
-        check(
-            f"{self.method}.traits.features",
-            False,
-            self.looks,
-            "it looks at module.features: set it to True",
-        )
-        return self._seen
+        requirement = "it looks at module.features: set it to True"
+        check(f"{self.method}.traits.features", False, self.looks, requirement)
+        return self._features
 
     def forget_features(self) -> None:
-        """Nobody may look at those of the last pass any more."""
-        self.__dict__.pop("_seen", None)
+        """Drop the features of the last pass."""
+        self.__dict__.pop("_features", None)
 
     @property
     def device_of_model(self) -> torch.device:
         """Where the model lies."""
         return next(iter(self.model.parameters())).device
 
-    def _look(self, head: nn.Module, seen: tuple[Tensor, ...]) -> None:
-        self._seen = seen[0]
+    def _look(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
 
     def set_objective(self, objective: Objective) -> None:
         """Train, from now on, down `objective`."""
@@ -195,38 +195,35 @@ class ClientModule(LightningModule):
         self._adds = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return
+        layout = self.layout
         assert objective.proximal_weight is not None
-        weight = objective.proximal_weight
-        name = objective.proximal_weight.tobytes()
-        if name != self._known[0]:  # columns change only with the blocks of the proximal term
-            blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
-            places = [
-                (b.start, b.stop if c else b.start) for b, c in zip(blocks, weight, strict=False)
-            ]
-            self._known = (
-                name,
-                [*objective.columns(self.layout)],
-                places,
-                objective.proximal_numbers(self.layout),
+        weight = objective.proximal_weight.tobytes()
+        if weight != self._proximal.weight:
+            places = []
+            coefficients = objective.proximal_weight[: len(self.trainable)]
+            for block, c in zip(layout.blocks, coefficients, strict=False):
+                places.append((block.start, block.stop if c else block.start))
+            self._proximal = _Proximal(
+                weight, [*objective.columns(layout)], places, objective.proximal_numbers(layout)
             )
-        self.proximal_numbers = self._known[3]
+        self.proximal_numbers = self._proximal.numbers
 
     def train_only(self, trains: np.ndarray | None) -> None:
-        """From now on only the blocks of `trains` (bool [B]; None: all) require a gradient, and no
-        frozen parameter.
+        """From now on only the trainable blocks among `trains` (bool [B]; None: all) require a
+        gradient.
 
         Raises:
             ValueError: nothing would train.
         """
         if trains is None and not self._masked:
             return
-        trained = (
-            self.trainable if trains is None else self.trainable & trains[: len(self.trainable)]
-        )
-        if not trained.any():
+        mask = self.trainable
+        if trains is not None:
+            mask = mask & trains[: len(mask)]
+        if not mask.any():
             raise ValueError("no block is left to train")
-        for parameter, wants in zip(self.binding.parameters, trained.tolist(), strict=True):
-            parameter.requires_grad_(wants)
+        for parameter, requires_grad in zip(self.binding.parameters, mask.tolist(), strict=True):
+            parameter.requires_grad_(requires_grad)
         self._masked = trains is not None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -237,7 +234,7 @@ class ClientModule(LightningModule):
     def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int | None = None) -> Tensor:
         """The user's `training_step` where the model has one, else the task's mean loss.
 
-        `batch_idx`: for that step; None: that of the training step that is being taken, else 0.
+        `batch_idx`: for that step; None: the index of the current training step, else 0.
 
         Raises:
             Skipped: that step returned None.
@@ -245,8 +242,9 @@ class ClientModule(LightningModule):
         """
         if self.own_step:
             index = self.last.batch_idx if batch_idx is None else batch_idx
-            out = self.model.training_step(*((batch, index) if self._numbered else (batch,)))  # type: ignore[operator]
-            return _loss_in(out, type(self.model).__name__, self.method)
+            arguments = (batch, index) if self._numbered else (batch,)
+            output = self.model.training_step(*arguments)  # type: ignore[operator]
+            return _loss_in(output, type(self.model).__name__, self.method)
         x, y = batch
         scores = self.model(x)
         if self.weights is None:
@@ -256,9 +254,11 @@ class ClientModule(LightningModule):
 
     def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
         """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal
-        version, Eq. 16) and <linear, w>: their value, and their gradient for each parameter that
-        the optimiser knows (None: nothing reaches it; views that the next call writes over).
-        Without autograd, which would add up gradients in new memory. None: there are none.
+        version, Eq. 16) and <linear, w>; None: the objective has none.
+
+        Returns:
+            Their value, and their gradient for each trainable parameter (None: no term reaches it),
+            in views that the next call writes over: autograd would add up gradients in new memory.
         """
         if not self._adds:
             return None
@@ -271,57 +271,59 @@ class ClientModule(LightningModule):
         return value, self._slopes
 
     def _prepared(self, vector: Tensor) -> Terms:
+        """The terms of the objective; `_slopes` are views of their gradient."""
         room = self._room
         if room is None or room.dtype != vector.dtype or room.device != vector.device:
-            # kept: a step's time is lost in getting so much anew
+            # allocating so much anew takes as long as a step
             room = self._room = vector.new_empty(1, self.used)
-        objective = self.objective
-        used = self.used
-        columns: list[Columns] = self._known[1] if objective.pulls else []
-        anchor = objective.anchor if objective.pulls else None
-        places = self._known[2]
-        linear = objective.linear
+        anchor = self.objective.anchor
+        linear = self.objective.linear
+        columns: list[Columns] = []
+        rest = self.layout.is_parameter
+        places = self._proximal.places
+        if self.objective.pulls:
+            columns = self._proximal.columns
+            rest = rest & (self.objective.proximal_weight == 0)
+        else:
+            anchor = None
         if linear is not None:
-            weight = objective.proximal_weight if objective.pulls else None
-            rest = (
-                self.layout.is_parameter
-                if weight is None
-                else self.layout.is_parameter & (weight == 0)
-            )
-            columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
+            linear = linear[: self.used]
+            further = [(s.start, s.stop, 0.0) for s in self.layout.segments(rest)]
+            columns = [*columns, *further]
             places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
-        known = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
-        self._slopes = [
-            room[0, a:b].view(p.shape) if b > a else None for (a, b), p, trains in known if trains
-        ]
-        anchor, linear = (None if vector is None else vector[:used] for vector in (anchor, linear))
-        return Terms(room, anchor, linear, columns)
+        self._slopes = []
+        parameters = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
+        for (start, stop), parameter, is_trainable in parameters:
+            if is_trainable:
+                slope = room[0, start:stop].view(parameter.shape) if stop > start else None
+                self._slopes.append(slope)
+        return Terms(room, None if anchor is None else anchor[: self.used], linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is
         to be taken."""
-        own = self.objective.loss
-        return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
+        loss = self.objective.loss
+        return self.task_loss(batch, batch_idx) if loss is None else loss(self, batch)
 
     @torch.no_grad()
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
         """Mean task loss of the bound vector on `part` in evaluation mode, shape (); NaN on an
         empty part."""
         self.model.eval()
-        exact = wide(self.device_of_model)
-        total = torch.zeros((), device=self.device_of_model, dtype=exact)
+        dtype = wide(self.device_of_model)
+        total = torch.zeros((), device=self.device_of_model, dtype=dtype)
         for k, (x, y) in enumerate(part.batches(batch_size)):
             with self.cast():
-                total = total + len(y) * self.task_loss((x, y), k).to(exact)
+                total = total + len(y) * self.task_loss((x, y), k).to(dtype)
         return total / len(part) if len(part) else total * torch.nan
 
     @torch.no_grad()
     def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (batch, d) and class scores of inputs `x` under another `vector` (D,), in
-        evaluation mode: for a loss that compares models. What is bound stays so, and nothing of
-        either is written to. The method must declare `features`.
+        evaluation mode: for a loss that compares models. The bound vector stays bound, and nothing
+        is written to. The method must declare `features`.
         """
-        seen = getattr(self, "_seen", x)
+        features = getattr(self, "_features", x)
         training = self.model.training
         bound = self.binding.vector
         buffers = self.binding.buffers
@@ -336,7 +338,7 @@ class ClientModule(LightningModule):
             if self.binding.spectral and bound is not None:
                 self.binding.point(bound, buffers)
             self.model.train(training)
-            self._seen = seen
+            self._features = features
 
     def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The task loss of the bound vector on a batch, shape (), and its gradient (D,); 0 where
@@ -347,12 +349,13 @@ class ClientModule(LightningModule):
         with torch.enable_grad(), self.cast():
             loss = self.task_loss(batch)
         gradients = iter(torch.autograd.grad(loss, trained, allow_unused=True))
-        gradient = torch.zeros_like(vector)
-        blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
-        for block, parameter in zip(blocks, self.binding.parameters, strict=True):
-            if parameter.requires_grad and (g := next(gradients)) is not None:
-                gradient[block.start : block.stop] = g.reshape(-1)
-        return loss.detach(), gradient
+        flat = torch.zeros_like(vector)
+        # parameters are the first blocks
+        for block, parameter in zip(self.layout.blocks, self.binding.parameters, strict=False):
+            gradient = next(gradients) if parameter.requires_grad else None
+            if gradient is not None:
+                flat[block.columns] = gradient.reshape(-1)
+        return loss.detach(), flat
 
     def configure_optimizers(self) -> Any:
         """The user's own, for `--optimizer.name module`."""
@@ -362,14 +365,13 @@ class ClientModule(LightningModule):
 
 
 class Passes:
-    """Counts, while it is entered, how many samples go through a client's bound model, and back,
-    whichever code sends them.
+    """Counts, while it is entered, the samples of forward and backward passes through a client's
+    bound model, whichever code runs them.
 
-    It looks at the classifier, which every pass meets, also where a user's step calls the model's
-    parts by itself, and for the way back at the features before it, where they train: a loss of
-    features alone never reaches scores. There is one for each module, and never two clients in it
-    at once. It is entered several times in a visit: what a pass of a small model takes is much for
-    it.
+    Forward passes are seen at the classifier, which every pass meets, also where a user's step
+    calls the model's parts by itself. Backward passes are seen at the features before it, where
+    they train: a loss of features alone never reaches scores. There is one object for each module,
+    entered several times in a visit, and for one client at a time.
     """
 
     def __init__(self, module: ClientModule) -> None:
@@ -385,76 +387,89 @@ class Passes:
         self._hooks[self._place] = self._passed
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._hooks.pop(self._place, None)
 
-    def _passed(self, head: nn.Module, inputs: Any, out: Any) -> None:
-        scores = out if isinstance(out, Tensor) else out[0]
+    def _passed(
+        self,
+        head: nn.Module,
+        inputs: Any,
+        output: Any,
+    ) -> None:
+        scores = output if isinstance(output, Tensor) else output[0]
         samples = len(scores)
         self.forward += samples
-        passed = next(
-            (x for x in (*inputs, scores) if isinstance(x, Tensor) and x.requires_grad), None
-        )
-        if passed is not None:
-            passed.register_hook(lambda _: self._returned(samples))
+        for tensor in (*inputs, scores):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: self._returned(samples))
+                return
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
 
 
+def _replace_methods(model: nn.Module, layout: Layout) -> None:
+    """Keep frozen normalisations in evaluation, and have max-pooling run by a faster kernel."""
+    for name in layout.still:  # `train` reaches it with every phase
+        norm = model.get_submodule(name)
+        norm.train = MethodType(_stay, norm)  # type: ignore[method-assign]
+        norm.eval()
+    for pool in model.modules():
+        if type(pool) is nn.MaxPool2d:
+            pool.forward = MethodType(max_pool, pool)  # type: ignore[method-assign]
+
+
 def _draws_nothing(module: nn.Module) -> bool:
-    """Whether a pass of this module itself is known to draw no random number."""
+    """Whether a pass of this module by itself surely draws no random number."""
     kind = type(module)
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return not hooked and (kind in QUIET or kind.__module__.startswith("fl_lightning.models."))
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    return kind in QUIET or kind.__module__.startswith("fl_lightning.models.")
 
 
 def _check_steps(model: LightningModule) -> None:
-    """Raise `BadInput` where local steps would pass by what the user's model does in a Lightning
-    Trainer."""
-    name = type(model).__name__
-    own = type(model)
-    allowed = "its automatic_optimization is False: leave it True, local steps are taken here"
-    check("model", name, model.automatic_optimization, allowed)
+    """Raise `BadInput` where the user's model relies on hooks of a Lightning Trainer."""
+    kind = type(model)
+    requirement = "its automatic_optimization is False: leave it True, local steps are taken here"
+    check("model", kind.__name__, model.automatic_optimization, requirement)
     unheeded = [
-        hook for hook in UNHEEDED if getattr(own, hook) is not getattr(LightningModule, hook)
+        hook for hook in UNHEEDED if getattr(kind, hook) is not getattr(LightningModule, hook)
     ]
-    allowed = (
+    requirement = (
         f"its {', '.join(unheeded)} would not be called: of its hooks only training_step and "
-        f"configure_optimizers"
+        "configure_optimizers are"
     )
-    check("model", name, not unheeded, f"{allowed} are")
+    check("model", kind.__name__, not unheeded, requirement)
 
 
-def _stays(norm: nn.Module, mode: bool = True) -> nn.Module:
-    """A normalisation's `train`: its statistics stay as they are, and it goes by them."""
+def _stay(norm: nn.Module, mode: bool = True) -> nn.Module:
+    """A frozen normalisation's `train`: stay in evaluation."""
     norm.training = False
     return norm
 
 
-def _loss_in(out: Any, model: str, method: str) -> Tensor:
-    """The loss, shape (), in what the user's `training_step` has returned."""
-    if out is None:
-        allowed = (
+def _loss_in(
+    output: Any,
+    model: str,
+    method: str,
+) -> Tensor:
+    """The loss, shape (), in the output of the user's `training_step`."""
+    if output is None:
+        requirement = (
             "its training_step returned None, which passes a batch over in plain local training "
-            "alone"
+            f"alone: {method} needs a loss of every batch"
         )
-        raise Skipped("model", model, f"{allowed}: {method} needs a loss of every batch")
-    loss = out.get("loss") if isinstance(out, Mapping) else out
+        raise Skipped("model", model, requirement)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
-    returned = type(out).__name__
-    if isinstance(out, Mapping):
+    returned = type(output).__name__
+    if isinstance(output, Mapping):
         returned = f"a {returned} without a loss of one number as 'loss'"
-    elif isinstance(out, Tensor):
-        returned = f"numbers of shape {tuple(out.shape)}"
-    allowed = (
-        "it must return a loss of one number, a dict with it as 'loss', or None to pass the batch "
-        "over"
+    elif isinstance(output, Tensor):
+        returned = f"numbers of shape {tuple(output.shape)}"
+    requirement = (
+        f"its training_step returned {returned}; it must return a loss of one number, a dict with "
+        "it as 'loss', or None to pass the batch over"
     )
-    raise BadInput("model", model, f"its training_step returned {returned}; {allowed}")
+    raise BadInput("model", model, requirement)

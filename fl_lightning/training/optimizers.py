@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,18 +18,20 @@ from fl_lightning.training.kernels import clip_factor, direction
 from fl_lightning.training.module import ClientModule
 
 
+@dataclass(eq=False)
 class FastSGD:
     """SGD in torch's operations on lists: without the wrappers that cost more than a small model's
     step."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
-        self.parameters = list(parameters)
-        self.config = config
+    parameters: list[nn.Parameter]
+    config: OptimizerConfig
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Before each client's training: forget the momentum, and from now on train what requires a
-        gradient now at the rate `lr` (None: the configuration's)."""
+        """Begin a client's training: forget the momentum, and train the parameters that require a
+        gradient now, at the rate `lr` (None: the configuration's)."""
         config = self.config
         self.lr = config.lr if lr is None else lr
         self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
@@ -36,38 +39,41 @@ class FastSGD:
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
         self._targets: list[Tensor] = [self.parameters[k] for k in self._trained]
 
-    def step(self, loss: Tensor, more: Sequence[Tensor | None] | None = None) -> None:
-        """w <- w - lr (clipping, momentum and weight decay as torch has them).
+    def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
+        """w <- w - lr * direction (clipping, momentum and weight decay as torch has them).
 
-        `more`: what the loss's gradient is added to for each parameter, written over; None:
-        nothing.
+        `terms`: for each parameter, a tensor that is added to the loss's gradient, and written
+        over; None: nothing.
         """
         config = self.config
-        used = self._trained
-        gradients: Sequence[Tensor | None] = [None] * len(used)
-        if more is None or loss.requires_grad:
-            gradients = torch.autograd.grad(loss, self._targets, allow_unused=True)
-        if more is not None:
-            gradients = _added([more[k] for k in used], gradients)
+        places = self._trained
         parameters = self._targets
-        reached_gradients = [g for g in gradients if g is not None]
-        if len(reached_gradients) < len(gradients):
-            reached = [k for k, g in enumerate(gradients) if g is not None]
-            used = [used[k] for k in reached]
-            parameters = [parameters[k] for k in reached]
+        gradients: Sequence[Tensor | None] = [None] * len(places)
+        if terms is None or loss.requires_grad:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        if terms is not None:
+            gradients = _added([terms[k] for k in places], gradients)
+        reached = [g for g in gradients if g is not None]
+        if len(reached) < len(gradients):
+            within = [k for k, g in enumerate(gradients) if g is not None]
+            places = [places[k] for k in within]
+            parameters = [parameters[k] for k in within]
         with torch.no_grad():
             if self._plain:
-                torch._foreach_add_(parameters, reached_gradients, alpha=-self.lr)
+                torch._foreach_add_(parameters, reached, alpha=-self.lr)
                 return
             if config.clip_norm is not None:
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(reached_gradients)))
-                reached_gradients = list(
-                    torch._foreach_mul(reached_gradients, clip_factor(norm, config.clip_norm))
-                )
-            momenta = [self._momentum(k) for k in used] if config.momentum else []
-            decay = config.weight_decay
+                norms = torch.stack(torch._foreach_norm(reached))
+                factor = clip_factor(torch.linalg.vector_norm(norms), config.clip_norm)
+                reached = list(torch._foreach_mul(reached, factor))
+            momenta = [self._momentum(k) for k in places] if config.momentum else []
             step = direction(
-                parameters, reached_gradients, momenta, decay, config.momentum, config.nesterov
+                parameters,
+                reached,
+                momenta,
+                config.weight_decay,
+                config.momentum,
+                config.nesterov,
             )
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
@@ -77,132 +83,130 @@ class FastSGD:
         return self._momenta[k]
 
     def state(self) -> dict[str, Tensor]:
-        """`momentum.K` by parameter."""
+        """The momenta, as `momentum.K` for parameter K."""
         return {f"momentum.{k}": momentum for k, momentum in sorted(self._momenta.items())}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Copies, since the steps write in place."""
+        """Load copies of a `state`: steps write in place."""
         for name, momentum in state.items():
             k = int(name.split(".")[1])
             self._momenta[k] = momentum.to(self.parameters[k].device, copy=True)
 
 
 def _added(into: list[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Sums, in place of `into`."""
-    both = [(a, g) for a, g in zip(into, gradients, strict=True) if a is not None and g is not None]
-    if both:
-        torch._foreach_add_([a for a, _ in both], [g for _, g in both])
-    return [g if a is None else a for a, g in zip(into, gradients, strict=True)]
+    """Sums of `into` and the gradients; written into the tensors of `into`."""
+    pairs = list(zip(into, gradients, strict=True))
+    targets = [a for a, g in pairs if a is not None and g is not None]
+    if targets:
+        torch._foreach_add_(targets, [g for a, g in pairs if a is not None and g is not None])
+    return [g if a is None else a for a, g in pairs]
 
 
 _SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
 
 
+@dataclass(eq=False)
 class AnyOptimizer:
     """Any torch optimiser, through Fabric: its loss scaling, and clipping.
 
-    A model's own (`optimizer.name: module`) keeps its own learning rates. What requires no gradient
-    has none, and is passed over by torch's optimisers: neither weight decay nor momentum reach it.
+    A model's own optimiser (`optimizer.name: module`) keeps its own learning rates. Torch's
+    optimisers pass over parameters without a gradient: neither weight decay nor momentum reaches
+    them.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        config: OptimizerConfig,
-    ) -> None:
-        self.fabric = fabric
-        self.optimizer = optimizer
-        self.parameters = parameters
-        self.config = config
-        self._groups = [
-            {k: copy.deepcopy(v) for k, v in g.items() if k != "params"}
-            for g in optimizer.param_groups
-        ]
-        self._stepper = _FabricOptimizer(optimizer=optimizer, strategy=fabric.strategy)
-        self._scaler = getattr(fabric.strategy.precision, "scaler", None)  # of 16-mixed
+    fabric: Fabric
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    config: OptimizerConfig
+
+    def __post_init__(self) -> None:
+        self._groups = []
+        for group in self.optimizer.param_groups:
+            options = {k: v for k, v in group.items() if k != "params"}
+            self._groups.append(copy.deepcopy(options))
+        strategy = self.fabric.strategy
+        self._stepper = _FabricOptimizer(optimizer=self.optimizer, strategy=strategy)
+        self._scaler = getattr(strategy.precision, "scaler", None)  # of 16-mixed
         self._scale = copy.deepcopy(self._scaler.state_dict()) if self._scaler is not None else {}
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Forget all state, and what the client before has changed in the groups and in the loss
-        scaling."""
+        """Forget all state, and the last client's changes of the groups and of the loss scaling: no
+        number of a client may depend on who trained before it."""
         self.lr = self.config.lr if lr is None else lr
         self.optimizer.state.clear()
-        # else a client's numbers would depend on who trained before it on this rank
         if self._scaler is not None:
             self._scaler.load_state_dict(self._scale)
             self._scaler._per_optimizer_states.clear()  # a step that failed has left half of one
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
 
-    def step(self, loss: Tensor, more: Sequence[Tensor | None] | None = None) -> None:
-        """Backward, clip, step. `more`: what the loss's gradient is added to for each parameter;
-        None: nothing."""
+    def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
+        """Backward, clip, step. `terms`: for each parameter, a tensor that is added to the loss's
+        gradient; None: nothing."""
         for group in self.optimizer.param_groups:
             if self.config.name != "module":
                 group["lr"] = self.lr
         self.optimizer.zero_grad()
-        if more is None or loss.requires_grad:
+        if terms is None or loss.requires_grad:
             self.fabric.backward(loss)
-        if more is not None or self.config.clip_norm is not None:
+        if terms is not None or self.config.clip_norm is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-        for parameter, added in zip(self.parameters, more or (), strict=False):
-            if added is not None and parameter.requires_grad:
-                parameter.grad = (
-                    added.clone() if parameter.grad is None else parameter.grad.add_(added)
-                )
+        for parameter, term in zip(self.parameters, terms or (), strict=False):
+            if term is not None and parameter.requires_grad:
+                gradient = parameter.grad
+                parameter.grad = term.clone() if gradient is None else gradient.add_(term)
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self._stepper.step()
 
     def _parameters(self) -> list[Tensor]:
-        return [p for g in self.optimizer.param_groups for p in g["params"]]
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """`NAME.K` by parameter, and `scaler` (16-mixed)."""
-        states = self.optimizer.state_dict()["state"]
-        tensors = {
-            f"{name}.{k}": value
-            for k, state in sorted(states.items())
-            for name, value in state.items()
-        }
-        odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-        if odd:
-            raise BadInput(
-                "optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor"
-            )
+        """Tensors as `NAME.K` for parameter K, and `scaler` (16-mixed)."""
+        tensors = {}
+        for k, state in sorted(self.optimizer.state_dict()["state"].items()):
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    requirement = f"this optimiser keeps {name}.{k}, which is no tensor"
+                    raise BadInput("optimizer.keep_state", True, requirement)
+                tensors[f"{name}.{k}"] = value
         if self._scaler is not None:
-            now = self._scaler.state_dict()
-            tensors["scaler"] = torch.tensor([now[key] for key in _SCALER], dtype=torch.float64)
+            scaling = self._scaler.state_dict()
+            numbers = [scaling[key] for key in _SCALER]
+            tensors["scaler"] = torch.tensor(numbers, dtype=torch.float64)
         return tensors
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Copies, since the steps write in place."""
-        kept = self.optimizer.state_dict()
+        """Load copies of a `state`: steps write in place."""
+        loaded = self.optimizer.state_dict()
         for name, value in state.items():
             if name == "scaler":
                 if self._scaler is not None:
-                    scale = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
-                    self._scaler.load_state_dict({**self._scale, **scale})
+                    scale, growth = value.tolist()
+                    scaling = dict(zip(_SCALER, (scale, int(growth)), strict=True))
+                    self._scaler.load_state_dict(self._scale | scaling)
                 continue
             label, k = name.rsplit(".", 1)
-            kept["state"].setdefault(int(k), {})[label] = value.clone()
-        self.optimizer.load_state_dict(kept)
+            loaded["state"].setdefault(int(k), {})[label] = value.clone()
+        self.optimizer.load_state_dict(loaded)
 
 
 LocalOptimizer = FastSGD | AnyOptimizer
-"""What trains a client, over the module's parameters; `state` and `load` are for
-`optimizer.keep_state`."""
+"""Trains a client's parameters; `state` and `load` are for `optimizer.keep_state`."""
 
 
-def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
-    """Sum over so many steps of how far each gradient moves the model, in all: lr each without
-    momentum.
+def step_sizes(
+    config: OptimizerConfig,
+    lr: float,
+    steps: int,
+) -> float:
+    """Sum of the step sizes with which each of so many gradients moves the model, in all: lr each
+    without momentum.
 
-    With momentum m the gradient of step j counts sum_{k >= j} m^(k - j) times: without dividing by
-    that, what is concluded from a model's change comes out up to 1 / (1 - m) times too large.
+    With momentum m the gradient of step j counts sum_{k >= j} m^(k - j) times: conclusions from a
+    model's change divide by that, or they are up to 1 / (1 - m) times too large.
     """
     m = config.momentum if config.name == "sgd" else 0.0
     if not m or not steps:
@@ -211,30 +215,29 @@ def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
     return lr * (steps + m * total if config.nesterov else total)
 
 
-def make_optimizer(fabric: Fabric, module: ClientModule, config: OptimizerConfig) -> LocalOptimizer:
+def make_optimizer(
+    fabric: Fabric,
+    module: ClientModule,
+    config: OptimizerConfig,
+) -> LocalOptimizer:
     """The optimiser that `config` names, over the module's parameters."""
     parameters = [p for p in module.binding.parameters if p.requires_grad]
-    check(
-        "model",
-        type(module.model).__name__,
-        bool(parameters),
-        "it must have a parameter that can be trained",
-    )
+    requirement = "it must have a parameter that can be trained"
+    check("model", type(module.model).__name__, bool(parameters), requirement)
     if config.name == "sgd" and fabric.strategy.precision.precision != "16-mixed":
         return FastSGD(parameters, config)
     if config.name == "module":
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
-            allowed = (
+            requirement = (
                 "the model must be a LightningModule whose configure_optimizers returns one "
                 "optimiser"
             )
-            raise BadInput("optimizer.name", config.name, allowed)
+            raise BadInput("optimizer.name", config.name, requirement)
         return AnyOptimizer(fabric, optimizer, parameters, config)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "sgd":
         options |= {"momentum": config.momentum, "nesterov": config.nesterov}
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
-        config.name
-    ]
-    return AnyOptimizer(fabric, kind(parameters, **options), parameters, config)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    optimizer = kinds[config.name](parameters, **options)
+    return AnyOptimizer(fabric, optimizer, parameters, config)

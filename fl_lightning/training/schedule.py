@@ -1,4 +1,4 @@
-"""Which batches a stretch of local training takes: a function of (seed, purpose, client, absolute
+"""The batches of a stretch of local training: a function of (seed, purpose, client, absolute
 epoch)."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Length:
 
     @classmethod
     def of(cls, federation: FederationConfig) -> Length:
-        """What the configuration says of a round."""
+        """The length of a round's training in the configuration."""
         return cls(federation.local_epochs, federation.local_steps)
 
     def at_most(self, steps: int) -> Length:
@@ -52,7 +52,7 @@ class BatchSchedule:
     """The batches of one stretch of local training. Stretches of equal length follow each other
     without a gap.
 
-    The steps of a client are counted through all of its stretches and epochs: what step s trains on
+    The steps of a client are counted through all of its stretches and epochs: the batch of step s
     depends on seed, purpose, client and s alone, however the steps are cut into stretches.
     """
 
@@ -87,9 +87,9 @@ class BatchSchedule:
             stop = step + max(0, min(count, round(self.budget * per_epoch) - self.before * count))
         while step < stop:
             epoch, first = divmod(step, per_epoch)
-            taken = min(per_epoch - first, stop - step)
-            yield epoch, first, taken
-            step += taken
+            number = min(per_epoch - first, stop - step)
+            yield epoch, first, number
+            step += number
 
     def steps(self, samples: int) -> Iterator[tuple[int, int]]:
         """(absolute epoch, number of the batch in it) of each step."""
@@ -99,7 +99,7 @@ class BatchSchedule:
 
 
 def order_key(schedule: BatchSchedule, epoch: int) -> int:
-    """What the order of an absolute epoch's samples is drawn from."""
+    """Seed for the order of an absolute epoch's samples."""
     return key(schedule.seed, schedule.purpose + " order", schedule.client, epoch)
 
 
@@ -114,17 +114,22 @@ def batches(
     epoch: int,
     first: int,
     count: int,
-    drawn: int | None = None,
+    seed: int | None = None,
 ) -> Iterator[Batch]:
-    """`count` batches of an absolute epoch from its batch `first` on; `drawn` is its `order_key`,
-    where it is known."""
-    order = torch.Generator().manual_seed(order_key(schedule, epoch) if drawn is None else drawn)
+    """`count` batches of an absolute epoch from its batch `first` on; `seed`: its `order_key`, if
+    the caller has it."""
+    order = torch.Generator().manual_seed(order_key(schedule, epoch) if seed is None else seed)
     augment = None
     if part.augmented:
         augment = generator(schedule.seed, schedule.purpose + " augment", schedule.client, epoch)
+    chosen = slice(first, first + count)
     return iter(
         part.batches(
-            schedule.batch_size, order, augment, schedule.whole_last, slice(first, first + count)
+            schedule.batch_size,
+            order,
+            augment,
+            schedule.whole_last,
+            chosen,
         )
     )
 
@@ -132,13 +137,19 @@ def batches(
 def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:
     """All batches of the stretch."""
     for epoch, first, count in schedule.pieces(len(part)):
-        yield from batches(part, schedule, epoch, first, count)
+        yield from batches(
+            part,
+            schedule,
+            epoch,
+            first,
+            count,
+        )
 
 
 @dataclass
 class Last:
-    """Of a training step. No attribute of the module: to set one takes longer than to add up a
-    small model's loss."""
+    """Facts about the current training step. No attributes of the module: setting one takes longer
+    than adding up a small model's loss."""
 
     coaching: Tensor | None = None
     """The coaching term (detached), None where there is none."""
@@ -154,24 +165,29 @@ class Last:
     rounds: int = 1
     """Of the run."""
     read: str | None = None
-    """What a model has read of these numbers last."""
+    """The number of these that a model has read last."""
     lines: set[str] = field(default_factory=set)
-    """Those that the user has had."""
+    """Lines that have been printed."""
 
-    def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
-        """From now on local steps of this epoch are taken."""
+    def at(
+        self,
+        epoch: int,
+        per_epoch: int,
+        per_round: int,
+    ) -> None:
+        """Begin local steps of this epoch."""
         self.epoch = epoch
         self.per_epoch = per_epoch
         self.per_round = per_round
 
     def outside(self) -> None:
-        """From now on no local step is taken."""
+        """End local steps."""
         self.batch_idx = 0
         self.epoch = None
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Within, a first local step is tried."""
+        """Within, a first local step is being tried."""
         self.at(0, 1, 1)
         try:
             yield

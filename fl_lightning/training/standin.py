@@ -1,5 +1,5 @@
-"""What a user's LightningModule reads of Lightning's Trainer, which is not there: how far its
-client has trained, and a refusal of everything else."""
+"""Stands in for Lightning's Trainer in a user's LightningModule: says how far its client has
+trained, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ INSTEAD = {
     "self.all_gather()": "clients exchange their models alone",
     "self.trainer.local_rank": "use self.device",
 }
-"""What there is in place of a method or attribute that is refused."""
+"""Advice in place of a method or attribute that is refused."""
 
 
 class StandIn:
-    """In the Trainer's place in the LightningModule `model`: what is not defined here is refused by
-    name."""
+    """The Trainer of the LightningModule `model`: attributes that are not defined here are refused
+    by name."""
 
     is_global_zero = True
     world_size = num_devices = num_nodes = 1
@@ -69,8 +69,7 @@ class StandIn:
 
     @property
     def max_epochs(self) -> int:
-        """Epochs of local training of a client that takes part in all rounds, one that is begun
-        included."""
+        """Epochs of local training of a client that takes part in all rounds, rounded up."""
         last = self._counted("trainer.max_epochs")[1]
         return math.ceil(last.rounds * last.per_round / last.per_epoch)
 
@@ -92,32 +91,28 @@ class StandIn:
 
     def log(self, *values: Any, **options: Any) -> None:
         """Stands in for `self.log` and `self.log_dict`."""
-        line = (
+        self._last.say(
             f"model: what {self._model} logs (self.log, self.logger) is not kept: the run writes "
-            f"tables of its own"
+            "tables of its own"
         )
-        self._last.say(line)
 
-    def refuse(self, what: str, *values: Any, **options: Any) -> NoReturn:
-        """Raise `BadInput`: the model reads or calls `what`."""
-        names = ", ".join(
-            name for name in vars(StandIn) if name[0] != "_" and name not in ("log", "refuse")
-        )
-        instead = INSTEAD.get(what, f"of self.trainer there are {names}")
-        raise BadInput("model", self._model, f"it reads {what}, and there is no Trainer: {instead}")
+    def refuse(self, member: str, *values: Any, **options: Any) -> NoReturn:
+        """Raise `BadInput`: the model reads or calls `member`."""
+        names = [name for name in vars(StandIn) if name[0] != "_" and name not in ("log", "refuse")]
+        advice = INSTEAD.get(member, f"of self.trainer there are {', '.join(names)}")
+        requirement = f"it reads {member}, and there is no Trainer: {advice}"
+        raise BadInput("model", self._model, requirement)
 
-    def _counted(self, what: str) -> tuple[int, Last]:
-        """The epoch, and what else is counted; `what` is being read."""
+    def _counted(self, member: str) -> tuple[int, Last]:
+        """The epoch and the other numbers, for a model that reads `member`."""
         last = self._last
-        last.read = f"self.{what}"
+        last.read = f"self.{member}"
         if last.epoch is None:
-            allowed = (
-                "which counts in local training alone: read it in training_step, or where "
-                "self.training is True"
+            requirement = (
+                f"it reads {last.read} outside of local steps, which counts in local training "
+                "alone: read it in training_step, or where self.training is True"
             )
-            raise BadInput(
-                "model", self._model, f"it reads self.{what} outside of local steps, {allowed}"
-            )
+            raise BadInput("model", self._model, requirement)
         return last.epoch, last
 
     def __getattr__(self, name: str) -> Any:
@@ -132,24 +127,26 @@ class StandIn:
 def stand_in(model: nn.Module, last: Last) -> None:
     """Put a stand-in for the Trainer into every LightningModule in `model`; it counts by `last`."""
     for module in lightning_modules(model):
-        name = type(module).__name__
-        stand = StandIn(name, last)
+        stand = StandIn(type(module).__name__, last)
         module._fabric, module._trainer = None, stand  # type: ignore[assignment]
         module.log = module.log_dict = stand.log  # type: ignore[method-assign]
-        for call in (call for call in INSTEAD if call.endswith("()")):
-            setattr(
-                module, call.removeprefix("self.").removesuffix("()"), partial(stand.refuse, call)
-            )
+        for call in INSTEAD:
+            if call.endswith("()"):
+                name = call.removeprefix("self.").removesuffix("()")
+                setattr(module, name, partial(stand.refuse, call))
 
 
-def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Have `self.device` and `self.dtype` of every LightningModule in `model` say where, and as
-    what, it trains."""
+def place(
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Set `self.device` and `self.dtype` of every LightningModule in `model`."""
     for module in lightning_modules(model):
         module._device = device
         module._dtype = dtype
 
 
 def lightning_modules(model: nn.Module) -> Iterator[LightningModule]:
-    """Those in `model`, itself included."""
+    """The LightningModules in `model`, itself included."""
     return (module for module in model.modules() if isinstance(module, LightningModule))

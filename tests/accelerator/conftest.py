@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fl_lightning.foundation.device import here, lost
+from fl_lightning.foundation.device import here, why_lost
 
 
 def asked():
@@ -26,7 +26,7 @@ def pytest_runtest_logfinish():
     """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes
     on in its place."""
     device = asked()
-    if "PYTEST_XDIST_WORKER" in os.environ and (reason := lost(torch.device(device))):
+    if "PYTEST_XDIST_WORKER" in os.environ and (reason := why_lost(torch.device(device))):
         print(f"{device} is lost: {reason}", file=sys.stderr)
         os._exit(1)
 

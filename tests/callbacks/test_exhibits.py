@@ -54,9 +54,9 @@ def test_a_large_cube_is_cut_to_whole_receivers():
         [*range(100)],
     )
     table = exhibits.cube(view)
-    assert len(table.rows) == exhibits.MOST_ROWS
-    assert {row[0] for row in table.rows} == set(range(10))
-    assert table.rows[-1] == [9, "9", 99, 0.0]
+    assert len(table["data"]) == exhibits.MOST_ROWS
+    assert {row[0] for row in table["data"]} == set(range(10))
+    assert table["data"][-1] == [9, "9", 99, 0.0]
 
 
 def alone(folder, method="local", seed=0, alpha=0.1):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.submit import _seconds, grid
+from fl_lightning.lab.submit import _seconds, sweep_points
 
 BASE = "submit --config kapc_exact_digits.yaml --time 01:00:00"
 ACCEPTS = 'cp "$1" got; echo Submitted batch job 42'
@@ -181,12 +181,12 @@ def test_without_slurm_it_says_so(tmp_path, refused, monkeypatch):
 
 
 def test_points_of_a_sweep():
-    assert grid(None) == [{}]
-    assert grid("a=1-3") == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
-    assert grid("a=x,y b=2") == [{"a": "x", "b": "2"}, {"a": "y", "b": "2"}]
+    assert sweep_points(None) == [{}]
+    assert sweep_points("a=1-3") == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
+    assert sweep_points("a=x,y b=2") == [{"a": "x", "b": "2"}, {"a": "y", "b": "2"}]
     for bad in ("a", "a=", "a=1 a=2", "=3", "a=0-2000"):
         with pytest.raises(BadInput):
-            grid(bad)
+            sweep_points(bad)
 
 
 def test_a_job_wants_a_config(refused):

@@ -69,10 +69,8 @@ def beside(values, common):
 def of_study(name):
     """The values of each run of a study by its folder, for the first of its seeds."""
     asked = Study.of(studyfile.read(name))
-    _, runs, found = resolved(asked)
-    return {
-        r.folder: plain(c) for r, c in zip(runs, found, strict=True) if r.seed == asked.seeds[0]
-    }
+    _, pairs = resolved(asked)
+    return {run.folder: plain(c) for run, c in pairs if run.seed == asked.seeds[0]}
 
 
 def of_config(name):

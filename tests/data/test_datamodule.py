@@ -146,6 +146,11 @@ def test_without_test_data_a_fifth_is_taken():
     ).train_sizes == [16, 16]
 
 
+def test_classes_may_be_names():
+    source = datamodule.load(DataConfig(source="my_readings.Words", root="1"))
+    assert source.class_names == ["calm"] and source.train.labels.tolist() == [0] * 3
+
+
 def test_whole_numbers_are_tokens():
     with refuses(r"whole numbers are tokens: .*vocabulary"):
         datamodule.load(DataConfig(source="my_readings.Tokens", root="1"))
@@ -160,15 +165,14 @@ def test_whole_numbers_are_tokens():
         "my_readings.Plain": "cannot be read: .*NoneType",
         "my_readings.Uneven": "its sample 1 does not fit the others",
         "my_readings.Dicts": "its sample 0 does not fit the others",
-        "my_readings.Words": "its sample 0 does not fit the others",
-        "my_readings.Fractions": "its sample 1 does not fit the others",
-        "my_readings.Lost": "its sample 1 holds values that are not finite",
-        "my_readings.Strange": "its sample 2 for tests is of a client without training data",
+        "my_readings.Fractions": "y must hold class numbers from 0 or class names",
+        "my_readings.Lost": r"x_train holds values that are not finite \(sample 2\)",
+        "my_readings.Strange": "client_test holds 'site 2', which no name or training sample has",
     }.items(),
 )
 def test_what_does_not_go_is_said(name, message):
     root = None if name == "my_readings.Plain" else "1"
-    with refuses(rf"data\.source: '{name}' .*{message}"):
+    with refuses(rf"data\.source: '.* is not allowed; .*{message}"):
         datamodule.load(DataConfig(source=name, root=root))
 
 

@@ -111,7 +111,7 @@ def test_shakespeare(tmp_path):
         ({"a": ([[[1.0], [1.0, 2.0]]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([3.5], [0])}, r"sample 1 of user 'a': x must hold 1 numbers"),
         ({"a": ([[1.0, 2.0]], ["0"])}, r"sample 1 of user 'a': .* a class from 0; y is '0'"),
-        ({"a": ([[1.0, 2.0]], [10**15])}, r"class 10+ is above 1 training samples"),
+        ({"a": ([[1.0, 2.0]], [10**15])}, r"label 10+ of 1 training samples"),
         ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
         (
             {"a": (["to be "], [3])},

@@ -154,7 +154,7 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
     for by_chance in hits:
         for seed in range(400):
             rng = np.random.default_rng(seed)
-            trains, tests = partition.hold_out([np.arange(8)], labels, 0.25, rng, by_chance)
+            trains, tests = partition.cut_off([np.arange(8)], labels, 0.25, rng, by_chance)
             assert len(tests[0]) == 2 and sorted([*trains[0], *tests[0]]) == list(range(8))
             hits[by_chance] += int(labels[tests[0]].sum())
     assert hits[False] == 0

@@ -10,7 +10,7 @@ from refusals import refuses
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.data import table
-from fl_lightning.data.load import source_of
+from fl_lightning.data.load import source_name
 from fl_lightning.foundation.errors import BadInput
 
 GERMAN = "Spital;Größe;Eintritt;krank\n" + "".join(
@@ -138,7 +138,7 @@ def test_tables_that_are_no_text(suffix, tmp_path):
     else:
         frame().to_excel(path, index=False)
     data = DataConfig(root=str(path), **KEYS)
-    assert source_of(data) == "table"
+    assert source_name(data) == "table"
     source = table.load(data)
     assert source.group_names == ["a", "b"]
     assert [x for _, x in sorted(features(source), key=lambda x: x[1])] == list(range(1, 21))

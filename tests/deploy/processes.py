@@ -26,7 +26,7 @@ from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import Facts
 from fl_lightning.sites.ends import answer, config_of
-from fl_lightning.sites.exchange import Come, Exchange, Limits
+from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.rehearsal import LocalTransport
 from fl_lightning.storage import manifest as disk
 
@@ -45,7 +45,7 @@ class Processes:
 
     def __init__(self, app, nodes):
         self.app, self.nodes, self.pool = app, nodes, ThreadPoolExecutor(8)
-        self.arrived = SimpleQueue[tuple[str, Come]]()
+        self.arrived = SimpleQueue[tuple[str, Reply]]()
         self.number, self.running = 0, list[Any]()
 
     def addresses(self):

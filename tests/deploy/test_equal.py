@@ -105,6 +105,17 @@ def test_other_settings_come_to_the_same_bits(method, flags, tmp_path):
     assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
 
 
+@pytest.mark.parametrize("balance", ["sampler", "weights"])
+def test_classes_count_alike_at_a_site_as_in_the_simulator(balance, tmp_path):
+    """A site weighs or draws by its own class counts, which it does not send."""
+    config = config_of("fedavg", "--data.balance", balance)
+    balanced = simulate(config, tmp_path)
+    assert differences(balanced, rehearse(config, tmp_path)) == []
+    (tmp_path / "plain").mkdir()
+    plain = simulate(config_of("fedavg"), tmp_path / "plain")
+    assert any("train_loss" in line for line in differences(balanced, plain))
+
+
 def test_the_comparison_sees_a_difference(tmp_path):
     one = simulate(config_of("fedavg"), tmp_path)
     (tmp_path / "other").mkdir()

@@ -291,7 +291,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
 ):
     transport = Moving([])
     exchange = Exchange(transport, "r", "f", Limits(60, 2, 0.05), tolerant=True)
-    exchange.gathered(2)
+    exchange.wait_for_sites(2)
     transport.dead = 1
     answered = []
     for t, nodes in enumerate([(1, 2, 3), (2, 3)], 1):

@@ -77,19 +77,24 @@ def nodes(folder):
     return [node | {"data": node["data"].replace(".npz", ".csv")} for node in nodes_of(folder)]
 
 
-def test_predictions_at_the_site_are_the_simulators(app, rows, tmp_path, monkeypatch):
+def test_predictions_at_the_site_are_the_simulators(app, rows, tmp_path, monkeypatch, capsys):
     """Of exported models, on raw rows; what travels with the app are declared statistics."""
     run_of(app, in_process(app, nodes(tmp_path)), tmp_path / "center")
     simulated = simulate(config_of(app), tmp_path)
     (simulated / "config.yaml").write_bytes((app / "config.yaml").read_bytes())
     answers = []
-    for name, run in (("simulated", simulated), ("deployed", tmp_path / "at-1" / "app")):
-        words = ["--client", "1", "--out", f"{name}.safetensors"]
+    for name, run in (("simulated", simulated), ("deployed", tmp_path / "at-0" / "app")):
+        words = ["--client", "0", "--out", f"{name}.safetensors"]
+        words += ["--temperature", "--threshold", "youden"]
         assert main(["export", "--run", str(run), *words]) == 0
         monkeypatch.syspath_prepend(str(tmp_path))
-        answers.append(importlib.import_module(name).predict(rows[:50]))
+        loader = importlib.import_module(name)
+        answers.append((loader.predict(rows[:50]), loader.predict_proba(rows[:50])))
     assert answers[0] == answers[1]
-    assert set(answers[0]) == {"sick", "well"}
+    assert set(answers[0][0]) == {"sick", "well"}
+    chosen = capsys.readouterr().out.splitlines()
+    chosen = [line for line in chosen if "on validation data" in line or "fitted to" in line]
+    assert len(chosen) == 4 and chosen[:2] == chosen[2:]
     facts = json.loads((app / "facts.json").read_text())
     assert facts["class_names"] == ["sick", "well"]
     assert facts["columns"][2:] == [["sex", ["f", "m"]], ["ward", ["a, b", "b", "ü"]]]

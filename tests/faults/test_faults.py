@@ -372,7 +372,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole):
     def worn():
         from fl_lightning.data import part
 
-        real, calls = part.Rows.__getitems__, [0]
+        real, calls = part.ClientSamples.__getitems__, [0]
 
         def read(self, rows):
             calls[0] += 1
@@ -380,7 +380,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole):
                 raise OSError("the disk has let go of a sector")
             return real(self, rows)
 
-        part.Rows.__getitems__ = read
+        part.ClientSamples.__getitems__ = read
 
     attempt = forked(line("a", "--data.resident never"), Path("said"), worn)
     assert attempt.wait() == 1

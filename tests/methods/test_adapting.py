@@ -133,7 +133,9 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation):
     client.bind()
     client.module.model.eval()
     scores = client.module.model(x)
-    near = vote(client.module.features, client.module.features, y, 10, 3, 1.0, "gaussian")
+    near = vote(
+        client.module.features, client.module.features, y, 10, k=3, scale=1.0, kernel="gaussian"
+    )
     expected = 0.25 * near + 0.75 * scores.softmax(1)
     assert_close(half.outputs(client, x, "before").exp(), expected)
 

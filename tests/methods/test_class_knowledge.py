@@ -17,7 +17,7 @@ from watching import client_of, run_all, same, server_of, trained
 
 from fl_lightning.core import Layout
 from fl_lightning.foundation.rng import generator
-from fl_lightning.methods.common.class_means import distance_to_means
+from fl_lightning.methods.classmeans import distance_to_means
 from fl_lightning.methods.fedhkd import FedHKD, gaussian_epsilon, noise_multiplier, noisy
 from fl_lightning.training.module import ClientModule
 
@@ -146,7 +146,7 @@ def test_the_noise_has_the_variance_of_the_mechanism(federation):
     # features of hardly any size: the noise is what is left
     fed = federation(FedHKD(zeta=1e-9), rounds=1)
     told = [
-        FedHKD(zeta=1e-9).means(client_of(fed, c, t))[0]
+        FedHKD(zeta=1e-9).means(client_of(fed, c, t))["features"]
         for c, t in ((0, 1), (0, 1), (0, 2), (1, 1))
     ]
     counts = torch.from_numpy(fed.run.data.class_counts[0]).clamp_min(1)

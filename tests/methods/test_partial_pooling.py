@@ -66,8 +66,8 @@ def test_it_is_the_joint_fit(regression, rounds):
     fits, shared, own, _ = fitted(clients(regression, 0.3), rounds)
     pull = torch.zeros_like(shared)
     for fit, v in zip(fits, own, strict=True):
-        residuals = fit._residuals(v)[0] * (~fit.held)[..., None]
-        towards = fit.penalty[:, None, None] * (v - shared)
+        residuals = fit._residuals(v)[0] * (~fit.left_out)[..., None]
+        towards = fit.penalty * (v - shared)
         slope = residuals.mT @ fit.x + towards
         assert slope.abs().max() < 1e-4 * fit.penalty.max()
         pull = pull + towards
@@ -85,6 +85,6 @@ def test_the_penalty_is_chosen_by_how_far_clients_differ(regression):
 
 def test_units_stay_in_one_part():
     fits = Fits(clients(True, 0.1, count=1)[0])
-    fold = fits.held[:FOLDS].int().argmax(0)
+    fold = fits.left_out[:FOLDS].int().argmax(0)
     assert (fold.view(-1, 2)[:, 0] == fold.view(-1, 2)[:, 1]).all()
-    assert not fits.held[FOLDS].any() and len(set(fold.tolist())) == FOLDS
+    assert not fits.left_out[FOLDS].any() and len(set(fold.tolist())) == FOLDS

@@ -283,7 +283,7 @@ def test_what_the_generator_tells_a_client(federation):
     module.model(x)
     for alpha, beta in ((0.3, 0.0), (0.3, 0.7)):
         torch.manual_seed(3)
-        found = learned(G, theta, module, y, prior, (9, alpha), beta)
+        found = learned(G, theta, module, y, prior, count=9, alpha=alpha, beta=beta)
         assert_close(found, alpha * ce + beta * kl)
     wanted = 0.3 * ce + 0.7 * kl
     # the teacher is no way back to the classifier

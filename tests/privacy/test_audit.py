@@ -46,7 +46,7 @@ def test_areas_and_true_positives_are_scikit_learns():
     assert attacks.auc(member, score) == pytest.approx(roc_auc_score(member, score), abs=1e-12)
     false, true, _ = roc_curve(member, score, drop_intermediate=False)
     for level in (0.001, 0.01, 0.3):
-        assert attacks._true(member, score, level) == pytest.approx(
+        assert attacks._true_positives(member, score, level) == pytest.approx(
             true[false <= level].max(), abs=1e-12
         )
 
@@ -66,7 +66,9 @@ def test_lira_is_algorithm_1_of_its_paper_with_one_variance():
     """Carlini et al., 2022: written out sample by sample."""
     runs = drawn(5, effect=1.0, hardness=1.0, n=60)
     scores = [run.samples.confidence[VIEW] for run in runs]
-    clients, members, ratios = attacks.attacked(runs, scores, [run.samples.member for run in runs])
+    clients, members, ratios = attacks.lira_ratios(
+        runs, scores, [run.samples.member for run in runs]
+    )
     table, inside = np.array(scores), np.array([run.samples.member for run in runs])
     spread = {}
     for kind in (True, False):
@@ -189,7 +191,7 @@ def test_groups_that_luck_finds_are_not_tested(groups, ways):
 def test_ranks_are_spearmans():
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 5, 50).astype(float), rng.normal(size=50)
-    assert attacks._ranked(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    assert attacks._rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
 
 
 def test_label_mixes_follow_biases():

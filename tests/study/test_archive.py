@@ -181,9 +181,9 @@ def test_a_cell_comes_to_the_same_bits_again(tmp_path, monkeypatch, fl_train):
     run = Path("s/runs/kapc/seed-3")
     code, out, err = fl_train("archive s.zip --rerun runs/kapc/seed-3 --out again")
     assert code == 0, err
-    digest = archive.weights(run)
+    digest = archive.checkpoint_digest(run)
     assert f"the same bits (tables, relation, summary, weights {digest})" in out
-    assert archive.weights(tmp_path / "again") == digest is not None
+    assert archive.checkpoint_digest(tmp_path / "again") == digest is not None
     # It was trained elsewhere than it is packed, and resumed.
     (start,) = json.loads((run / "provenance.json").read_text())
     elsewhere = {"processor": "Cluster CPU", "gpus": ["H9"], "host": "secret"}

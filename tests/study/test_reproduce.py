@@ -28,7 +28,7 @@ from fl_lightning.lab.study.reproduce import (
     OPEN,
     beside,
     figure,
-    judge,
+    verdict_on,
 )
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
@@ -93,7 +93,7 @@ def test_a_number_is_as_fine_as_its_column(cells_by_study):
     names = ("FedAvg", "positive_transferability_ratio")
     [ratio] = [c for c in cells_by_study["fedora/table1"] if (c.method, c.metric) == names]
     assert (ratio.value, ratio.decimals) == (0, 4)
-    answer = judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)
+    answer = verdict_on([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals)
     assert answer["verdict"] == DIFFERS
 
 
@@ -121,13 +121,13 @@ def test_reasons_are_of_cells_that_exist(cells_by_study):
     ],
 )
 def test_the_verdict(ours, printed, std, verdict):
-    assert judge(ours, printed, std, 3, 2)["verdict"] == verdict
+    assert verdict_on(ours, printed, std, 3, 2)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("printed", [50.0, 51.5, 52.2, 53.0, 56.0])
 def test_the_interval_is_welchs(printed):
     ours = [49.0, 50.5, 50.0, 52.0]
-    found = SimpleNamespace(**judge(ours, printed, 1.5, 3))
+    found = SimpleNamespace(**verdict_on(ours, printed, 1.5, 3))
     peer = stats.ttest_ind_from_stats(found.mean, found.std, 4, printed, 1.5, 3, equal_var=False)
     assert (found.verdict == DIFFERS) == (peer.pvalue < 0.05)
     for end in (found.low, found.high):

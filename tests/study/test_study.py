@@ -17,7 +17,7 @@ from lines import run_line
 from refusals import refused_line
 
 from fl_lightning.cli import main
-from fl_lightning.foundation.files import take
+from fl_lightning.foundation.files import take_lock
 from fl_lightning.lab.study import scores
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
@@ -278,7 +278,7 @@ def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
 
 def test_two_studies_do_not_write_to_one_folder(ask, tmp_path):
     (tmp_path / "s").mkdir()
-    with take(tmp_path / "s" / "lock"):
+    with take_lock(tmp_path / "s" / "lock"):
         assert "a study is going on in it" in refused_line(ask())
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock"]
 
@@ -301,9 +301,9 @@ def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypat
             yield batch
 
     monkeypatch.setattr(local, "batches", watched)
-    _, runs, configs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
+    _, pairs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
     initial = {}
-    for run, config in list(zip(runs, configs, strict=True))[: len(METHODS) + 1]:
+    for run, config in pairs[: len(METHODS) + 1]:
         label = f"{run.entry.label} {run.seed}"
         assert run_one((config, tmp_path / run.folder)) is None, label
         file = tmp_path / run.folder / "checkpoints" / "initial.safetensors"

@@ -53,6 +53,28 @@ def test_no_number_depends_on_how_many_train_together(ask, tmp_path):
     assert "kapc" not in log
 
 
+@pytest.mark.parametrize("balance", ["sampler", "weights"])
+def test_classes_count_alike_in_company_as_alone(ask, tmp_path, balance):
+    """Samples are drawn in stacked passes, too; weights of a loss take the loop, and a line says
+    so."""
+    base = [*MORE["base"], {"data.balance": balance}]
+    changes = {"base": base, "methods": ["fedavg", "fedprox"], "seeds": [0]}
+    plain = {**changes, "base": MORE["base"]}
+    for words, out, keys in (
+        ("--together 1 --fabric.executor vmap", "alone", changes),
+        ("--together 2", "together", changes),
+        ("--together 2", "plain", plain),
+    ):
+        code, _, err = ask(f"--workers 1 {words}", out, **keys)
+        assert code == 0, err
+    alone, company, unbalanced = (results(tmp_path / n) for n in ("alone", "together", "plain"))
+    assert alone == company != unbalanced
+    log = (tmp_path / "together/runs/fedavg/seed-0/log.txt").read_text()
+    assert ("data.balance weights gives each client a loss of its own" in log) == (
+        balance == "weights"
+    )
+
+
 @pytest.mark.slow
 def test_a_run_that_diverges_ends_alone(ask, tmp_path):
     """The others end with the numbers that they have without it."""
@@ -67,13 +89,14 @@ def test_a_run_that_diverges_ends_alone(ask, tmp_path):
     assert results(tmp_path / "s") == results(tmp_path / "want")
 
 
+def configs_of(study):
+    return [config for _, config in resolved(study)[1]]
+
+
 def choose(tmp_path, wanted, **changes):
     """What a study in the folder `s` is to keep."""
-    _, runs, configs = resolved(Study.of(MORE | changes))
-    _, known = together.with_executors(
-        StudyFolder(tmp_path / "s"), list(zip(runs, configs, strict=True)), wanted, configs
-    )
-    return known
+    _, pairs = resolved(Study.of(MORE | changes))
+    return together.with_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
 
 
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
@@ -130,9 +153,9 @@ def test_what_cannot_train_together_does_not(tmp_path):
         ({"fabric.executor": "vmap"}, (8, 64)),
         ({"fabric.devices": 2}, (1, 1)),
     ):
-        _, _, configs = resolved(Study.of({**MORE, "base": [*MORE["base"], words]}))
+        configs = configs_of(Study.of({**MORE, "base": [*MORE["base"], words]}))
         assert (together.most_at_once(8, configs), together.most_at_once("auto", configs)) == want
-    _, _, configs = resolved(
+    configs = configs_of(
         Study.of(
             {**MORE, "base": [*MORE["base"], {"fabric.executor": "vmap", "fabric.devices": 2}]}
         )
@@ -142,7 +165,7 @@ def test_what_cannot_train_together_does_not(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_measured_to_be_faster_is_chosen():
-    _, _, configs = resolved(Study.of(MORE))
+    configs = configs_of(Study.of(MORE))
     chosen, words = together._gain(configs[0])
     loop, stacked = map(float, re.findall(r"([0-9.]+) ms", words))
     assert chosen == ("vmap" if stacked < WORTH_TOGETHER * loop else "loop")
@@ -160,7 +183,7 @@ def test_a_killed_study_comes_to_the_same(tmp_path):
 def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
     """A line says so; none is written where there is enough, and one where it cannot be planned."""
     large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
-    _, _, configs = resolved(Study.of(MORE | large))
+    configs = configs_of(Study.of(MORE | large))
 
     def allowed(mib):
         monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)

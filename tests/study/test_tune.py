@@ -23,7 +23,7 @@ from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.ranges import Range as Bounds
-from fl_lightning.configuration.ranges import allowed, limit
+from fl_lightning.configuration.ranges import bounded_fields, limit
 from fl_lightning.configuration.resolve import _import, resolve
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.data import digits
@@ -298,7 +298,7 @@ def test_bad_words(words, changes, said, ask, tmp_path):
 
 # ---------------------------------------------------------------- trials
 
-TWO = [Dimension("a", LogRange(0.1, 10), 1.0, ""), Dimension("b", Choice((1, 2, None)), None, "")]
+TWO = [Dimension("a", LogRange(0.1, 10), 1.0), Dimension("b", Choice((1, 2, None)), None)]
 
 
 def score(values):
@@ -353,8 +353,8 @@ def drawn(folder, label, dimensions, number):
 
 def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path):
     rate, own = (
-        Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""),
-        Dimension("method.mu", Range(0, 1), 0.5, ""),
+        Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05),
+        Dimension("method.mu", Range(0, 1), 0.5),
     )
     one, other, alone = (
         drawn(tmp_path, label, dimensions, 10)
@@ -480,7 +480,7 @@ def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget():
 def test_spaces_lie_within_what_their_arguments_may_be():
     for name, fields in spaces().items():
         for field in fields:
-            hint = allowed(method(name)).get(field.name)
+            hint = bounded_fields(method(name)).get(field.name)
             space, values = field.metadata["search"], limit(hint)[0] or Bounds(-math.inf)
             ends = space.values if isinstance(space, Choice) else (space.low, space.high)
             assert all(value in values for value in ends), (name, field.name)

@@ -271,11 +271,11 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
         now[0] += cycle
         return 1
 
-    monkeypatch.setattr(command, "_cycle", trained)
+    monkeypatch.setattr(command, "_train_up_to", trained)
     plan = replace(planned(minutes=minutes), methods=["fedper", "selfkapc", "fedcac"])
     ready = command.Prepared(plan, {}, Facts(["a"] * 6, [60] * 6), "accuracy")
     assert command._train(ready) == expected
-    whole = now[0] + cycle * plan.more(6)
+    whole = now[0] + cycle * plan.extra_share(6)
     assert whole <= 1.1 * 60 * minutes
     assert expected == 10 or whole + cycle > 1.1 * 60 * minutes
 

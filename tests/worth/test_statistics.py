@@ -216,10 +216,10 @@ def test_a_winner_is_not_scored_where_it_won():
     tables = np.full((3, 2, 1, 3), 0.5)
     for k in range(3):
         tables[k, :, 0, k] = 1.0
-    picks, _ = worth.chosen(tables, np.full((2, 1, 3), 10))
+    picks, _ = worth.choose_by_other_folds(tables, np.full((2, 1, 3), 10))
     assert all(picks[0, k] != k for k in range(3))
     tables[1, :, 0, :2] = 1.0
-    picks, final = worth.chosen(tables, np.full((2, 1, 3), 10))
+    picks, final = worth.choose_by_other_folds(tables, np.full((2, 1, 3), 10))
     assert final == 1 and picks[0, 2] == 1
 
 

@@ -2,10 +2,9 @@
 gives.
 
 Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P
-    2022, Algorithm 1) over
-runs of other seeds, in which the same sample was a training sample or a test sample of a client: no
-shadow model is trained. Its Gaussians have a mean for each sample and, since there are few runs,
-one variance for all.
+2022, Algorithm 1) over runs of other seeds, in which the same sample was a training sample or a
+test sample of a client: no shadow model is trained. Its Gaussians have a mean for each sample and,
+since there are few runs, one variance for all.
 
 Both have two further versions, for an attacker who saw models in several rounds. One goes by the
 mean of a sample's confidence over the rounds kept; the other by its rise from the first of them to
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from fl_lightning.lab.audit.observe import VIEWS, Confidence, Observed
+from fl_lightning.lab.audit.observe import VIEWS, Array, Confidence, Observed
 
 DRAWS = 200
 """Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of
@@ -76,22 +75,35 @@ def finding(
 ) -> Finding:
     """A finding; its interval holds 95 % of the `drawn` values. `named`: method, viewer, attack and
     measure."""
-    known = [one for one in drawn if one == one]
-    low, high = np.percentile(known, [2.5, 97.5]).tolist() if known else (math.nan, math.nan)
+    low = high = math.nan
+    defined = [number for number in drawn if not math.isnan(number)]
+    if defined:
+        low, high = np.percentile(defined, [2.5, 97.5]).tolist()
     return Finding(*named, value, low, high, chance, samples, runs, rounds)
 
 
-Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
+Labelled = tuple[Array, Array, Array]
 """Client, member and score of each sample."""
 
 
-def auc(member: np.ndarray, score: np.ndarray) -> float:
+class Evidence(NamedTuple):
+    """Confidences that an attacker goes by."""
+
+    suffix: str
+    """Of the attack's name."""
+    rounds: int
+    """Number of rounds whose models give them."""
+    by_run: list[Confidence]
+
+
+def auc(member: Array, score: Array) -> float:
     """Area under the ROC curve; NaN unless there are members and others."""
-    m = int(member.sum())
-    if not 0 < m < len(member):
-        return float("nan")
+    count = int(member.sum())
+    others = len(member) - count
+    if not count or not others:
+        return math.nan
     ranks = rankdata(score)  # from 1; equal scores share theirs
-    return float((ranks[member].sum() - m * (m + 1) / 2) / (m * (len(member) - m)))
+    return float((ranks[member].sum() - count * (count + 1) / 2) / (count * others))
 
 
 def membership(
@@ -109,36 +121,38 @@ def membership(
     """
     _, member, score = scored
     rng = np.random.default_rng(0)
-    draws = [rng.integers(0, len(member), len(member)) for _ in range(DRAWS)]
+    size = len(member)
+    draws = [rng.integers(0, size, size) for _ in range(DRAWS)]
 
     def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Finding:
         named = (method, view, attack, measure)
         return finding(named, value, drawn, chance, n, runs, rounds)
 
+    drawn = [auc(member[draw], score[draw]) for draw in draws]
+    shuffled = [auc(mixed, score_of_mixed) for _, mixed, score_of_mixed in controls]
     rows = [
-        row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))
+        row("AUC", auc(member, score), drawn, 0.5, size),
+        row(CONTROL, float(np.mean(shuffled)), shuffled, 0.5, size),
     ]
-    drawn = [auc(shuffled, mixed) for _, shuffled, mixed in controls]
-    rows.append(row(CONTROL, float(np.mean(drawn)), drawn, 0.5, len(member)))
     for words, level in LEVELS.items():
-        drawn = [_true(member[d], score[d], level) for d in draws]
-        rows.append(row(words, _true(member, score, level), drawn, level, len(member)))
+        drawn = [_true_positives(member[draw], score[draw], level) for draw in draws]
+        rows.append(row(words, _true_positives(member, score, level), drawn, level, size))
     return rows + _by_client(scored, row)
 
 
-def shuffle(client: np.ndarray, member: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def shuffle(client: Array, member: Array, rng: np.random.Generator) -> Array:
     """Memberships permuted within each client (and so as many members as before)."""
     mixed = member.copy()
-    for c in np.unique(client):
-        mixed[client == c] = rng.permutation(member[client == c])
+    for number in np.unique(client):
+        mixed[client == number] = rng.permutation(member[client == number])
     return mixed
 
 
-def _true(member: np.ndarray, score: np.ndarray, level: float) -> float:
-    """Members above the least threshold that at most `level` of the others exceed."""
+def _true_positives(member: Array, score: Array, level: float) -> float:
+    """The share of members above the least threshold that at most `level` of the others exceed."""
     others = score[~member]
     if not len(others) or not member.any():
-        return float("nan")
+        return math.nan
     threshold = np.sort(others)[-1 - int(level * len(others))]
     return float((score[member] > threshold).mean())
 
@@ -146,110 +160,116 @@ def _true(member: np.ndarray, score: np.ndarray, level: float) -> float:
 def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
     """The worst client, and small against large ones."""
     client, member, score = scored
-    own, sizes = {}, {}
-    for c in np.unique(client):
-        mine = client == c
-        if min(member[mine].sum(), (~member[mine]).sum()) >= FEW:
-            own[c], sizes[c] = auc(member[mine], score[mine]), int(member[mine].sum())
-    if not own:
+    values, sizes = [], []
+    for number in np.unique(client):
+        of_client = client == number
+        members = int(member[of_client].sum())
+        if min(members, of_client.sum() - members) >= FEW:
+            values.append(auc(member[of_client], score[of_client]))
+            sizes.append(members)
+    if not values:
         return []
-    rows = [
-        row("AUC, mean over clients", float(np.mean(list(own.values()))), (), 0.5, len(own)),
-        row("AUC, worst client", max(own.values()), (), 0.5, len(own)),
+
+    def mean(words: str, those: list[float]) -> list[Finding]:
+        return [row(words, float(np.mean(those)), (), 0.5, len(those))] if those else []
+
+    middle = np.median(sizes)
+    pairs = list(zip(values, sizes, strict=True))
+    return [
+        *mean("AUC, mean over clients", values),
+        row("AUC, worst client", max(values), (), 0.5, len(values)),
+        *mean("AUC, clients with fewer samples", [v for v, size in pairs if size <= middle]),
+        *mean("AUC, clients with more samples", [v for v, size in pairs if size > middle]),
     ]
-    middle = float(np.median(list(sizes.values())))
-    for words, small in (
-        ("AUC, clients with fewer samples", True),
-        ("AUC, clients with more samples", False),
-    ):
-        values = [own[c] for c in own if (sizes[c] <= middle) == small]
-        if values:
-            rows.append(row(words, float(np.mean(values)), (), 0.5, len(values)))
-    return rows
 
 
 def thresholds(run: Observed) -> list[Finding]:
     """Loss threshold on one run, in the eyes of each viewer that sees a model."""
-    rows, s = [], run.samples
+    rows = []
+    client, member = run.samples.client, run.samples.member
     rng = np.random.default_rng(1)
-    mixed = [shuffle(s.client, s.member, rng) for _ in range(SHUFFLES)]
-    for words, rounds, [seen] in _seen([run]):
+    mixed = [shuffle(client, member, rng) for _ in range(SHUFFLES)]
+    for suffix, rounds, [confidence] in _evidence([run]):
         for view in VIEWS:
-            score, attack = seen[view], f"loss threshold{words}"
+            score, attack = confidence[view], f"loss threshold{suffix}"
             if len(score) and not np.isnan(score).any():
-                controls = [(s.client, members, score) for members in mixed]
-                rows += membership(
-                    run.method, view, attack, (s.client, s.member, score), 1, controls, rounds
-                )
+                scored = (client, member, score)
+                controls = [(client, members, score) for members in mixed]
+                rows += membership(run.method, view, attack, scored, 1, controls, rounds)
     return rows
 
 
-def _seen(runs: Sequence[Observed]) -> list[tuple[str, int, list[Confidence]]]:
-    """What an attacker goes by in each run, as words and the number of rounds: the last round;
-    where all of the runs have kept the same further rounds, also each of `over_rounds`."""
-    last = ("", 1, [run.samples.confidence for run in runs])
-    rounds, several = runs[0].rounds, runs[0].samples.over_rounds
-    if any(run.rounds != rounds for run in runs):
-        return [last]
-    ways = [
-        (f", {way} over rounds", [run.samples.over_rounds[way] for run in runs]) for way in several
-    ]
-    return [last, *((words, len(rounds), seen) for words, seen in ways)]
+def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
+    """Confidences of the last round; where all of the runs have kept the same further rounds, also
+    each of `over_rounds`."""
+    rounds = runs[0].rounds
+    evidence = [Evidence("", 1, [run.samples.confidence for run in runs])]
+    if all(run.rounds == rounds for run in runs):
+        for way in runs[0].samples.over_rounds:
+            by_run = [run.samples.over_rounds[way] for run in runs]
+            evidence.append(Evidence(f", {way} over rounds", len(rounds), by_run))
+    return evidence
 
 
 def lira(runs: Sequence[Observed]) -> list[Finding]:
     """Online LiRA over runs of one method that differ by their seed."""
     rows = []
-    for words, rounds, seen in _seen(runs):
+    for suffix, rounds, by_run in _evidence(runs):
         for view in VIEWS:
-            scores = [confidence[view] for confidence in seen]
+            scores = [confidence[view] for confidence in by_run]
             if any(np.isnan(score).any() for score in scores):
                 continue
-            truth, attack = (
-                attacked(runs, scores, [run.samples.member for run in runs]),
-                f"LiRA{words}",
-            )
-            if len(set(truth[1].tolist())) == 2:
+            scored = lira_ratios(runs, scores, [run.samples.member for run in runs])
+            if len(np.unique(scored[1])) == 2:
                 controls = by_chance(runs, scores)
-                rows += membership(runs[0].method, view, attack, truth, len(runs), controls, rounds)
+                attack = f"LiRA{suffix}"
+                rows += membership(
+                    runs[0].method, view, attack, scored, len(runs), controls, rounds
+                )
     return rows
 
 
-def by_chance(runs: Sequence[Observed], scores: Sequence[np.ndarray]) -> list[Labelled]:
+def by_chance(runs: Sequence[Observed], scores: Sequence[Array]) -> list[Labelled]:
     """LiRA on memberships that were shuffled within each client of each run, `SHUFFLES` times."""
     rng = np.random.default_rng(1)
     draws = [
         [shuffle(run.samples.client, run.samples.member, rng) for run in runs]
         for _ in range(SHUFFLES)
     ]
-    return [attacked(runs, scores, members) for members in draws]
+    return [lira_ratios(runs, scores, members) for members in draws]
 
 
-def attacked(
-    runs: Sequence[Observed], scores: Sequence[np.ndarray], members: Sequence[np.ndarray]
+def lira_ratios(
+    runs: Sequence[Observed], scores: Sequence[Array], members: Sequence[Array]
 ) -> Labelled:
-    """LiRA's log likelihood ratios of the samples that have one.
+    """LiRA's log likelihood ratios, log N(score; in) - log N(score; out), of the samples that have
+    one.
 
     A sample has one in a run where among the other runs it was trained on in some, and only tested
-    on in others.
+    on in others. Clients of different runs get different numbers.
     """
     client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
     digest = np.concatenate([run.samples.digest for run in runs])
     member, score = np.concatenate(members), np.concatenate(scores)
-    same = np.unique(digest, return_inverse=True)[1]
-    ratio = np.zeros(len(score))
-    kept = np.ones(len(score), dtype=bool)
-    for kind, sign in ((True, 1), (False, -1)):
-        own = (member == kind).astype(np.float64)
-        count, total = np.bincount(same, own)[same], np.bincount(same, own * score)[same]
-        several = (own > 0) & (count > 1)
-        within = score[several] - (total / np.maximum(count, 1))[several]
-        spread = max(float(np.std(within)) * 2**0.5, 1e-6) if several.any() else 1.0
-        others, summed = count - own, total - own * score
-        kept &= others > 0
-        mean = summed / np.maximum(others, 1)
+    sample = np.unique(digest, return_inverse=True)[1]
+    ratio, has_ratio = np.zeros(len(score)), np.ones(len(score), dtype=bool)
+    for is_member, sign in ((True, 1), (False, -1)):
+        # sums over the runs in which a sample was a member (or was none), then without its own run
+        counted = (member == is_member).astype(np.float64)
+        count = np.bincount(sample, counted)[sample]
+        total = np.bincount(sample, counted * score)[sample]
+        others = count - counted
+        mean = (total - counted * score) / np.maximum(others, 1)
+        has_ratio &= others > 0
+        # distances from means that hold the value itself are too small: by half of the variance
+        # where a sample has two values
+        repeated = (counted > 0) & (count > 1)
+        spread = 1.0
+        if repeated.any():
+            within = score[repeated] - (total / np.maximum(count, 1))[repeated]
+            spread = max(float(np.std(within)) * 2**0.5, 1e-6)
         ratio -= sign * (((score - mean) / spread) ** 2 / 2 + np.log(spread))
-    return client[kept], member[kept], ratio[kept]
+    return client[has_ratio], member[has_ratio], ratio[has_ratio]
 
 
 # ---------------------------------------------------------------- the relation, and label mixes
@@ -263,84 +283,90 @@ def relations(run: Observed) -> list[Finding]:
     """
     rows: list[Finding] = []
     apart = ~np.eye(len(run.counts), dtype=bool)
-    shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
+    shares = _label_shares(run)
     alike = 1 - np.abs(shares[:, None] - shares[None]).sum(2) / 2
     same = np.equal.outer(run.groups, run.groups)
+    has_groups = len(set(run.groups)) > 1 and not too_few(run)
     for layer, R in run.relation.items():
         columns = [R[apart[:, j], j] for j in range(len(R))]
         # nobody's, or one row for all: sample counts
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
-        if len(set(run.groups)) > 1 and not too_few(run):
-            rows += _related(run, layer, R, same, "who shares a group", "AUC", auc, 0.5)
-        rows += _related(
-            run, layer, R, alike, "how alike label mixes are", "rank correlation", _ranked, 0.0
-        )
+        if has_groups:
+            rows += _related(run, layer, same, "who shares a group", "AUC", auc, 0.5)
+        question, measure = "how alike label mixes are", "rank correlation"
+        rows += _related(run, layer, alike, question, measure, _rank_correlation, 0.0)
     return rows
 
 
+def _label_shares(run: Observed) -> Array:
+    """The share of each class in each client's training samples, (N, C)."""
+    shares: Array = run.counts / run.counts.sum(1, keepdims=True).clip(1)
+    return shares
+
+
 def too_few(run: Observed) -> list[str]:
-    """Why the relation's groups cannot be told from luck: so few ways to divide the clients that
-    one in 40 is right."""
+    """Reasons why groups are not tested: there are so few ways to divide the clients that luck
+    finds the right one in 40."""
     sizes = sorted(Counter(run.groups).values())
     if not run.relation or len(sizes) < 2:
         return []
     ways = math.factorial(len(run.groups))
     for size, times in Counter(sizes).items():
         ways //= math.factorial(size) ** times * math.factorial(times)
-    words = (
+    if ways >= FEWEST:
+        return []
+    return [
         f"{len(run.groups)} clients in groups of {', '.join(map(str, sizes))} can be divided in "
-        f"{ways} ways only"
-    )
-    return (
-        [f"{words}: whether the relation tells who shares a group is not tested"]
-        if ways < FEWEST
-        else []
-    )
+        f"{ways} ways only: whether the relation tells who shares a group is not tested"
+    ]
 
 
 def _related(
     run: Observed,
     layer: str,
-    R: np.ndarray,
-    truth: np.ndarray,
+    truth: Array,
     question: str,
     measure: str,
-    of: Callable[[np.ndarray, np.ndarray], float],
+    of: Callable[[Array, Array], float],
     chance: float,
 ) -> list[Finding]:
-    n = len(R)
-    apart, rng = ~np.eye(n, dtype=bool), np.random.default_rng(0)
-    orders = [rng.permutation(n) for _ in range(DRAWS)]
+    """How well a layer's relation follows `truth` (N, N): for the server, and for another
+    client."""
+    R = run.relation[layer]
+    apart, rng = ~np.eye(len(R), dtype=bool), np.random.default_rng(0)
+    orders = [rng.permutation(len(R)) for _ in range(DRAWS)]
 
-    def whole(T: np.ndarray) -> float:
-        return of(T[apart], R[apart])
+    def by_cube(table: Array) -> float:
+        return of(table[apart], R[apart])
 
-    def single(T: np.ndarray) -> float:
-        return _mean([of(T[i, apart[i]], R[i, apart[i]]) for i in range(n)])
+    def by_row(table: Array) -> float:
+        return _mean([of(table[i, others], R[i, others]) for i, others in enumerate(apart)])
 
+    where = "mean over layers" if layer == "mean" else f"layer {layer}"
+    # a client's measure is N times as dear, and a mean over N: fewer permutations do
+    viewers = (
+        ("server: relation", by_cube, DRAWS),
+        ("another client: its row", by_row, DRAWS // 4),
+    )
     rows = []
-    for viewer, value in (("server: relation", whole), ("another client: its row", single)):
-        permuted = [
-            value(truth[np.ix_(order, order)])
-            for order in orders[: DRAWS if viewer[0] == "s" else DRAWS // 4]
-        ]
-        where = f"layer {layer}" if layer != "mean" else "mean over layers"
+    for viewer, value, draws in viewers:
+        permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
         named = (run.method, viewer, question, f"{measure}, {where}")
-        rows.append(finding(named, value(truth), permuted, chance, n))
+        rows.append(finding(named, value(truth), permuted, chance, len(R)))
     return rows
 
 
 def _mean(values: Sequence[float]) -> float:
     """Of those that are numbers."""
-    known = [value for value in values if value == value]
-    return float(np.mean(known)) if known else float("nan")
+    defined = [value for value in values if not math.isnan(value)]
+    return float(np.mean(defined)) if defined else math.nan
 
 
-def _ranked(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's rank correlation; NaN where one of both is constant."""
+def _rank_correlation(a: Array, b: Array) -> float:
+    """Spearman's; NaN where one of both is constant."""
     x, y = rankdata(a), rankdata(b)
-    return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else float("nan")
+    return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else math.nan
 
 
 def label_mixes(run: Observed) -> list[Finding]:
@@ -351,13 +377,13 @@ def label_mixes(run: Observed) -> list[Finding]:
     change = run.heads - run.heads.mean(0)
     if not np.isfinite(change).all() or np.ptp(change) < 1e-12:
         return []
-    shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
+    shares, count = _label_shares(run), len(change)
 
-    def value(order: np.ndarray) -> float:
-        return _mean([_ranked(shares[i], change[j]) for i, j in enumerate(order)])
+    def value(order: Array) -> float:
+        return _mean([_rank_correlation(shares[i], change[j]) for i, j in enumerate(order)])
 
-    rng, n = np.random.default_rng(0), len(change)
-    permuted = [value(rng.permutation(n)) for _ in range(DRAWS)]
+    rng = np.random.default_rng(0)
+    permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
     attack, measure = "label mix from the classifier's bias", "rank correlation by class"
     named = (run.method, "server: upload", attack, measure)
-    return [finding(named, value(np.arange(n)), permuted, 0.0, n)]
+    return [finding(named, value(np.arange(count)), permuted, 0.0, count)]

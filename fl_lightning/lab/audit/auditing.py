@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,14 +41,15 @@ class Audit:
             for row in self.rows
             if row.measure.startswith(("AUC", "rank correlation"))
             and "layer " not in row.measure
-            and row.low == row.low
+            and not math.isnan(row.low)
         ]
         lines += [claim.words(label) for label, claim in self.claims.items()]
         return "\n".join([*lines, f"the page: {self.page}"])
 
 
 def audit(folder: Path, out: Path) -> Audit:
-    """Looks at the models of one run, or of all runs of a study, and writes what they tell.
+    """Attacks the models of one run, or of all runs of a study; writes the findings to
+    `audit.json`, `audit.csv` and `audit.html`.
 
     Raises:
         RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
@@ -62,19 +65,19 @@ def audit(folder: Path, out: Path) -> Audit:
     rows: list[Finding] = []
     notes: list[str] = []
     claims: dict[str, Claim] = {}
-    unseen: dict[str, list[str]] = {}
+    labels_without: dict[str, list[str]] = defaultdict(list)
     for label, runs in _observed(listed):
         claim = claimed([run.privacy for run in runs])
-        claims |= {label: claim} if claim is not None else {}
-        rows_of_label, notes_of_label = _attacked(label, runs)
-        rows += rows_of_label
-        notes += notes_of_label
+        if claim is not None:
+            claims[label] = claim
+        rows += _attacked(label, runs)
+        notes += _notes(label, runs)
         for view, values in runs[-1].samples.confidence.items():
             if (values != values).any():
-                unseen.setdefault(view, []).append(label)
+                labels_without[view].append(label)
     notes += [
         f"No whole model is kept or sent for {view}: {', '.join(labels)}."
-        for view, labels in unseen.items()
+        for view, labels in labels_without.items()
     ]
     texts = (
         page.as_json(rows, claims),
@@ -86,47 +89,54 @@ def audit(folder: Path, out: Path) -> Audit:
     audited = Audit(rows, claims, out / FILES[-1])
     if broken := [label for label, claim in claims.items() if claim.broken]:
         print(audited)
-        raise RunFailed(
-            f"audit: {broken[0]} claims a smaller epsilon than its canaries allow: see "
-            f"{audited.page}"
-        )
+        claim_of = f"{broken[0]} claims a smaller epsilon than its canaries allow"
+        raise RunFailed(f"audit: {claim_of}: see {audited.page}")
     return audited
 
 
 def _observed(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
-    """Yields each label with what its runs tell; rows of a study share runs, which are read
-    once."""
+    """Yields each label with its runs; rows of a study share runs, which are read once."""
     from fl_lightning.lab.audit.observe import observed
 
-    seen: dict[Path, Observed] = {}
+    by_place: dict[Path, Observed] = {}
     for label, places in listed.items():
         for place in places:
-            if place not in seen:
+            if place not in by_place:
                 print(f"audit: {place}", file=sys.stderr)
-                seen[place] = observed(config_of(place), place)
-        yield label, [replace(seen[place], method=label) for place in places]
+                by_place[place] = observed(config_of(place), place)
+        yield label, [replace(by_place[place], method=label) for place in places]
 
 
-def _attacked(label: str, runs: list[Observed]) -> tuple[list[Finding], list[str]]:
-    """What attacks on the runs of one method measure, and notes on what they could not."""
+def _attacked(label: str, runs: list[Observed]) -> list[Finding]:
+    """The findings of all attacks on the runs of one method."""
     from fl_lightning.lab.audit import attacks
 
-    notes = []
-    if 1 < len(runs) < 3:
-        notes.append(f"{label}: {len(runs)} runs, and LiRA needs 3 at least, of other seeds.")
+    last = runs[-1]  # one run: the others would be more of the same
+    rows = attacks.lira(runs) if len(runs) > 2 else []
+    return [
+        *rows,
+        *attacks.thresholds(last),
+        *attacks.relations(last),
+        *attacks.label_mixes(last),
+    ]
+
+
+def _notes(label: str, runs: list[Observed]) -> list[str]:
+    """Notes on what attacks on the runs of one method cannot measure."""
+    from fl_lightning.lab.audit import attacks
+
+    notes, last = [], runs[-1]
+    if len(runs) == 2:
+        notes.append("2 runs, and LiRA needs 3 at least, of other seeds.")
     if len({tuple(run.rounds) for run in runs}) > 1:
         notes.append(
-            f"{label}: its runs have kept models of different rounds: LiRA goes by the last round "
-            "alone."
+            "its runs have kept models of different rounds: LiRA goes by the last round alone."
         )
-    last = runs[-1]  # one run: the others would be more of the same
-    notes += [f"{label}: {why}" for why in attacks.too_few(last)]
+    notes += attacks.too_few(last)
     if last.flipped:
         flipped = f"{len(last.flipped)} of {len(last.counts)}"
-        notes.append(f"{label}: {flipped} clients {attacks.FLIPPED}.")
-    rows = attacks.lira(runs) if len(runs) > 2 else []
-    rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
-    return rows, notes
+        notes.append(f"{flipped} clients {attacks.FLIPPED}.")
+    return [f"{label}: {note}" for note in notes]
 
 
 def _check_out(out: Path, marker: str) -> None:
@@ -134,14 +144,11 @@ def _check_out(out: Path, marker: str) -> None:
     page that is one."""
     if not out.exists():
         return
-    ours = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
-    for table in (out / name for name in FILES[:-1]):
-        check(
-            "out",
-            str(table),
-            ours or not table.exists(),
-            "it exists and is no audit, and is not written over",
-        )
+    has_page = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
+    requirement = "it exists and is no audit, and is not written over: give another --out"
+    for name in FILES[:-1]:
+        table = out / name
+        check("out", str(table), has_page or not table.exists(), requirement)
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:
@@ -149,18 +156,14 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
     study."""
     study = StudyFolder(folder)
     if not study:
-        check(
-            "audit",
-            str(folder),
-            (folder / "summary.json").is_file(),
-            "it is neither a study nor a finished run",
-        )
+        is_finished = (folder / "summary.json").is_file()
+        check("audit", str(folder), is_finished, "it is neither a study nor a finished run")
         return {folder.name: [folder]}
-    listed: dict[str, list[Path]] = {}
+    listed: dict[str, list[Path]] = defaultdict(list)
     for cell in study.cells():
         setting = ", ".join(f"{key}={value}" for key, value in cell["setting"].items())
         if study.finished(cell["folder"]):
             name = f"{cell['label']} ({setting})" if setting else cell["label"]
-            listed.setdefault(name, []).append(folder / cell["folder"])
+            listed[name].append(folder / cell["folder"])
     check("audit", str(folder), bool(listed), "no run of this study has ended")
     return listed

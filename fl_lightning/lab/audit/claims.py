@@ -26,12 +26,10 @@ class Claim:
 
     @property
     def bound(self) -> float | None:
-        """The epsilon that the canaries refute; None: there are none."""
-        return (
-            lower_bound(self.canaries, self.guesses, self.right, self.delta)
-            if self.guesses
-            else None
-        )
+        """Below it the canaries refute every epsilon; None: there are none."""
+        if not self.guesses:
+            return None
+        return lower_bound(self.canaries, self.guesses, self.right, self.delta)
 
     @property
     def broken(self) -> bool:
@@ -40,9 +38,8 @@ class Claim:
 
     def words(self, method: str) -> str:
         """For the page, and for the terminal."""
-        text = (
-            f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a {self.unit}"
-        )
+        size = f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
+        text = f"{method} claims {size} for a {self.unit}"
         if not self.guesses:
             return f"{text}; no canary tests it"
         low, high = share_right(self.guesses, self.right)
@@ -52,25 +49,26 @@ class Claim:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers; what is infinite is null."""
-        epsilon = self.epsilon if math.isfinite(self.epsilon) else None
-        counts = {"canaries": self.canaries, "guesses": self.guesses, "right": self.right}
         return {
-            "epsilon": epsilon,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
-            **counts,
+            "canaries": self.canaries,
+            "guesses": self.guesses,
+            "right": self.right,
             "bound": self.bound,
             "broken": self.broken,
         }
 
 
 def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
-    """Of the summaries of a method's runs; None: none claims an epsilon for a unit."""
-    ours = [s for s in summaries if "privacy_unit" in s and "privacy_epsilon" in s]
-    if not ours:
+    """The claim of a method's runs, by their summaries: the largest epsilon and delta, and all
+    canaries; None: none claims an epsilon for a unit."""
+    claiming = [s for s in summaries if "privacy_unit" in s and "privacy_epsilon" in s]
+    if not claiming:
         return None
-    sizes = [s.get("privacy_epsilon_known_cohorts", s["privacy_epsilon"]) for s in ours]
-    keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
-    canaries, guesses, right = (sum(int(s.get(key, 0)) for s in ours) for key in keys)
+    sizes = [s.get("privacy_epsilon_known_cohorts", s["privacy_epsilon"]) for s in claiming]
     largest = max(math.inf if size is None else float(size) for size in sizes)
-    delta = max(float(s["privacy_delta"]) for s in ours)
-    return Claim(largest, delta, canaries, guesses, right, str(ours[0]["privacy_unit"]))
+    delta = max(float(s["privacy_delta"]) for s in claiming)
+    keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
+    counts = [sum(int(s.get(key, 0)) for s in claiming) for key in keys]
+    return Claim(largest, delta, *counts, unit=str(claiming[0]["privacy_unit"]))

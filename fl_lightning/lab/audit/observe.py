@@ -31,7 +31,8 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import alone, ended, launch
 from fl_lightning.storage import manifest as disk
 
-Confidence = dict[str, np.ndarray]
+Array = np.ndarray
+Confidence = dict[str, Array]
 """By view, of each sample: log p(y) - log(1 - p(y)), of a text with a target at every place their
 mean; NaN where there is no such model."""
 
@@ -48,10 +49,10 @@ VIEWS = {
 class Samples:
     """One row for each training and test sample of each client, but for `Observed.flipped`."""
 
-    client: np.ndarray
-    digest: np.ndarray
+    client: Array
+    digest: Array
     """uint64: equal for equal samples."""
-    member: np.ndarray
+    member: Array
     """Bool: it was trained on by its client; else it is a test sample of it."""
     confidence: Confidence = field(default_factory=dict)
     """Under the models of the last round."""
@@ -67,14 +68,14 @@ class Observed:
     method: str
     seed: int
     samples: Samples
-    counts: np.ndarray
+    counts: Array
     """(N, C): training samples by client and class, as the client trains on them."""
     groups: list[int]
     """The planted group of each client; all 0 where there are none."""
-    heads: np.ndarray | None
+    heads: Array | None
     """(N, C): of each client's last upload the classifier's bias; None: no upload with one is
     kept."""
-    relation: dict[str, np.ndarray] = field(default_factory=dict)
+    relation: dict[str, Array] = field(default_factory=dict)
     """(N, N) rows of the last round by layer; `mean` over layers. Empty: no relation of all clients
     is kept."""
     privacy: dict[str, Any] = field(default_factory=dict)
@@ -92,76 +93,65 @@ def observed(config: Config, folder: Path) -> Observed:
     Raises:
         BadInput: it has no checkpoint, or its data no classes.
     """
-    check(
-        "audit",
-        str(folder),
-        has_checkpoint(folder / "checkpoints"),
-        "it has no checkpoint: its models are not kept",
-    )
-    check(
-        "audit",
-        config.data.task,
-        config.data.task == "classification",
-        "an audit is of runs with classes",
-    )
+    requirement = "it has no checkpoint: audit runs with callbacks.checkpoint, which keeps models"
+    check("audit", str(folder), has_checkpoint(folder / "checkpoints"), requirement)
+    task = config.data.task
+    check("audit", task, task == "classification", "an audit is of runs with classes")
     return launch(alone(config), _observed, folder)["observed"]
 
 
 def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
+    """The same on a rank."""
     fed = ended(fabric, config, folder, _transforms(config))
-    flipped = _flipped(fed)
+    flipped = _flip_labels(fed)
     if flipped:
-        log.say(
-            f"audit: samples of clients {', '.join(map(str, flipped))} are left out: they trained "
-            f"on flipped labels"
-        )
-    kept = RunFolder(folder)
-    relation = _relation(kept, fed.run.clients)
-    earlier = _earlier(fed, config, folder / "checkpoints", flipped)
-    last = restore(fed.run, folder / "checkpoints", "last")
+        clients = ", ".join(map(str, flipped))
+        trained = "they trained on flipped labels"
+        log.say(f"audit: samples of clients {clients} are left out: {trained}")
+    files, checkpoints = RunFolder(folder), folder / "checkpoints"
+    relation = _relation(files, fed.run.clients)
+    by_round = _earlier(fed, config, checkpoints, flipped)
+    last = restore(fed.run, checkpoints, "last")
     samples = _samples(fed, flipped)
-    seen = {t: views for t, views in earlier.items() if t < last} | {last: samples.confidence}
-    if len(seen) > 1:
-        of_rounds = {view: np.stack([views[view] for views in seen.values()]) for view in VIEWS}
-        samples.over_rounds["mean"] = {view: values.mean(0) for view, values in of_rounds.items()}
-        samples.over_rounds["rise"] = {
-            view: values[-1] - values[0] for view, values in of_rounds.items()
-        }
-    summary = kept.read_summary() or {}
-    privacy = {key: value for key, value in summary.items() if key.startswith("privacy_")}
-    data = fed.run.data
-    counts = np.stack([data.trained_counts(id) for id in range(fed.run.clients)])
-    whole = Observed(
+    by_round = {t: views for t, views in by_round.items() if t < last}
+    by_round[last] = samples.confidence
+    if len(by_round) > 1:
+        samples.over_rounds.update(mean={}, rise={})
+        for view in VIEWS:
+            values = np.stack([views[view] for views in by_round.values()])
+            samples.over_rounds["mean"][view] = values.mean(0)
+            samples.over_rounds["rise"][view] = values[-1] - values[0]
+    data, summary = fed.run.data, files.read_summary()
+    observed = Observed(
         fed.run.method_name,
         config.seed,
         samples,
-        counts,
+        np.stack([data.trained_counts(client) for client in range(fed.run.clients)]),
         list(data.groups),
         _heads(fed),
         relation,
-        privacy,
-        list(seen),
+        {key: value for key, value in summary.items() if key.startswith("privacy_")},
+        list(by_round),
         flipped,
     )
-    return {"observed": whole}
+    return {"observed": observed}
 
 
 def _transforms(config: Config) -> list[Callback]:
     """The run's callbacks that may change what travels, in their order: what is kept of its clients
     goes by them."""
-    return in_order(
-        one.build() for one in config.callbacks.values() if issubclass(one.load(), Transform)
-    )
+    components = config.callbacks.values()
+    return in_order(c.build() for c in components if issubclass(c.load(), Transform))
 
 
-def _flipped(fed: Federation) -> list[int]:
+def _flip_labels(fed: Federation) -> list[int]:
     """Flip the labels that simulated attackers have flipped; who these are, ascending."""
-    attacks = [callback for callback in fed.run.callbacks if isinstance(callback, Attack)]
-    for attack in attacks:
-        attack.on_fit_start(fed.run)
-    return sorted(
-        {id for attack in attacks if attack.kind == "label_flip" for id in attack.attackers}
-    )
+    clients: set[int] = set()
+    for callback in fed.run.callbacks:
+        if isinstance(callback, Attack):
+            callback.on_fit_start(fed.run)
+            clients |= set(callback.attackers) if callback.kind == "label_flip" else set()
+    return sorted(clients)
 
 
 def _earlier(
@@ -174,56 +164,64 @@ def _earlier(
     samples where there are no others. None where clients' data change from round to round: samples
     of then are others.
     """
-    keep = next(
-        (c.init_args["keep"] for c in config.callbacks.values() if c.load() is Checkpoint), 1
-    )
-    rounds = disk.rounds(folder)[1:keep] if config.data.drift_every is None else []
-    seen: dict[int, Confidence] = {}
-    for t in reversed(rounds):
+    if config.data.drift_every is not None:
+        return {}
+    keeps = [c.init_args["keep"] for c in config.callbacks.values() if c.load() is Checkpoint]
+    by_round: dict[int, Confidence] = {}
+    for t in reversed(disk.rounds(folder)[1 : keeps[0] if keeps else 1]):
         try:
             restore(fed.run, folder, t)
         except BadInput as error:
-            log.say(f"audit: passed over round {t}: {error.allowed}")
+            log.say(f"audit: passed over round {t}: {error.requirement}")
             continue
-        seen[t] = _samples(fed, flipped).confidence
-    return seen
+        by_round[t] = _samples(fed, flipped).confidence
+    return by_round
 
 
 @torch.no_grad()
 def _samples(fed: Federation, flipped: list[int]) -> Samples:
     """Those of all clients but the `flipped` ones."""
-    run, rows = fed.run, list[tuple[Any, ...]]()
-    for id in range(run.clients):
-        data = run.data.client(id, run.device, run.dtype)
-        parts = [
-            list(part.batches(run.config.evaluation.batch_size)) for part in (data.train, data.test)
-        ]
-        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(id) for x in part]
+    run = fed.run
+    rows: list[Samples] = []
+    for client in range(run.clients):
+        data = run.data.client(client, run.device, run.dtype)
+        size = run.config.evaluation.batch_size
+        trained, tested = (list(part.batches(size)) for part in (data.train, data.test))
+        counts = [sum(len(y) for _, y in part) for part in (trained, tested)]
+        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(client) for x in part]
         digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
-        member = np.repeat([True, False], [sum(len(y) for _, y in part) for part in parts])
-        batches = [batch for part in parts for batch in part]
-        views = {view: _confidence(fed, view, id, batches) for view in VIEWS}
-        rows.append((np.full(len(digests), id), np.array(digests, dtype=np.uint64), member, views))
-    client, digest, member = (np.concatenate([row[k] for row in rows]) for k in range(3))
-    there = ~np.isin(client, flipped)
-    views = {view: np.concatenate([row[3][view] for row in rows])[there] for view in VIEWS}
-    return Samples(client[there], digest[there], member[there], views)
+        batches = [*trained, *tested]
+        rows.append(
+            Samples(
+                np.full(len(digests), client),
+                np.array(digests, dtype=np.uint64),
+                np.repeat([True, False], counts),
+                {view: _confidence(fed, view, client, batches) for view in VIEWS},
+            )
+        )
+    clients = np.concatenate([row.client for row in rows])
+    is_honest = ~np.isin(clients, flipped)
+    return Samples(
+        clients[is_honest],
+        np.concatenate([row.digest for row in rows])[is_honest],
+        np.concatenate([row.member for row in rows])[is_honest],
+        {view: np.concatenate([row.confidence[view] for row in rows])[is_honest] for view in VIEWS},
+    )
 
 
 def _confidence(
-    fed: Federation, view: str, id: int, batches: list[tuple[Tensor, Tensor]]
-) -> np.ndarray:
-    """Of the samples of client `id`, in the eyes of a viewer."""
-    count = sum(len(y) for _, y in batches)
-    model = _model(fed, view, id)
+    fed: Federation, view: str, client: int, batches: list[tuple[Tensor, Tensor]]
+) -> Array:
+    """Of the samples of a client, in the eyes of a viewer."""
+    model = _model(fed, view, client)
     if model is None:
-        return np.full(count, np.nan)
-    client, kind, vector = model
-    client.ready(kind, vector)
-    client.module.model.eval()
+        return np.full(sum(len(y) for _, y in batches), np.nan)
+    handle, kind, vector = model
+    handle.ready(kind, vector)
+    handle.module.model.eval()
     values = []
     for x, y in batches:
-        scores = fed.run.method.outputs(client, x, kind).double()
+        scores = fed.run.method.outputs(handle, x, kind).double()
         values.append(log_odds(scores, y).cpu().numpy())
     return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
 
@@ -233,61 +231,64 @@ def log_odds(scores: Tensor, y: Tensor) -> Tensor:
     texts: their mean."""
     has_target = y != NO_TARGET
     right = y.where(has_target, 0)[..., None]
-    each = scores.gather(-1, right)[..., 0] - scores.scatter(-1, right, -torch.inf).logsumexp(-1)
-    return (
-        each if y.ndim == 1 else each.where(has_target, 0).sum(1) / has_target.sum(1).clamp(min=1)
-    )
+    others = scores.scatter(-1, right, -torch.inf).logsumexp(-1)
+    odds = scores.gather(-1, right)[..., 0] - others
+    if y.ndim == 1:
+        return odds
+    return odds.where(has_target, 0).sum(1) / has_target.sum(1).clamp(min=1)
 
 
-def _model(fed: Federation, view: str, id: int) -> tuple[Client, str, Tensor] | None:
+def _model(fed: Federation, view: str, client: int) -> tuple[Client, str, Tensor] | None:
     """Handle, kind and vector; None: there is no such model, or not a whole one."""
     run, evaluator = fed.run, fed.evaluator
+    group = run.group_of(client)
     if view == "public: global model":
-        vector = evaluator.global_model(id) if evaluator.has_global else None
-        return None if vector is None else (evaluator.at_rest(id), "global", vector)
+        vector = evaluator.global_model(client) if evaluator.has_global else None
+        return None if vector is None else (evaluator.at_rest(client), "global", vector)
     if view == "public: personal model":
         with torch.enable_grad():  # a fine-tuned copy is trained for it
-            kind, vector, buffers = evaluator.final_model(id)
-        return None if kind == "global" else (evaluator.at_rest(id, buffers), kind, vector)
+            kind, vector, buffers = evaluator.final_model(client)
+        return None if kind == "global" else (evaluator.at_rest(client, buffers), kind, vector)
     if view == "server: upload":
-        group, state = run.group_of(id), run.states.get(id)
-        whole = group.up_mask[group.layout.is_parameter].all()
-        there = (
-            state is not None and id in run.server.uploaded and whole and not run.policy.for_judge
-        )
-        return (
-            (evaluator.at_rest(id), "after", state.received["model"])
-            if state is not None and there
-            else None
-        )
-    members = run.group_of(id).members
-    if len(members) < 2 or not run.group_of(id).down_mask.any():
+        upload = _upload(fed, client)
+        is_complete = group.up_mask[group.layout.is_parameter].all()
+        if upload is None or not is_complete:
+            return None
+        return evaluator.at_rest(client), "after", upload
+    members = group.members
+    if len(members) < 2 or not group.down_mask.any():
         return None
-    other = members[(members.index(id) + 1) % len(members)]
+    other = members[(members.index(client) + 1) % len(members)]
     vector, buffers = evaluator.beginning(other)
     return evaluator.at_rest(other, buffers), "before", vector
 
 
-def _heads(fed: Federation) -> np.ndarray | None:
+def _upload(fed: Federation, client: int) -> Tensor | None:
+    """The client's last upload; None where none is kept, or only the judge's model is."""
+    run = fed.run
+    state = run.states.get(client)
+    if state is None or client not in run.server.uploaded or run.policy.for_judge:
+        return None
+    return state.received["model"]
+
+
+def _heads(fed: Federation) -> Array | None:
     """Biases of the classifiers that clients last uploaded, (N, C)."""
     run, rows = fed.run, []
-    for id in range(run.clients):
-        group, state = run.group_of(id), run.states.get(id)
-        sent = [
+    for client in range(run.clients):
+        group, upload = run.group_of(client), _upload(fed, client)
+        biases = [
             block
-            for block, up in zip(group.layout.blocks, group.up_mask, strict=True)
-            if up and block.head
+            for block, is_sent in zip(group.layout.blocks, group.up_mask, strict=True)
+            if is_sent and block.head and block.shape == (run.data.num_classes,)
         ]
-        biases = [block for block in sent if block.shape == (run.data.num_classes,)]
-        if not biases or state is None or id not in run.server.uploaded or run.policy.for_judge:
+        if not biases or upload is None:
             return None
-        rows.append(
-            state.received["model"][biases[-1].start : biases[-1].stop].double().cpu().numpy()
-        )
+        rows.append(upload[biases[-1].start : biases[-1].stop].double().cpu().numpy())
     return np.stack(rows)
 
 
-def _relation(folder: RunFolder, clients: int) -> dict[str, np.ndarray]:
+def _relation(folder: RunFolder, clients: int) -> dict[str, Array]:
     """The rows of the last round in which everybody took part, and more than one source counted."""
     for t in reversed(folder.relation_rounds()):
         view = folder.read_relation(t)

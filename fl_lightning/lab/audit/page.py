@@ -23,28 +23,23 @@ RISE = (
     "The same by an attacker who saw several rounds, on how a sample's confidence rose from the "
     "first to the last."
 )
+BOOTSTRAPS = "Intervals of 95 % are bootstraps over samples"
+PERMUTATIONS = "The interval is what 95 % of permutations of the clients give."
 ATTACKS = {
     "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained "
-    "on in "
-    "some, and only "
-    "tested on in others. Intervals of 95 % are bootstraps over samples, not over runs.",
+    f"on in some, and only tested on in others. {BOOTSTRAPS}, not over runs.",
     "LiRA, mean over rounds": MEAN,
     "LiRA, rise over rounds": RISE,
     "loss threshold": "Was a sample trained on? Its loss under one model, training against test "
-    "samples of the "
-    "same "
-    "client. Intervals of 95 % are bootstraps over samples.",
+    f"samples of the same client. {BOOTSTRAPS}.",
     "loss threshold, mean over rounds": MEAN,
     "loss threshold, rise over rounds": RISE,
     "who shares a group": "Do weights of the last round's relation tell which clients share a "
-    "planted group? The "
-    "interval is what 95 % of permutations of the clients give.",
+    f"planted group? {PERMUTATIONS}",
     "how alike label mixes are": "Do weights of the last round's relation follow how alike label "
-    "mixes are? The "
-    "interval is what 95 % of permutations of the clients give.",
+    f"mixes are? {PERMUTATIONS}",
     "label mix from the classifier's bias": "Do the biases of an uploaded classifier follow how "
-    "often the client has "
-    "each class? The interval is what 95 % of permutations of the clients give.",
+    f"often the client has each class? {PERMUTATIONS}",
 }
 """What each attack asks, in words."""
 PERMUTED = ("who", "how", "label")
@@ -71,16 +66,10 @@ def as_html(
 ) -> str:
     """The page: a table for each attack, methods and viewers one below the other."""
     table = _table(rows)
-    permuted = table.attack.str.startswith(PERMUTED)
-    beyond = (table.value > table.high).where(permuted, table.low > table.chance)
-    least = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
-    ends = table[["value", "low", "high", "chance"]]
-    places = ends.clip(least, 1.0, axis=0).sub(least, axis=0).div(1 - least, axis=0) * 100
-    places["width"] = (places.high - places.low).clip(lower=0.5)
+    is_permuted = table.attack.str.startswith(PERMUTED)
+    beyond = (table.value > table.high).where(is_permuted, table.low > table.chance)
     named = table.attack + table.method + table.viewer
-    shown = table.join(places.round(1).add_suffix("_at")).assign(
-        beyond=beyond, first=named != named.shift()
-    )
+    shown = table.join(_places(table)).assign(beyond=beyond, first=named != named.shift())
     attacks = {name: shown[shown.attack == name] for name in ATTACKS if name in set(shown.attack)}
     return template("fl_lightning.lab.audit").render(
         mark=f"fl-train audit {__version__}",
@@ -90,6 +79,16 @@ def as_html(
         claims={claim.words(method): claim.broken for method, claim in claims.items()},
         notes=notes,
     )
+
+
+def _places(table: DataFrame) -> DataFrame:
+    """Where values lie on a row's bar, in percent from the left: from 0 to 1, of correlations from
+    -1 to 1."""
+    least = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
+    numbers = table[["value", "low", "high", "chance"]].clip(least, 1.0, axis=0)
+    places = numbers.sub(least, axis=0).div(1 - least, axis=0) * 100
+    places["width"] = (places.high - places.low).clip(lower=0.5)
+    return places.round(1).add_suffix("_at")
 
 
 def _table(rows: Sequence[Finding]) -> DataFrame:

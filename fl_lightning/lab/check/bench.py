@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from fl_lightning import run as engine
 from fl_lightning.configuration.config import Component, Config
 from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.lab.study.archive import weights
+from fl_lightning.lab.study.archive import checkpoint_digest
 from fl_lightning.sites.rehearsal import unlike
 
 
@@ -32,7 +32,7 @@ class Bench:
     config: Config
     """Of all runs, unless a check changes it."""
     path: Path
-    made: dict[str, Path] = field(default_factory=dict)
+    runs: dict[str, Path] = field(default_factory=dict)
     """Runs that several checks look at, by name."""
 
     @property
@@ -43,9 +43,9 @@ class Bench:
     def changed(self, components: dict[str, Any] | None = None, **groups: dict[str, Any]) -> Config:
         """The configuration with other values in its groups, and with other `components` (models,
         callbacks)."""
-        values = {
-            name: replace(getattr(self.config, name), **given) for name, given in groups.items()
-        }
+        values = {}
+        for name, settings in groups.items():
+            values[name] = replace(getattr(self.config, name), **settings)
         return replace(self.config, **values, **(components or {}))
 
     def failing(self, policy: str, **arguments: int) -> Config:
@@ -71,15 +71,20 @@ class Bench:
         return folder
 
     def launch(
-        self, name: str, work: Callable[..., dict[str, Any]], config: Config, *given: Any
+        self, name: str, work: Callable[..., dict[str, Any]], config: Config, *arguments: Any
     ) -> dict[str, Any]:
-        """What `work` returns, called on every rank with its Fabric, `config`, a folder of this
-        name and `given`."""
+        """Returns what `work` returns, called on every rank with its Fabric, `config`, a folder of
+        this name and `arguments`."""
         with self.about_to(name, config) as folder:
-            return engine.launch(config, work, folder, *given)
+            return engine.launch(config, work, folder, *arguments)
 
     @contextlib.contextmanager
-    def about_to(self, name: str, config: Config, fresh: bool = True) -> Iterator[Path]:
+    def about_to(
+        self,
+        name: str,
+        config: Config,
+        fresh: bool = True,
+    ) -> Iterator[Path]:
         """The folder of a run within this block, quiet and `explained`; `fresh`: as in `fit`."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
@@ -116,26 +121,26 @@ class Bench:
         except BadInput:
             raise
         except Exception as error:
-            raise Wrong(
-                f"{_message(error)}{_line_of(error.__cause__ or error, config.method.class_path)}"
-            ) from error
+            place = _line_of(error.__cause__ or error, config.method.class_path)
+            raise Wrong(f"{_message(error)}{place}") from error
 
 
 def _one_after_the_other(
     fabric: Fabric, config: Config, work: list[tuple[Config, Path]]
 ) -> dict[str, Any]:
     """On every rank."""
-    for each, folder in work:
-        engine.fit_on_rank(fabric, each, folder, False)
+    for of_run, folder in work:
+        engine.fit_on_rank(fabric, of_run, folder, False)
     return {}
 
 
 def forget(class_path: str) -> None:
     """Have the package of a user's own class be imported anew when it is next asked for."""
-    top = class_path.partition(".")[0]
-    if top != "fl_lightning":
-        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-            del sys.modules[name]
+    package = class_path.partition(".")[0]
+    if package != "fl_lightning":
+        for name in list(sys.modules):
+            if name.partition(".")[0] == package:
+                del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -146,13 +151,15 @@ def quiet() -> Iterator[io.StringIO]:
         yield output
 
 
-def difference(one: Path, other: Path) -> str | None:
+def difference(run: Path, other: Path) -> str | None:
     """In what two runs differ, in words, but for seconds and memory; None: they agree to the last
     bit."""
-    for table, _, a, b, columns in unlike(one, other):
-        at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
-        return f"{table}.csv differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
-    if weights(one) != weights(other):
+    for table, _, row, other_row, columns in unlike(run, other):
+        rounds = {**row, **other_row}
+        place = f"from round {int(rounds['round'])} on" if "round" in rounds else "at the end"
+        more = ", ..." if len(columns) > 3 else ""
+        return f"{table}.csv differs {place} ({', '.join(columns[:3])}{more})"
+    if checkpoint_digest(run) != checkpoint_digest(other):
         return "their tables agree, but not what clients and server keep"
     return None
 
@@ -170,9 +177,6 @@ def _line_of(error: BaseException, class_path: str) -> str:
     """` (my_methods.py, line 12)` where the error came out of the method's own file."""
     module = sys.modules.get(class_path.rpartition(".")[0])
     file = getattr(module, "__file__", None)
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == file
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     return f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""

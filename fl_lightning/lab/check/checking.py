@@ -15,14 +15,34 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 
 BASE: Layer = {
     "model": {"name": "mlp", "hidden": [16]},
-    "federation": {"clients": 5, "rounds": 4, "local_epochs": 1},
-    "data": {"fraction": 0.4, "validation": 0.2, "public": "held_back"},
-    "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
+    "federation": {
+        "clients": 5,
+        "rounds": 4,
+        "local_epochs": 1,
+    },
+    "data": {
+        "fraction": 0.4,
+        "validation": 0.2,
+        "public": "held_back",
+    },
+    "fabric": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "threads": 1,
+    },
     "callbacks": {"heatmaps": None, "progress": None},
 }
 """Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held
 back for validation and as public data, so that methods which ask for either find it."""
-SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
+SAVED: Layer = {
+    "callbacks": {
+        "checkpoint": {
+            "every": 1,
+            "best": False,
+            "seconds": 0,
+        }
+    }
+}
 WIDTH = 12
 QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
 """The checks of `--quick`, which need no second process and no other data or networks."""
@@ -45,10 +65,9 @@ def check_method(
     check("quick", quick, not (quick and only), "beside only, which names the checks")
     chosen = only or ",".join(QUICK if quick else NAMES)
     names = [name.strip() for name in chosen.split(",")]
-    allowed = f"checks: {', '.join(NAMES)}"
     for name in names:
-        near = did_you_mean(name, NAMES)
-        check("only", name, name in NAMES, f"no such check{near}; {allowed}")
+        missing = f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}"
+        check("only", name, name in NAMES, missing)
     folder = contextlib.nullcontext(out) if out is not None else tempfile.TemporaryDirectory()
     with folder as place:
         Path(place).mkdir(parents=True, exist_ok=True)
@@ -61,24 +80,20 @@ def _config(method: str, layers: list[Layer]) -> Config:
     class_path = catalogue.find("methods", "method", method).class_path
     settings = [_without_others(layer, class_path) for layer in layers]
     config = resolve([BASE, {"method": method}, *settings, SAVED])
-    federation = config.federation
-    check(
-        "federation.rounds",
-        federation.rounds,
-        federation.rounds >= 3,
-        "it must be at least 3: client 1 fails in 2",
-    )
-    check(
-        "federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part"
-    )
+    rounds, clients = config.federation.rounds, config.federation.clients
+    requirement = "it must be at least 3: client 1 fails in 2"
+    check("federation.rounds", rounds, rounds >= 3, requirement)
+    check("federation.clients", clients, config.clients >= 3, "at least 3 must take part")
     return config
 
 
 def _without_others(layer: Layer, class_path: str) -> Layer:
     """Returns a config's settings without its method, where that is another than the one that is
     checked."""
-    given = layer.get("method")
-    name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
+    method = layer.get("method")
+    name = method
+    if isinstance(method, dict):
+        name = method.get("name") or method.get("class_path")
     if not isinstance(name, str):
         return layer
     if catalogue.find("methods", "method", name).class_path == class_path:
@@ -86,26 +101,31 @@ def _without_others(layer: Layer, class_path: str) -> Layer:
     return {key: value for key, value in layer.items() if key != "method"}
 
 
-def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
+def _checked(
+    config: Config,
+    folder: Path,
+    names: list[str],
+) -> list[str]:
     """Make the checks and print their results; gives the names of those that fail."""
     from fl_lightning.lab.check.bench import Bench, Wrong
     from fl_lightning.lab.check.checks import CHECKS
 
     bench, failed = Bench(config, folder), []
-    for each in CHECKS:
-        if each.name not in names:
+    for one_check in CHECKS:
+        name = one_check.name
+        if name not in names:
             continue
         try:
-            verdict, result = "ok", each.run(bench)
+            verdict, result = "ok", one_check.run(bench)
         except BadInput as error:
-            if not bench.made:
+            if not bench.runs:
                 raise  # with these settings it cannot work at all
             verdict, result = "refused", f"in one line: {error}"
         except Wrong as error:
             verdict, result = "FAILS", str(error)
-            failed.append(each.name)
-        print(f"{verdict:8}{each.name:{WIDTH}} {each.says}: {result}", flush=True)
-        if each.name == "runs" and failed:
+            failed.append(name)
+        print(f"{verdict:8}{name:{WIDTH}} {one_check.says}: {result}", flush=True)
+        if name == "runs" and failed:
             print("the other checks are not made: they would say the same")
             break
     return failed

@@ -24,7 +24,12 @@ class Normed(nn.Module):
 
     head = "out"
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = 16) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        width: int = 16,
+    ) -> None:
         super().__init__()
         self.body = nn.Linear(math.prod(input_shape), width)
         self.norm = nn.BatchNorm1d(width)
@@ -39,7 +44,12 @@ class Normed(nn.Module):
 class Failing(Transform):
     """The upload of client `client` fails in round `at` (0: never), `times` times."""
 
-    def __init__(self, at: int, client: int = 1, times: int = 99) -> None:
+    def __init__(
+        self,
+        at: int,
+        client: int = 1,
+        times: int = 99,
+    ) -> None:
         self.at, self.client, self.left = at, client, times
 
     def on_upload(self, client: Client, payload: Payload) -> None:

@@ -32,7 +32,11 @@ class DataSizes:
     """How samples are read, where they are tokens."""
 
 
-def in_shape_of(config: Config, clients: int, samples: int) -> FederatedData | None:
+def in_shape_of(
+    config: Config,
+    clients: int,
+    samples: int,
+) -> FederatedData | None:
     """Made-up data for `config`: `samples` training samples a client and a fifth as many for tests.
 
     None where the shape of the source's samples is not known.
@@ -42,7 +46,14 @@ def in_shape_of(config: Config, clients: int, samples: int) -> FederatedData | N
         return None
     sample_shape, classes = shape
     tests = max(1, samples // 5)
-    return made_up(DataSizes([samples] * clients, [tests] * clients, sample_shape, classes))
+    return made_up(
+        DataSizes(
+            [samples] * clients,
+            [tests] * clients,
+            sample_shape,
+            classes,
+        )
+    )
 
 
 def made_up(sizes: DataSizes) -> FederatedData:
@@ -81,6 +92,9 @@ def _part(
     by_channel = torch.ones(shape[0], *[1] * (len(shape) - 1))
     order = np.random.default_rng(0).permutation(total)
     # Mean and deviation of pixels from 0 to 255.
-    return Samples(raw, labels, 128 * by_channel, 74 * by_channel), np.split(
-        order, np.cumsum(counts)[:-1]
-    )
+    return Samples(
+        raw,
+        labels,
+        128 * by_channel,
+        74 * by_channel,
+    ), np.split(order, np.cumsum(counts)[:-1])

@@ -60,32 +60,22 @@ class Plan:
 def _lines(planned: Plan) -> list[str]:
     """Returns the plan in words."""
     models = ", ".join(planned.models)
-    lines = [
-        f"{planned.method}, {models}, {planned.clients:,} clients; {planned.accelerator}, "
-        f"{planned.precision}"
-    ]
+    runs_on = f"{planned.accelerator}, {planned.precision}"
+    lines = [f"{planned.method}, {models}, {planned.clients:,} clients; {runs_on}"]
     if planned.made_up:
-        lines.append(
-            f"data: not here; {planned.made_up:,} training samples a client were made up "
-            f"(--samples)"
-        )
-    lines.append(
-        f"rehearsed: a round of {planned.rehearsed} of {planned.cohort:,} clients in one process, "
-        f"with {planned.trained:.0%} of their local training"
-    )
+        samples = f"{planned.made_up:,} training samples a client were made up (--samples)"
+        lines.append(f"data: not here; {samples}")
+    cohort = f"a round of {planned.rehearsed} of {planned.cohort:,} clients in one process"
+    lines.append(f"rehearsed: {cohort}, with {planned.trained:.0%} of their local training")
+    peak = "at the peak of that round"
     if planned.memory_device is not None:
-        lines.append(
-            f"memory of the device: {in_bytes(planned.memory_device)} at the peak of that round"
-        )
-    lines.append(f"memory of the process: {in_bytes(planned.memory)} at the peak of that round")
+        lines.append(f"memory of the device: {in_bytes(planned.memory_device)} {peak}")
+    lines.append(f"memory of the process: {in_bytes(planned.memory)} {peak}")
     if planned.stored:
-        lines.append(
-            f"  and {in_bytes(planned.stored)} more for the other clients, until the last round"
-        )
-    lines.append(
-        f"sent by clients in a round: {in_bytes(planned.upload)} up, {in_bytes(planned.download)} "
-        f"down"
-    )
+        until = "more for the other clients, until the last round"
+        lines.append(f"  and {in_bytes(planned.stored)} {until}")
+    up, down = in_bytes(planned.upload), in_bytes(planned.download)
+    lines.append(f"sent by clients in a round: {up} up, {down} down")
     parts = ", ".join(f"{name} {value:,.3g}" for name, value in planned.seconds.items())
     hours = planned.rounds * planned.round_seconds / 3600
     lines.append(
@@ -101,9 +91,7 @@ def _of_privacy(report: dict[str, Any]) -> list[str]:
     noises = {k.removeprefix("privacy_noise_"): v for k, v in report.items() if "_noise_" in k}
     noise = ", ".join(f"{name} {value:.4g}" for name, value in noises.items())
     counted = next(unit for unit in ("uploads", "steps") if f"privacy_{unit}" in report)
-    return [
-        f"privacy: epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g} "
-        f"for each "
-        f"{report['privacy_unit']} at most, after {report[f'privacy_{counted}']} {counted}; noise "
-        f"in clips: {noise}"
-    ]
+    spent = f"epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g}"
+    after = f"at most, after {report[f'privacy_{counted}']} {counted}"
+    whose = f"for each {report['privacy_unit']} {after}"
+    return [f"privacy: {spent} {whose}; noise in clips: {noise}"]

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, prepare
-from fl_lightning.data.source import Absent
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation import device
 from fl_lightning.foundation.errors import BadInput
@@ -26,7 +25,7 @@ from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import one_process
 from fl_lightning.lab.planning.made_up import in_shape_of
 from fl_lightning.lab.planning.plan import Plan
-from fl_lightning.lab.planning.start import check_start
+from fl_lightning.lab.planning.start import check_start, data_here
 from fl_lightning.results.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
 
@@ -54,36 +53,25 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         RunFailed: a client fails.
     """
     accelerator = device.resolved(config.fabric.accelerator)
-    if accelerator not in ("cpu", device.here()):
-        raise BadInput(
-            "fabric.accelerator", accelerator, "this machine has none to rehearse a round on"
-        )
-    data = _data(config)
+    is_here = accelerator in ("cpu", device.here())
+    requirement = "this machine has none to rehearse a round on"
+    check("fabric.accelerator", accelerator, is_here, requirement)
+    data = data_here(config)
     check_start(config, data)
     rehearsal = _alone(config)
     if data is None:
         rehearsal = _few_clients(rehearsal)
         data = in_shape_of(config, rehearsal.clients, samples)
         if data is None:
-            raise BadInput(
-                "data.root", config.data.root, "a rehearsal needs the data, which are not here"
-            )
+            requirement = "a rehearsal needs the data, which are not here: put them there"
+            raise BadInput("data.root", config.data.root, requirement)
     with _one_run_alone(rehearsal):
         _, first = _run(rehearsal, data, accelerator, most_batches=1, rounds=1)
         seconds = first.metrics["seconds_client"]
-        whole = max(data.train_sizes) // config.federation.batch_size + 1
-        most_batches = min(whole, max(1, int(BUDGET / max(seconds, 1e-3))))
+        batches = max(data.train_sizes) // config.federation.batch_size + 1
+        most_batches = min(batches, max(1, int(BUDGET / max(seconds, 1e-3))))
         fed, record = _run(rehearsal, data, accelerator, most_batches, rounds=2)
     return _scaled(config, fed, record, most_batches, samples if data.made_up else 0)
-
-
-def _data(config: Config) -> FederatedData | None:
-    """The data of `config`; None where they are not here (nothing is downloaded)."""
-    try:
-        here = replace(config.data, download=False)
-        return prepare(here, config.federation.clients, config.seed, config.smoke)
-    except Absent:
-        return None
 
 
 def _alone(config: Config) -> Config:
@@ -102,10 +90,10 @@ def _alone(config: Config) -> Config:
 
 def _few_clients(config: Config) -> Config:
     """`config` with at most `MADE_UP_CLIENTS` of each architecture, all of whom take part."""
-    models = [
-        replace(model, count=None if model.count is None else min(model.count, MADE_UP_CLIENTS))
-        for model in config.models
-    ]
+    models = []
+    for model in config.models:
+        count = None if model.count is None else min(model.count, MADE_UP_CLIENTS)
+        models.append(replace(model, count=count))
     clients = sum(model.count or 0 for model in models) or min(MADE_UP_CLIENTS, config.clients)
     return replace(
         config,
@@ -151,9 +139,8 @@ def _chosen(fed: Federation) -> list[int]:
     cohort = set(fed.cohort(1))
     chosen: list[int] = []
     for group in run.groups:
-        members = sorted(
-            (c for c in group.members if c in cohort), key=lambda c: run.data.train_sizes[c]
-        )
+        members = [client for client in group.members if client in cohort]
+        members.sort(key=lambda client: run.data.train_sizes[client])
         share = max(2, MOST_CLIENTS * len(members) // len(cohort))
         places = np.linspace(0, len(members) - 1, min(share, len(members))).round().astype(int)
         chosen += [members[place] for place in places]
@@ -163,15 +150,19 @@ def _chosen(fed: Federation) -> list[int]:
 def _scaled(
     config: Config, fed: Federation, record: RoundRecord, most_batches: int, made_up: int
 ) -> Plan:
+    """The plan of the whole run: what the rehearsed clients took, scaled to the cohort of a mean
+    round."""
     run, metrics = fed.run, record.metrics
     data, rehearsed = run.data, record.cohort
     mean_cohort = run.cohort_size * config.clients / run.clients
     by_clients = mean_cohort / len(rehearsed)
     batch = config.federation.batch_size
-    samples = [data.train_sizes[c] for c in rehearsed]
-    trained = sum(min(n, most_batches * batch) for n in samples) / sum(samples)
+    samples = [data.train_sizes[client] for client in rehearsed]
+    trained_samples = sum(min(number, most_batches * batch) for number in samples)
+    trained = trained_samples / sum(samples)
+    # training and test samples of a mean round, as a multiple of the rehearsed
     train_ratio = np.mean(data.train_sizes) * mean_cohort / sum(samples) / trained
-    tests = sum(data.test_sizes[c] for c in rehearsed)
+    tests = sum(data.test_sizes[client] for client in rehearsed)
     test_ratio = np.mean(data.test_sizes) * mean_cohort / max(tests, 1) / config.evaluation.every
     client, evaluation = metrics["seconds_client"], metrics["seconds_evaluation"]
     met = _clients_met(config)

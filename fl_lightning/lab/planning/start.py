@@ -21,10 +21,11 @@ def check_starts(configs: Iterable[Config]) -> None:
     """`check_start` of each, but for those that differ from another in their seed alone; equal data
     are read once."""
     data: dict[str, FederatedData | None] = {}
-    for config in {repr(replace(c, seed=0)): c for c in reversed(list(configs))}.values():
+    first_seeds = {repr(replace(config, seed=0)): config for config in reversed(list(configs))}
+    for config in first_seeds.values():
         key = repr((config.data, config.federation.clients))
-        if key not in data:
-            data = {key: _data(config) if _is_here(config) else None}
+        if key not in data:  # one of them at a time is kept in memory
+            data = {key: data_here(config) if _is_here(config) else None}
         check_start(config, data[key])
 
 
@@ -49,15 +50,11 @@ def check_start(config: Config, data: FederatedData | None) -> None:
         fed.check(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
 
 
-def _data(config: Config) -> FederatedData | None:
-    """The data; None where they are absent: nothing is downloaded for a check."""
+def data_here(config: Config) -> FederatedData | None:
+    """The data of `config`; None where they are absent: nothing is downloaded for a check."""
+    here = replace(config.data, download=False)
     try:
-        return prepare(
-            replace(config.data, download=False),
-            config.federation.clients,
-            config.seed,
-            config.smoke,
-        )
+        return prepare(here, config.federation.clients, config.seed, config.smoke)
     except Absent:
         return None
 
@@ -65,10 +62,12 @@ def _data(config: Config) -> FederatedData | None:
 def _is_here(config: Config) -> bool:
     """Whether each network is one of ours that needs no file: others may want a GPU, or what a node
     alone can reach."""
-    networks = [model.component for model in config.models]
-    return all(
-        _is_ours(c) and not (isinstance(c, Network) and c.weights is not None) for c in networks
-    )
+    for model in config.models:
+        component = model.component
+        has_file = isinstance(component, Network) and component.weights is not None
+        if has_file or not _is_ours(component):
+            return False
+    return True
 
 
 def _is_ours(component: Component) -> bool:

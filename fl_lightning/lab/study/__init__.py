@@ -1,18 +1,14 @@
 """Studies: many runs over a grid of methods, settings and seeds, run and compared as one thing.
 
-The package shares its name with the function `fl_lightning.lab.study`: called, it is that function
-(`api.study`).
+A command of `api.py` begins in one module here, which calls the others:
+
+- study: `launch` (the file: `studyfile`, `grid`, `part`; the runs: `runner`, `workers`, `together`,
+  `board`; what must not change meanwhile: `samples`, `code`)
+- compare: `comparison` (`scores`, `groups`, `compare` or `clients`, then `tables`, `listing`,
+  `picture`)
+- tune: `tuning` (`space`, `trials`, `tuned`; for tables, `chosen`)
+- reproduce: `reproduction` (`papers`, `reproduce`)
+- archive: `packing` (`archive`)
+
+All read and write a `folder`.
 """
-
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
-
-
-class _Study(ModuleType):
-    def __call__(self, *args: Any, **keys: Any) -> Any:
-        return import_module("fl_lightning.api").study(*args, **keys)
-
-
-sys.modules[__name__].__class__ = _Study

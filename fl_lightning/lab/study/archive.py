@@ -12,6 +12,7 @@ import contextlib
 import csv
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import platform
 import tempfile
@@ -23,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import atomic_write
+from fl_lightning.foundation.named import some
 from fl_lightning.lab.study.code import ACCEPTED
-from fl_lightning.lab.study.folder import StudyFolder, search_of
+from fl_lightning.lab.study.folder import StudyFolder, reading, search_of
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
 from fl_lightning.results.provenance import processor, source_of, write_source
@@ -62,44 +63,34 @@ STAMP = (1980, 1, 1, 0, 0, 0)
 
 def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     """Write the finished runs of a study to `out`; returns what `archive.json` holds."""
-    runs = sorted({cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])})
+    runs = sorted(filter(folder.finished, folder.run_names()))
     paths = [folder.path / name for name in STUDY]
-    paths += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
+    for run in runs:
+        for pattern in KEPT:
+            paths += (folder.path / run).glob(pattern)
     files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
     search = search_of(folder.path)
-    if search is not None:
-        files = {name: search / name for name in SEARCH if (search / name).is_file()} | files
+    for path in [search / name for name in SEARCH] if search is not None else []:
+        if path.is_file():
+            files.setdefault(path.name, path)
     names = sorted(files)
     index = {
         "version": VERSION,
         **here(),
-        "runs": {run: trained(folder.path / run) for run in runs},
-        "weights": {run: weights(folder.path / run) for run in runs},
+        "runs": {run: starts_of(folder.path / run) for run in runs},
+        "weights": {run: checkpoint_digest(folder.path / run) for run in runs},
         "sources": {run: source_of(folder.path / run) for run in runs},
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
-    with (
-        atomic_write(out) as aside,
-        zipfile.ZipFile(
-            aside,
-            "w",
-            zipfile.ZIP_DEFLATED,
-            compresslevel=9,
-        ) as archive,
-    ):
+    with atomic_write(out) as aside, zipfile.ZipFile(aside, "w") as archive:
         archive.comment = _digest(text).encode()
         for name in (INDEX, *names):
+            content = text if name == INDEX else files[name].read_bytes()
             entry = zipfile.ZipInfo(name, STAMP)
-            entry.compress_type, entry.external_attr, entry.create_system = (
-                zipfile.ZIP_DEFLATED,
-                0o644 << 16,
-                3,
-            )
-            archive.writestr(
-                entry,
-                text if name == INDEX else files[name].read_bytes(),
-            )
+            entry.external_attr = 0o644 << 16
+            entry.create_system = 3
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return index
 
 
@@ -109,41 +100,22 @@ def read_index(file: Path) -> dict[str, Any]:
     Raises:
         BadInput: it is no archive, is of another version, or has been changed since it was made.
     """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            check(
-                "archive",
-                str(file),
-                INDEX in names,
-                f"it is no archive of a study: it has no {INDEX}",
-            )
-            text = archive.read(INDEX)
-            index: dict[str, Any] = json.loads(text)
-            version = index["version"]
-            check(
-                "archive",
-                str(file),
-                version == VERSION,
-                f"it is of version {version}, not {VERSION}",
-            )
-            changed = [INDEX] if archive.comment.decode() != _digest(text) else []
-            changed += sorted({INDEX, *index["files"]} ^ set(names))
-            changed = changed or [
-                n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest
-            ]
-    except UNREADABLE as error:
-        raise BadInput(
-            "archive",
-            str(file),
-            f"it cannot be read as an archive ({error})",
-        ) from None
-    if changed:
-        raise BadInput(
-            "archive",
-            str(file),
-            f"it has been changed since it was made: {changed[0]}",
-        )
+    key, place = "archive", str(file)
+    with reading(key, place, "it cannot be read as an archive"), zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        requirement = f"it is no archive of a study: it has no {INDEX}"
+        check(key, place, INDEX in names, requirement)
+        text = archive.read(INDEX)
+        index: dict[str, Any] = json.loads(text)
+        version, digests = index["version"], index["files"]
+        requirement = f"it is of version {version}, not {VERSION}"
+        check(key, place, version == VERSION, requirement)
+        changed = [INDEX] if archive.comment.decode() != _digest(text) else []
+        changed += sorted({INDEX, *digests} ^ set(names))
+        if not changed:
+            changed = [name for name in digests if _digest(archive.read(name)) != digests[name]]
+    requirement = f"it has been changed since it was made: {', '.join(changed[:1])}"
+    check(key, place, not changed, requirement)
     return index
 
 
@@ -151,22 +123,21 @@ def read_index(file: Path) -> dict[str, Any]:
 def unpacked(file: Path) -> Iterator[Path]:
     """The study folder in an archive, as long as the block lasts; `BadInput` as `read_index`."""
     sources = read_index(file).get("sources", {})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         with zipfile.ZipFile(file) as archive:
             archive.extractall(folder)
         for run, source in sources.items():
-            write_source(Path(folder) / run, source)
-        yield Path(folder)
+            write_source(folder / run, source)
+        yield folder
 
 
-def weights(run: Path) -> str | None:
+def checkpoint_digest(run: Path) -> str | None:
     """The checksum of a run's final models and of all else in its last checkpoint; None without an
     intact one."""
     folder = run / "checkpoints"
-    newest = next(
-        filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))),
-        None,
-    )
+    manifests = (manifest.intact(folder, t) for t in manifest.rounds(folder))
+    newest = next(filter(None, manifests), None)
     if newest is None:
         return None
     digest = hashlib.sha256()
@@ -176,48 +147,53 @@ def weights(run: Path) -> str | None:
     return digest.hexdigest()
 
 
-def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
-    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory,
-    `VARYING` apart."""
-    differing = ["weights"] if digest is not None and weights(ours) != digest else []
+def differences(
+    ours: Path,
+    archived: Path,
+    digest: str | None,
+) -> list[str]:
+    """Parts in which a run differs from the archived one: `weights` (whose `digest` is archived),
+    or names of files; seconds, memory, `VARYING` apart."""
+    differing = []
+    if digest is not None and checkpoint_digest(ours) != digest:
+        differing.append("weights")
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
-    names = sorted(
-        {file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")}
-    )
-    other = [
-        n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)
+    files = itertools.chain(*((run / "relation").glob("*.npz") for run in (ours, archived)))
+    arrays = [
+        name
+        for name in sorted({file.name for file in files})
+        if _arrays(ours / "relation" / name) != _arrays(archived / "relation" / name)
     ]
-    differing += [f"relation ({some(other)})"] if other else []
-    now, was = (_comparable(run / "summary.json") for run in (ours, archived))
-    keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
-    return differing + ([f"summary.json ({some(keys)})"] if keys else [])
+    if arrays:
+        differing.append(f"relation ({some(arrays)})")
+    now, before = _comparable(ours / "summary.json"), _comparable(archived / "summary.json")
+    keys = [key for key in before | now if now.get(key) != before.get(key)]
+    if keys:
+        differing.append(f"summary.json ({some(keys)})")
+    return differing
 
 
-def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
+def starts_of(run: Path) -> list[dict[str, dict[str, Any]]]:
     """`versions` and `machine` of each start of a run, equal ones once; empty where its
     `provenance.json` is not there.
 
     When and in which folder it was, the command, and the machine's name are left out.
     """
+    distinct: list[dict[str, dict[str, Any]]] = []
+    record: dict[str, dict[str, Any]] = {}
     try:
-        starts = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
-        records = [
-            {
-                "versions": dict(start["versions"]),
-                "machine": {k: v for k, v in start["machine"].items() if k in KIND},
-            }
-            for start in starts
-        ]
-        distinct = [start for k, start in enumerate(records) if start not in records[:k]]
-        last = distinct.index(records[-1])
+        for start in json.loads((run / "provenance.json").read_text(encoding="utf-8")):
+            machine = {key: value for key, value in start["machine"].items() if key in KIND}
+            record = {"versions": dict(start["versions"]), "machine": machine}
+            if record not in distinct:
+                distinct.append(record)
     except (*UNREADABLE, AttributeError):
         return []
     with contextlib.suppress(OSError, ValueError):
         lines = (run / "environment.txt").read_text(encoding="utf-8").splitlines()
         installed = dict(line.split("==", 1) for line in lines)
-        distinct[last]["versions"] |= {
-            name: installed[name] for name in PACKAGES if name in installed
-        }
+        last = distinct[distinct.index(record)]
+        last["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
     return distinct
 
 
@@ -241,8 +217,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
     if not table.is_file():  # such as of newcomers, where no client was held out
         return []
     with table.open(newline="", encoding="utf-8") as opened:
-        rows = list(csv.DictReader(opened))
-    return [{k: v for k, v in row.items() if not _measured(k)} for row in rows]
+        return [_unmeasured(row) for row in csv.DictReader(opened)]
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
@@ -250,10 +225,7 @@ def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
     can be read."""
     try:
         with np.load(file) as arrays:
-            return {
-                name: (arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes())
-                for name in arrays.files
-            }
+            return {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()}
     except UNREADABLE:
         return None
 
@@ -265,20 +237,14 @@ def _comparable(summary: Path) -> dict[str, str]:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))
     except UNREADABLE:
         return {}
-    return {
-        key: json.dumps(v)
-        for key, v in content.items()
-        if key not in VARYING and not _measured(key)
-    }
+    texts = {key: json.dumps(value) for key, value in content.items() if key not in VARYING}
+    return _unmeasured(texts)
 
 
-def some(names: list[str]) -> str:
-    """The first few, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _measured(name: str) -> bool:
-    return name.startswith(("seconds", "memory", "wall_seconds"))
+def _unmeasured(row: dict[str, str]) -> dict[str, str]:
+    """`row` without seconds and memory."""
+    measured = ("seconds", "memory", "wall_seconds")
+    return {key: value for key, value in row.items() if not key.startswith(measured)}
 
 
 def _digest(content: bytes) -> str:

@@ -3,11 +3,12 @@ study."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ _COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "fail
 
 
 @dataclass(frozen=True)
-class Seen:
+class CellState:
     """One cell, as its folder tells."""
 
     state: State
@@ -45,117 +46,127 @@ class Seen:
     seconds: float = math.nan
     """Of the whole run; NaN unless it has ended."""
 
+    @property
+    def shown_score(self) -> str:
+        """Empty before there is one."""
+        return "" if math.isnan(self.score) else self.metric.shown(self.score)
+
 
 class Board:
     """The table of a study; what has ended is read once."""
 
     def __init__(self, folder: StudyFolder, cells: list[dict[str, Any]]) -> None:
         self.folder, self.cells = folder, cells
-        self._ended: dict[tuple[str, str], Seen] = {}
+        self._ended: dict[tuple[str, str], CellState] = {}
 
-    def look(self, now: Callable[[str], State | None]) -> list[Seen]:
+    def look(self, now: Callable[[str], State | None]) -> list[CellState]:
         """The state of each cell. `now`: of a run folder (relative) that has not ended, where more
         than that is known: running, starting, queued, failed."""
         return [self._look(cell, now) for cell in self.cells]
 
-    def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> Seen:
-        key = cell["folder"], cell["label"]
+    def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> CellState:
+        folder, judge = cell["folder"], cell.get("judge")
+        key = folder, cell["label"]
         if key in self._ended:
             return self._ended[key]
-        run = RunFolder(self.folder.path / cell["folder"])
+        run = RunFolder(self.folder.path / folder)
+        has_ended = self.folder.finished(folder)
         try:
             rows = run.read("metrics")
-            ended = self.folder.finished(cell["folder"])
-            summary = run.read_summary() if ended else {}
+            summary = run.read_summary() if has_ended else {}
         except Damaged:
-            return Seen("unreadable")
-        done = int(rows[-1]["round"]) if rows else 0
+            return CellState("unreadable")
         metric = of_rows(rows)
-        column = metric.by(cell["judge"]) if "judge" in cell else metric.of("mean")
-        score = next((row[column] for row in reversed(rows) if column in row), math.nan)
-        judge = cell.get("judge") or run.judge(metric, summary) or ""
-        if ended:
-            if cell.get("judge") in (None, final_kind(summary)):
+        column = metric.by(judge) if judge else metric.of("mean")
+        scores = [row[column] for row in rows if column in row]
+        state = CellState(
+            now(folder) or ("stopped" if run.path.is_dir() else "waiting"),
+            int(rows[-1]["round"]) if rows else 0,
+            scores[-1] if scores else math.nan,
+            metric,
+            judge or run.judge(metric, summary) or "",
+        )
+        if has_ended:
+            score = state.score
+            if judge in (None, final_kind(summary)):
                 score = float(summary.get(metric.of("final_mean"), score))
             seconds = float(summary.get("wall_seconds", math.nan))
-            self._ended[key] = Seen("finished", done, score, metric, judge, seconds)
+            self._ended[key] = replace(state, state="finished", score=score, seconds=seconds)
             return self._ended[key]
-        state = now(cell["folder"]) or ("stopped" if run.path.is_dir() else "waiting")
-        return Seen(
-            "starting" if state == "running" and not rows else state, done, score, metric, judge
-        )
+        is_starting = state.state == "running" and not rows
+        return replace(state, state="starting") if is_starting else state
 
-    def table(self, seen: list[Seen], most: int | None = None) -> Table:
+    def table(self, states: list[CellState], most: int | None = None) -> Table:
         """A line for each method in a setting; of more than `most`, those that something is going
         on in."""
-        rows = [(json.dumps(cell["setting"]), cell["label"]) for cell in self.cells]
-        shown = list(by_key(range(len(rows)), lambda k: rows[k]).values())
+        pairs = zip(self.cells, states, strict=True)
+        lines = by_key(pairs, lambda pair: (json.dumps(pair[0]["setting"]), pair[0]["label"]))
+        shown = list(lines.values())
         if most is not None and len(shown) > most:
-            shown = [
-                line for line in shown if {seen[k].state for k in line} & {"running", "failed"}
-            ][:most]
-        table = Table(title=words(self.cells, seen), title_justify="left", caption_justify="left")
-        settings = any(cell["setting"] for cell in self.cells)
-        for column in [*(["setting"] if settings else []), "method", "judged"]:
-            table.add_column(column, no_wrap=column != "setting")
+            busy = {"running", "failed"}
+            shown = [line for line in shown if busy & {state.state for _, state in line}][:most]
+        title = progress_line(self.cells, states)
+        table = Table(title=title, title_justify="left", caption_justify="left")
+        has_settings = any(cell["setting"] for cell in self.cells)
+        if has_settings:
+            table.add_column("setting")
+        for column in ("method", "judged"):
+            table.add_column(column, no_wrap=True)
         for column in ("seeds", "mean ± std"):
             table.add_column(column, justify="right", no_wrap=True)
         table.add_column("now")
         for line in shown:
-            first, ended = (
-                self.cells[line[0]],
-                [seen[k] for k in line if seen[k].state == "finished"],
-            )
-            judged = ", ".join(sorted({seen[k].judge for k in line} - {""}))
-            texts = (judged, f"{len(ended)}/{len(line)}", _spread(ended), self._now(line, seen))
-            table.add_row(
-                *([escape(setting_words(first["setting"]))] if settings else []),
+            first, _ = line[0]
+            ended = [state for _, state in line if state.state == "finished"]
+            judges = {state.judge for _, state in line} - {""}
+            texts = [
                 first["label"],
-                *texts,
-            )
+                ", ".join(sorted(judges)),
+                f"{len(ended)}/{len(line)}",
+                _spread(ended),
+                "; ".join(filter(None, itertools.starmap(_now, line))),
+            ]
+            if has_settings:
+                texts.insert(0, escape(setting_words(first["setting"])))
+            table.add_row(*texts)
         return table
 
-    def _now(self, line: list[int], seen: list[Seen]) -> str:
-        parts = []
-        for k in line:
-            one, at = seen[k], ""
-            if one.state in ("running", "stopped"):
-                at = f": round {one.round}" + (
-                    "" if math.isnan(one.score) else f", {one.metric.shown(one.score)}"
-                )
-            if one.state not in ("finished", "queued", "waiting"):
-                parts.append(f"seed {self.cells[k]['seed']} {one.state}{at}")
-        return "; ".join(parts)
+
+def _now(cell: dict[str, Any], state: CellState) -> str:
+    """The state of a seed that is at work or has come to grief, else empty."""
+    if state.state in ("finished", "queued", "waiting"):
+        return ""
+    place = ""
+    if state.state in ("running", "stopped"):
+        place = f": round {', '.join(filter(None, [str(state.round), state.shown_score]))}"
+    return f"seed {cell['seed']} {state.state}{place}"
 
 
-def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
+def progress_line(cells: list[dict[str, Any]], states: list[CellState]) -> str:
     """The number of runs in each state, and how long the rest will take."""
-    by_run = {cell["folder"]: state for cell, state in zip(cells, seen, strict=True)}
-    states = Counter(state.state for state in by_run.values())
-    parts = [f"{states['finished']} of {len(by_run)} runs finished"]
-    parts += [f"{states[state]} {state}" for state in _COUNTED if states[state]]
-    took = [
-        s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)
-    ]
-    left = len(by_run) - states["finished"] - states["failed"]
-    if took and left and (busy := states["running"] + states["starting"]):
-        parts.append(f"about {in_time(median(took) * left / busy)} left")
+    by_run = {cell["folder"]: state for cell, state in zip(cells, states, strict=True)}
+    counts = Counter(state.state for state in by_run.values())
+    parts = [f"{counts['finished']} of {len(by_run)} runs finished"]
+    parts += [f"{counts[state]} {state}" for state in _COUNTED if counts[state]]
+    seconds = [state.seconds for state in by_run.values() if not math.isnan(state.seconds)]
+    to_come = len(by_run) - counts["finished"] - counts["failed"]
+    busy = counts["running"] + counts["starting"]
+    if seconds and to_come and busy:
+        parts.append(f"about {in_time(median(seconds) * to_come / busy)} left")
     return ", ".join(parts)
 
 
-def called(cells: Iterable[dict[str, Any]]) -> str:
+def called(cells: Sequence[dict[str, Any]]) -> str:
     """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
-    cells = list(cells)
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
-    return ", ".join(
-        filter(None, [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"])
-    )
+    parts = [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"]
+    return ", ".join(filter(None, parts))
 
 
-def _spread(ended: list[Seen]) -> str:
-    scores = [seen.score for seen in ended if not math.isnan(seen.score)]
+def _spread(ended: list[CellState]) -> str:
+    scores = [state.score for state in ended if not math.isnan(state.score)]
     if not scores:
         return ""
     metric = ended[0].metric
-    around = f" ± {metric.shown(stdev(scores))}" if len(scores) > 1 else ""
-    return metric.shown(fmean(scores)) + around
+    deviation = f" ± {metric.shown(stdev(scores))}" if len(scores) > 1 else ""
+    return metric.shown(fmean(scores)) + deviation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.study.folder import StudyFolder, search_of
+from fl_lightning.lab.study.folder import StudyFolder, reading, search_of
 
 TUNED = "tuned.csv"
 UNTUNED = "untuned"
@@ -26,18 +26,14 @@ def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
     search = folder if (folder / TUNED).is_file() else search_of(folder)
     if not StudyFolder(folder) or search is None or not (search / TUNED).is_file():
         return {}, []
-    try:
-        with (search / TUNED).open(newline="", encoding="utf-8") as opened:
-            rows = list(csv.DictReader(opened))
-        begun = [row for row in rows if row.get("start_values")]
-        values = {
-            f"{row['method']} {UNTUNED}": words(json.loads(row["start_values"])) for row in begun
-        }
-        values |= {row["method"]: words(json.loads(row["values"])) for row in rows}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
-        raise BadInput(
-            "compare", str(folder), f"{search / TUNED} is damaged ({type(error).__name__})"
-        ) from None
+    file = search / TUNED
+    with reading("compare", str(folder), f"{file} is damaged"):
+        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
+        values = {}
+        for row in rows:
+            if row.get("start_values"):
+                values[f"{row['method']} {UNTUNED}"] = words(json.loads(row["start_values"]))
+            values[row["method"]] = words(json.loads(row["values"]))
     return values, [f"{row['method']}: {row['warnings']}" for row in rows if row.get("warnings")]
 
 

@@ -3,10 +3,11 @@ paired differences."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pandas import DataFrame
+from pandas import Categorical, DataFrame, notna
 
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab import statistics
@@ -28,6 +29,7 @@ HEADS = {
     "alone": "alone",
 }
 """The first columns: their keys on the command line, and their heads."""
+BLOCK = ["judge", "setting", "client"]
 REDRAWN = (
     "a client has other samples with each seed (the split is drawn): its row is a mean over "
     "different data"
@@ -48,18 +50,26 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     labels = dict.fromkeys(label for group in groups for label in group.methods)
     methods = [label for label in labels if label != local]
     heads = _heads(methods)
-    words, titles = [], []
     baselines = {group.judge: group.baseline for group in groups}
-    blocks = numbers.groupby(["judge", "setting", "client"], sort=False)
-    for (judge, setting, _), of_client in blocks:
-        title = "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting]))
-        titles.append(f"{title}; differences to {baselines[judge]}")
+    words, titles = [], []
+    for (judge, setting, _), of_client in numbers.groupby(BLOCK, sort=False):
+        parts = [f"judge: {MODELS[judge]}", setting, f"differences to {baselines[judge]}"]
+        titles.append("; ".join(filter(None, parts)))
         words.append(_words(of_client, methods))
     table = DataFrame(words, columns=list(heads), index=titles)
-    known = table.loc[:, (table != NONE).any()]
-    notes += [REDRAWN] if numbers.redrawn.any() else []
-    notes += [INTERVALS] if numbers.low.notna().any() else []
-    return Listing(MARK, numbers, known, heads, notes, {"notes": notes})
+    with_values = table.loc[:, (table != NONE).any()]
+    if numbers.redrawn.any():
+        notes.append(REDRAWN)
+    if numbers.low.notna().any():
+        notes.append(INTERVALS)
+    return Listing(
+        MARK,
+        numbers,
+        with_values,
+        heads,
+        notes,
+        {"notes": notes},
+    )
 
 
 def _heads(methods: Sequence[str]) -> dict[str, str]:
@@ -67,44 +77,42 @@ def _heads(methods: Sequence[str]) -> dict[str, str]:
     differences, is a column's already, `method:` is before it."""
     heads = dict(HEADS)
     for label in methods:
-        taken = {*heads, *heads.values()}
-        mean, difference = (
-            f"method:{key}" if key in taken else key for key in (label, f"{label}-difference")
-        )
-        heads |= {mean: mean, difference: f"{mean}: difference"}
+        used = {*heads, *heads.values()}
+        difference = f"{label}-difference"
+        mean = f"method:{label}" if label in used else label
+        key = f"method:{difference}" if difference in used else difference
+        heads |= {mean: mean, key: f"{mean}: difference"}
     return heads
 
 
 def _numbers(group: Group, alone: Any) -> Iterable[dict[str, Any]]:
     """A row for each setting, client and method; a client is there with the seeds with which it was
     scored."""
-    splits = [
-        (run.setting, int(row["client"]), row)
-        for run in group.runs.itertuples()
-        for row in run.run.rows("split")
-    ]
+    splits: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for run in group.runs.itertuples():
+        for row in run.run.rows("split"):
+            splits[run.setting, int(row["client"])].append(row)
     scores = tidy(group.runs)
-    baseline = scores[scores.method == group.baseline]
     keys = ["setting", "client", "seed"]
-    scores = scores.join(baseline.set_index(keys).value.rename("theirs"), on=keys)
-    order = {setting: place for place, setting in enumerate(group.settings)}
-    methods = {label: place for place, label in enumerate(group.methods)}
-    scores = scores.assign(at=scores.setting.map(order), place=scores.method.map(methods))
-    by_client = scores.groupby(["at", "client", "place"])
-    for _, rows in by_client:
-        method, setting, client = rows.method.iloc[0], rows.setting.iloc[0], rows.client.iloc[0]
-        known = [row for at, number, row in splits if (at, number) == (setting, client)]
-        rows = rows.sort_values("seed")
-        pairs = (rows.value - rows.theirs).dropna() if method != group.baseline else rows.value[:0]
-        low, high, *_ = statistics.of_means(pairs.to_numpy()) or (None, None)
+    baseline = scores[scores.method == group.baseline].set_index(keys).value
+    scores = scores.join(baseline.rename("baseline"), on=keys).sort_values("seed")
+    scores["setting"] = Categorical(scores.setting, group.settings)
+    scores["method"] = Categorical(scores.method, group.methods)
+    by_client = scores.groupby(["setting", "client", "method"], observed=True)
+    for (setting, client, method), rows in by_client:
+        split = splits[setting, client]
+        pairs = (rows.value - rows.baseline).dropna()
+        if method == group.baseline:
+            pairs = pairs.head(0)
+        low, high = statistics.of_means(pairs.to_numpy()) or (None, None)
         yield {
             "judge": group.judge,
             "setting": setting,
             "client": int(client),
-            "name": str(known[0].get("name", client) if known else client),
-            "train_samples": sorted({int(row["train_samples"]) for row in known}),
-            "test_samples": sorted({int(row["test_samples"]) for row in known}),
-            "redrawn": any(row != known[0] for row in known),
+            "name": str(split[0].get("name", client) if split else client),
+            "train_samples": sorted({int(row["train_samples"]) for row in split}),
+            "test_samples": sorted({int(row["test_samples"]) for row in split}),
+            "redrawn": any(row != split[0] for row in split),
             "method": method,
             "seeds": len(rows),
             "alone": alone.get((setting, client)),
@@ -120,23 +128,28 @@ def _words(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
     """A client's line, in the order of the columns."""
     first = of_client.iloc[0]
     sizes = [_span(first[f"{part}_samples"]) for part in ("train", "test")]
-    words = [first["name"], *sizes, _span(sorted(set(of_client.seeds))), _percent(first.alone)]
+    seeds = sorted(set(of_client.seeds))
+    words = [first["name"], *sizes, _span(seeds), _percent(first.alone)]
     by_method = of_client.set_index("method")
     for label in methods:
-        if label not in by_method.index:
-            words += [NONE, NONE]
-            continue
-        row = by_method.loc[label]
-        ends = f" [{100 * row.low:+.1f}, {100 * row.high:+.1f}]" if row.low == row.low else ""
-        difference = f"{100 * row.difference:+.1f}{ends}"
-        words += [_percent(row["mean"]), difference if row.difference == row.difference else NONE]
+        mean = difference = NONE
+        if label in by_method.index:
+            row = by_method.loc[label]
+            mean = _percent(row["mean"])
+            ends = f" [{100 * row.low:+.1f}, {100 * row.high:+.1f}]" if notna(row.low) else ""
+            if notna(row.difference):
+                difference = f"{100 * row.difference:+.1f}{ends}"
+        words += [mean, difference]
     return words
 
 
 def _span(counts: Sequence[int]) -> str:
     """So many samples or seeds, or from so many to so many."""
-    return "-".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else NONE
+    if not counts:
+        return NONE
+    least, most = counts[0], counts[-1]
+    return f"{least}" if least == most else f"{least}-{most}"
 
 
 def _percent(score: float) -> str:
-    return f"{100 * score:.1f}" if score == score else NONE
+    return f"{100 * score:.1f}" if notna(score) else NONE

@@ -26,7 +26,7 @@ def accepted(folder: Path) -> Versions:
     """What `changed_code.json` holds; nothing where there is none."""
     try:
         content = json.loads((folder / ACCEPTED).read_text(encoding="utf-8"))
-        return {str(name): [str(digest) for digest in digests] for name, digests in content.items()}
+        return {str(name): list(map(str, digests)) for name, digests in content.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
@@ -41,50 +41,57 @@ def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[s
     Returns:
         SHA-256 of the version now, by file.
     """
-    cells = {str(cell["folder"]) for cell in folder.cells()} if folder else set()
-    begun = [name for name in sorted(cells) if (folder.path / name / "metrics.csv").is_file()]
+    names = folder.run_names() if folder else []
+    begun = [name for name in names if _has_begun(folder.path / name)]
     before = {(_row(name), tuple(owncode.recorded(folder.path / name).items())) for name in begun}
-    known, changed = accepted(folder.path), dict[str, str]()
-    own, shared = (
-        {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
-        for parts in (owncode.COMPUTES, owncode.SHARED)
-    )
-    for (row, named), whole in [*((key, True) for key in own), *((key, False) for key in shared)]:
-        now = owncode.digests(owncode.read(named))
-        for other, code in before:
-            names = owncode.changed(dict(code), now) if other == row or not whole else []
-            changed |= {name: now[name] for name in names if now[name] not in known.get(name, [])}
+    let_in, changed = accepted(folder.path), dict[str, str]()
+    for parts in (owncode.COMPUTES, owncode.SHARED):
+        paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
+        for row, path in paths:
+            now = owncode.digests(owncode.read(path))
+            for other, code in before:
+                # code beside models and data is a row's own
+                if other == row or parts == owncode.SHARED:
+                    for name in owncode.changed(dict(code), now):
+                        if now[name] not in let_in.get(name, []):
+                            changed[name] = now[name]
     return changed
 
 
-def check_same(folder: StudyFolder, todo: Collection[tuple[Run, Config]], accept: bool) -> None:
+def _has_begun(run: Path) -> bool:
+    return (run / "metrics.csv").is_file()
+
+
+def check_same(
+    folder: StudyFolder,
+    todo: Collection[tuple[Run, Config]],
+    accept: bool,
+) -> None:
     """Raise `BadInput` for `changes`, unless `accept`."""
     names = ", ".join(changes(folder, todo))
-    allowed = (
+    requirement = (
         f"runs in {folder.path} were trained with another version (their folders' source/ has it): "
-        f"change it back, "
-        "give the study another --out, or go on with --accept_changed_code, which tables then say"
+        "change it back, give the study another --out, or go on with --accept_changed_code, which "
+        "tables then say"
     )
-    check("code", names, accept or not names, allowed)
+    check("code", names, accept or not names, requirement)
 
 
 def accept(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> None:
     """Add `changes` to the versions that are accepted."""
-    new, known = changes(folder, todo), accepted(folder.path)
+    new, versions = changes(folder, todo), accepted(folder.path)
+    for name, digest in new.items():
+        versions.setdefault(name, []).append(digest)
     if new:
-        whole = known | {name: [*known.get(name, []), digest] for name, digest in new.items()}
-        write_whole(folder.path / ACCEPTED, json.dumps(whole, indent=1) + "\n")
+        write_whole(folder.path / ACCEPTED, json.dumps(versions, indent=1) + "\n")
 
 
 def flag(place: Path, config: Config) -> list[str]:
     """What a job's command line needs beside the run's name, where the run in `place` goes on with
     accepted code."""
-    begun = (place / "metrics.csv").is_file()
-    return (
-        ["--accept_changed_code"]
-        if begun and owncode.changed(owncode.recorded(place), owncode.now(config))
-        else []
-    )
+    has_begun = _has_begun(place)
+    differs = has_begun and owncode.changed(owncode.recorded(place), owncode.now(config))
+    return ["--accept_changed_code"] if differs else []
 
 
 def _row(name: str) -> str:
@@ -95,12 +102,16 @@ def _row(name: str) -> str:
 # ---------------------------------------------------------------- in a table
 
 
-def check_rows(runs: DataFrame, known: Versions, accept: bool) -> list[str]:
+def check_rows(
+    runs: DataFrame,
+    let_in: Versions,
+    accept: bool,
+) -> list[str]:
     """Notes on own code of which runs of a table had several versions.
 
     Args:
         runs: as `scores.read` has them.
-        known: versions that the study has accepted.
+        let_in: versions that the study has accepted.
         accept: all versions are.
 
     Raises:
@@ -108,30 +119,30 @@ def check_rows(runs: DataFrame, known: Versions, accept: bool) -> list[str]:
     """
     from pandas import DataFrame
 
-    accepted = {(name, digest) for name, digests in known.items() for digest in digests}
+    accepted = {(name, digest) for name, digests in let_in.items() for digest in digests}
     trained = []
     for run in runs.itertuples():
         for version in owncode.versions(run.run.folder):
-            accepted |= {(name, version["code"][name]) for name in version["changed"]}
-            trained += [(run.method, name, run.seed, d) for name, d in version["code"].items()]
+            code = version["code"]
+            accepted |= {(name, code[name]) for name in version["changed"]}
+            trained += [(run.method, name, run.seed, digest) for name, digest in code.items()]
     table = DataFrame(trained, columns=["method", "name", "seed", "digest"])
     notes = []
     for (label, name), rows in table.groupby(["method", "name"], sort=False):
         digests = rows.digest.unique()
-        strange = [digest for digest in digests if (name, digest) not in accepted]
+        strange = {(name, digest) for digest in digests} - accepted
         count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
         versions = f"its runs were trained with {count}"
-        allowed = f"{versions}; --accept_changed_code compares them all the same"
-        check("compare", label, accept or len(strange) < 2, allowed)
+        advice = "--accept_changed_code compares them all the same"
+        check("compare", label, accept or len(strange) < 2, f"{versions}; {advice}")
         if len(digests) > 1:
-            seeds = rows.groupby("digest", sort=False).seed.unique()
-            listed = "; ".join(
-                f"seeds {', '.join(map(str, sorted(of)))} with {digest[:8]}"
-                for digest, of in seeds.items()
-            )
-            notes.append(f"{label}: {versions}: {listed}")
-    numbers = table.groupby("name").digest.nunique()
-    apart = sorted(numbers[numbers > 1].index)
-    if apart and not notes:
-        notes.append(f"rows were trained with different versions of {', '.join(apart)}")
+            listed = []
+            for digest, seeds in rows.groupby("digest", sort=False).seed:
+                numbers = ", ".join(map(str, sorted(seeds.unique())))
+                listed.append(f"seeds {numbers} with {digest[:8]}")
+            notes.append(f"{label}: {versions}: {'; '.join(listed)}")
+    versions_of = table.groupby("name").digest.nunique()
+    several = sorted(versions_of[versions_of > 1].index)
+    if several and not notes:
+        notes.append(f"rows were trained with different versions of {', '.join(several)}")
     return notes

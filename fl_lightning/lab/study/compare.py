@@ -45,6 +45,9 @@ COLUMNS = [
 what each is."""
 
 
+NO_COSTS = dict.fromkeys(("mib", "wall", "channel"), np.nan)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Methods of one judge, ranked over settings."""
@@ -76,7 +79,11 @@ class Compared:
     target: float | None
 
 
-def compare(runs: DataFrame, baseline: str | None = None, target: float | None = None) -> Compared:
+def compare(
+    runs: DataFrame,
+    baseline: str | None = None,
+    target: float | None = None,
+) -> Compared:
     """The comparison of `runs`, each with `baseline`.
 
     Args:
@@ -101,22 +108,29 @@ def compare(runs: DataFrame, baseline: str | None = None, target: float | None =
                 of_row = in_block[in_block.method == label]
                 if of_row.empty:
                     continue
-                best += [len(rows)] if label == winner else []
-                row = {"judge": group.judge, "setting": name, "method": label}
+                if label == winner:
+                    best.append(len(rows))
+                row = {
+                    "judge": group.judge,
+                    "setting": name,
+                    "method": label,
+                }
                 row |= _means(of_row, settings, target)
-                row |= _against(group, settings, label) if label != group.baseline else {}
+                if label != group.baseline:
+                    row |= _against(group, settings, label)
                 rows.append(row)
     table = DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys([*NUMBERS, "p"], float))
     table = table.astype(dict.fromkeys(COUNTS, "Int64"))
-    of_baseline = table[table.baseline.eq(baseline) | (baseline is None)]
+    of_baseline = table if baseline is None else table[table.baseline.eq(baseline)]
     if not of_baseline.pairs.fillna(0).any():
         raise no_pairs(groups, baseline)
     # one family of tests, whatever the judge
     tested = table.p.notna()
     table.loc[tested, "p_holm"] = statistics.holm(table.p[tested].tolist())
-    table = table.assign(star=table.p_holm.le(statistics.LEVEL).map({True: "*", False: ""}))
+    table["star"] = table.p_holm.le(statistics.LEVEL).map({True: "*", False: ""})
     ranks, rank_notes = _ranks(groups)
-    if target is not None and (seldom := scored_seldom(runs.run)):
+    seldom = scored_seldom(runs.run) if target is not None else ""
+    if seldom:
         notes.append(f"target: {seldom}")
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
@@ -128,37 +142,45 @@ def compare(runs: DataFrame, baseline: str | None = None, target: float | None =
 # ---------------------------------------------------------------- rows
 
 
-def _units(group: Group, harmed: Series, target: float | None) -> DataFrame:
+def _units(
+    group: Group,
+    harmed: Series,
+    target: float | None,
+) -> DataFrame:
     """The group's runs with the mean and worst tenth of their clients, `harmed`, and costs: of the
     whole run or up to the target; none of a run that never reached it."""
-    of = dict(iter(group.scores.groupby(level=UNIT, sort=False)))
+    scores = dict(iter(group.scores.groupby(level=UNIT, sort=False)))
     rows = []
     for run in group.runs.itertuples():
-        scores = of[run.setting, run.seed][run.method].to_numpy()
+        of_clients = scores[run.setting, run.seed][run.method].to_numpy()
         costs: Any = {name: run.run.spent(name) for name in ("mib", "wall", "channel")}
         if target is not None:
             costs = reached(run.run, target, run.column)
+        row = {"mean": float(of_clients.mean()), "worst_tenth": worst_tenth(of_clients)}
         rows.append(
             {
-                "mean": float(scores.mean()),
-                "worst_tenth": worst_tenth(scores),
+                **row,
                 "reached": costs is not None,
-                **dict.fromkeys(("mib", "wall", "channel"), np.nan),
+                **NO_COSTS,
                 **(costs or {}),
             }
         )
-    made = DataFrame(rows, index=group.runs.index)
-    return group.runs[["method", *UNIT]].assign(harmed=harmed, **made)
+    columns = DataFrame(rows, index=group.runs.index)
+    return group.runs[["method", *UNIT]].assign(harmed=harmed, **columns)
 
 
-def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict[str, Any]:
-    """What a row says of its method alone; means are over the seeds that ran in all `settings`."""
+def _means(
+    of_row: DataFrame,
+    settings: list[str],
+    target: float | None,
+) -> dict[str, Any]:
+    """The columns of a method alone; means are over the seeds that ran in all `settings`."""
     means = _over_seeds(of_row, settings, "mean")
-    deviation = means.std(ddof=1) if len(means) > 1 else None
+    seeds = len(means)
     return {
-        "seeds": len(means),
-        "mean": means.mean() if len(means) else None,
-        "std": deviation,
+        "seeds": seeds,
+        "mean": means.mean() if seeds else None,
+        "std": means.std(ddof=1) if seeds > 1 else None,
         "worst_tenth": _mean(_over_seeds(of_row, settings, "worst_tenth")),
         "harmed": _mean(_over_seeds(of_row, settings, "harmed")),
         "mib": _mean(of_row.mib),
@@ -170,7 +192,11 @@ def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict
     }
 
 
-def _over_seeds(of_row: DataFrame, settings: list[str], column: str) -> np.ndarray:
+def _over_seeds(
+    of_row: DataFrame,
+    settings: list[str],
+    column: str,
+) -> np.ndarray:
     """Of each seed that ran in all `settings` the mean over these."""
     units = zip(of_row.setting, of_row.seed, strict=True)
     values = dict(zip(units, of_row[column], strict=True))
@@ -180,25 +206,32 @@ def _over_seeds(of_row: DataFrame, settings: list[str], column: str) -> np.ndarr
 
 
 def _mean(values: Any) -> float | None:
-    """None unless all are known."""
-    known = [float(value) for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    """None unless there are values, and all are known."""
+    numbers = [float(value) for value in values if value is not None]
+    are_known = numbers and len(numbers) == len(values)
+    return sum(numbers) / len(numbers) if are_known else None
 
 
-def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
-    """What a row says of its method and the baseline."""
+def _against(
+    group: Group,
+    settings: list[str],
+    label: str,
+) -> dict[str, Any]:
+    """The columns of a method beside the baseline."""
     paired = group.paired(label, group.baseline, settings)
     row: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
     if not paired:
         return row
     means = [float(values.mean()) for values in paired.values()]
-    row |= zip(("wins", "ties", "losses"), statistics.tally(means), strict=True)
+    row["wins"], row["ties"], row["losses"] = statistics.tally(means)
     differences = group.differences(label, group.baseline, settings)
     if differences:
         row["difference"] = float(statistics.seed_means(differences).mean())
-    if interval := statistics.interval(differences):
-        row |= zip(("low", "high", "interval"), interval, strict=True)
-    if settings == group.settings and len(paired) >= statistics.MIN_PAIRS and len(differences) > 1:
+    interval = statistics.interval(differences)
+    if interval is not None:
+        row["low"], row["high"], row["interval"] = interval
+    has_test = len(paired) >= statistics.MIN_PAIRS and len(differences) > 1
+    if has_test and settings == group.settings:
         row["p"] = statistics.wilcoxon(means)
         # pairs of one seed in several settings may have in common what the seed brings
         if len(settings) > 1:
@@ -209,13 +242,14 @@ def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
 def _best(group: Group, settings: list[str]) -> str | None:
     """The method with the best mean, where the interval of its difference to the next best lies
     above 0; None where methods have not the same seeds: their means are then of unlike runs."""
-    means = {}
-    seeds = set()
+    means, seeds = {}, set()
     for label in group.methods:
         scores = group.scores[label].dropna().groupby(level=UNIT).mean()
-        if of_label := complete(settings, scores.index):
+        of_label = complete(settings, scores.index)
+        if of_label:
             seeds.add(tuple(of_label))
-            means[label] = np.mean([scores[s, seed] for seed in of_label for s in settings])
+            units = [(setting, seed) for seed in of_label for setting in settings]
+            means[label] = np.mean([scores[unit] for unit in units])
     if len(means) < 2 or len(seeds) > 1:
         return None
     first, second, *_ = sorted(means, key=lambda label: -means[label])
@@ -238,12 +272,11 @@ def share_harmed(runs: DataFrame) -> Series:
     alone = scores[scores.method == local].set_index(keys).value.rename("alone")
     both = scores[scores.method != local].join(alone, on=keys).dropna(subset="alone")
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
-    tested = [
-        sizes[at].get(client, 0.0) for at, client in zip(both["at"], both.client, strict=True)
-    ]
-    floor = statistics.noise(both.value.to_numpy(), both.alone.to_numpy(), np.array(tested))
-    worse = both.alone - both.value > floor
-    return worse.groupby(both["at"]).mean().reindex(runs.index)
+    units = zip(both["at"], both.client, strict=True)
+    tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
+    floor = statistics.noise(both.value.to_numpy(), both.alone.to_numpy(), tested)
+    is_worse = both.alone - both.value > floor
+    return is_worse.groupby(both["at"]).mean().reindex(runs.index)
 
 
 def tested_samples(run: Any) -> dict[int, float]:
@@ -267,14 +300,15 @@ def harm_notes(runs: DataFrame) -> list[str]:
     notes = [f"harmed: {every}"]
     metric = runs.metric.iloc[0]
     if metric in FURTHER:
-        least = [run.summary.get("least_test_class") for run in runs.run]
-        known = [count for count in least if isinstance(count, int)]
-        rare = f"; the rarest class of a client's test part has {min(known, default=0)} samples"
+        smallest = [run.summary.get("least_test_class") for run in runs.run]
+        counts = [count for count in smallest if isinstance(count, int)]
+        rare = ""
+        if counts:
+            rare = f"; the rarest class of a client's test part has {min(counts)} samples"
         low, high = runs.scores.map(len).min(), runs.scores.map(len).max()
         number = f"{low}" if low == high else f"{low} to {high}"
         clients = max(len(run.rows("final")) for run in runs.run)
-        means = f"{metric}: means are over {number} of {clients} clients"
-        notes.append(means + (rare if known else ""))
+        notes.append(f"{metric}: means are over {number} of {clients} clients{rare}")
     return notes
 
 
@@ -295,20 +329,29 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
             places = statistics.cliques(ranks, pairwise)
             cliques = [[labels[k] for k in clique] for clique in places]
             lists = ranks.tolist(), pairwise.tolist(), cliques
-            ranked.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
+            ranked.append(
+                Ranks(
+                    group.judge,
+                    labels,
+                    len(table),
+                    chi_square,
+                    p,
+                    *lists,
+                )
+            )
         elif len(group.settings) > 1 and len(labels) > 1:
             settings = f"{statistics.MIN_PAIRS} settings that all methods have run in"
-            wanted = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"
+            needed = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"
             here = f"here {len(table)} and {len(labels)}"
-            notes.append(f"{MODELS[group.judge]}: {wanted}; {here}")
+            notes.append(f"{MODELS[group.judge]}: {needed}; {here}")
     return ranked, notes
 
 
 def _time(runs: DataFrame) -> list[str]:
     """Which seconds these are, where there are any."""
     timed: dict[str, RunResult] = {run.name: run for run in runs.run if run.has("seconds")}
-    whole = sum(not run.has("seconds_evaluation") for run in timed.values())
-    more = f" ({whole} of {len(timed)} runs do not tell it apart)" if whole else ""
+    untold = sum(not run.has("seconds_evaluation") for run in timed.values())
+    more = f" ({untold} of {len(timed)} runs do not tell it apart)" if untold else ""
     return [f"time: of the rounds, without scoring{more}"] if timed else []
 
 
@@ -318,11 +361,10 @@ def _one_class(runs: DataFrame) -> list[str]:
     judges = [run.judge for run in runs.run]
     judged = runs[(runs.metric == ACCURACY.name) & (runs.model == judges)]
     flags = judged.run.map(lambda run: bool(one_class(run)))
-    rows = [
-        f"{label} ({of_row.sum()} of {len(of_row)} runs)"
-        for label, of_row in flags.groupby(judged.method, sort=False)
-        if of_row.any()
-    ]
+    rows = []
+    for label, of_row in flags.groupby(judged.method, sort=False):
+        if of_row.any():
+            rows.append(f"{label} ({of_row.sum()} of {len(of_row)} runs)")
     if not rows:
         return []
     begin = "one class: some final models predict one class for all of the client's test samples"
@@ -340,7 +382,8 @@ def _tests(table: DataFrame, compared: DataFrame) -> list[str]:
         level = f"{1 - statistics.LEVEL:.0%} for the mean difference of new seeds"
         notes.append(f"intervals: {level}; {'; '.join(kinds)}")
     settings = set(table.setting)
-    if tested := table.p.count():
+    tested = table.p.count()
+    if tested:
         seeds = " (and Student's t over seeds, if that is greater)" if ALL in settings else ""
         stars = f"* where it is at most {statistics.LEVEL:g}"
         corrected = f"Holm-corrected ({tested} of them)"

@@ -20,7 +20,6 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.report import vector
 from fl_lightning.lab.study import clients, picture, scores, tables
 from fl_lightning.lab.study.chosen import chosen as values_chosen
-from fl_lightning.lab.study.compare import Compared
 from fl_lightning.lab.study.compare import compare as of_methods
 from fl_lightning.lab.study.listing import FORMATS, Listing, choose
 from fl_lightning.lab.study.listing import table as as_table
@@ -29,16 +28,35 @@ from fl_lightning.results.opening import check_out
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Options:
     """How methods are compared (`fl_lightning.compare`)."""
 
     baseline: str | None = None
     judge: str | None = None
     metric: str | None = None
     target: float | None = None
+    format: str = "table"
+    out: str | None = None
     accept_changed_code: bool = False
     clients: bool = False
-    format: str = "table"
+    columns: str | None = None
+    caption: str | None = None
+    label: str | None = None
+
+    def check(self) -> None:
+        """Raise `BadInput` for keys that do not go together, and for a file that may not be
+        written."""
+        if self.out is not None:
+            check_out("out", self.out, "", MARK, "comparison")
+        if self.clients:
+            requirement = "it is of methods over seeds: leave out --clients"
+            check("target", self.target, self.target is None, requirement)
+        for key in ("caption", "label"):
+            value = getattr(self, key)
+            fits = value is None or self.format == "latex"
+            check(key, value, fits, "it is for --format latex")
+        fits = self.columns is None or self.format not in ("csv", "json")
+        check("columns", self.columns, fits, f"{self.format} has all columns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,77 +77,44 @@ class Comparison:
         return str(self.table.to_html()) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 
-def compare(
-    folders: Sequence[str],
-    asked: Asked,
-    columns: str | None,
-    caption: str | None,
-    label: str | None,
-    out: str | None,
-) -> Comparison:
+def compare(folders: Sequence[str], options: Options) -> Comparison:
     """Compares the methods of a study, an archive or run folders; writes the text to the file
-    `out`, where it is given.
+    `options.out`, where it is given.
 
     Raises:
         BadInput: a key that has no effect beside the others, a file that is not written over, or as
             `read`.
     """
-    _check(folders, asked, columns, caption, label, out)
-    listing = _listing_of(folders, asked)
-    listing = listing if columns is None else choose(listing, columns)
-    listing = dataclasses.replace(
-        listing,
-        caption=caption or "",
-        label=label or "",
-    )
-    return written(listing, asked.format, out)
-
-
-def _listing_of(folders: Sequence[str], asked: Asked) -> Listing:
-    """Returns the table, with pictures where it becomes a page."""
-    with read(folders, asked) as (scored, notes, folder):
-        if asked.clients:
-            listing = clients.listing_of(scored, asked.baseline)
-            return dataclasses.replace(
-                listing,
-                notes=[*notes, *listing.notes],
-            )
-        compared = side_by_side(
-            scored,
-            notes,
-            folder,
-            asked.baseline,
-            asked.target,
-        )
-        listing = tables.listing_of(compared)
-        drawn = picture.draw(scored, compared) if asked.format == "html" else {}
-        return dataclasses.replace(listing, pictures=drawn)
-
-
-def _check(
-    folders: Sequence[str],
-    asked: Asked,
-    columns: str | None,
-    caption: str | None,
-    label: str | None,
-    out: str | None,
-) -> None:
-    """Raise `BadInput` without a folder, for keys that do not go together, and for a file that may
-    not be written."""
-    allowed = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
-    check("compare", None, bool(folders), allowed)
-    if out is not None:
-        check_out("out", out, "", MARK, "comparison")
-    if asked.clients:
-        allowed = "it is of methods over seeds: leave out --clients"
-        check("target", asked.target, asked.target is None, allowed)
-    if asked.format != "latex":
-        check("caption", caption, caption is None, "it is for --format latex")
-        check("label", label, label is None, "it is for --format latex")
-    whole = columns is None or asked.format not in ("csv", "json")
-    check("columns", columns, whole, f"{asked.format} has all columns")
-    if asked.format == "html":
+    requirement = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
+    check("compare", None, bool(folders), requirement)
+    options.check()
+    if options.format == "html":
         require("report", "compare", folders[0])
+    listing = _listing_of(folders, options)
+    if options.columns is not None:
+        listing = choose(listing, options.columns)
+    caption, label = options.caption or "", options.label or ""
+    listing = dataclasses.replace(listing, caption=caption, label=label)
+    return write(listing, options.format, options.out)
+
+
+def _listing_of(folders: Sequence[str], options: Options) -> Listing:
+    """Returns the table, with pictures where it becomes a page."""
+    with read(folders, options) as (runs, notes, folder):
+        if options.clients:
+            listing = clients.listing_of(runs, options.baseline)
+            return dataclasses.replace(listing, notes=[*notes, *listing.notes])
+        try:
+            compared = of_methods(runs, options.baseline, options.target)
+        except BadInput:  # such as no pairs, since runs are left out
+            for note in notes:
+                print(note, file=sys.stderr)
+            raise
+        choices, warnings = values_chosen(folder)
+        compared.table["chosen"] = compared.table.method.map(choices)
+        compared.notes[:0] = [*notes, *warnings]
+        pictures = picture.draw(runs, compared) if options.format == "html" else {}
+        return dataclasses.replace(tables.listing_of(compared), pictures=pictures)
 
 
 def report(
@@ -140,22 +125,19 @@ def report(
     require("study", "report", study)
     require("report", "report", study)
     page = check_out("out", out, "", MARK, "comparison")
-    asked = Asked(
-        accept_changed_code=accept_changed_code,
-        format="html",
-    )
-    listing = _listing_of([study], asked)
+    options = Options(accept_changed_code=accept_changed_code, format="html")
+    listing = _listing_of([study], options)
     charts = page.with_name(f"{page.stem}-figures")
     if figures is not None:
-        files = {name: figure for name, (figure, _) in listing.pictures.items()}
-        vector.write(files, charts, figures, MARK)
-    written(listing, "html", out)
+        drawn = {name: figure for name, (figure, _) in listing.pictures.items()}
+        vector.write(drawn, charts, figures, MARK)
+    write(listing, "html", out)
     return charts if figures is not None else None
 
 
 @contextlib.contextmanager
-def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[DataFrame, list[str], Path]]:
-    """The cells of a study, an archive or run folders, what is to be said of them, and the first
+def read(names: Sequence[str], options: Options) -> Iterator[tuple[DataFrame, list[str], Path]]:
+    """The runs of a study, an archive or run folders (`scores.read`), notes, and the first
     folder."""
     require("study", "compare", names[0])
     folders = [Path(name) for name in names]
@@ -164,44 +146,25 @@ def read(names: Sequence[str], asked: Asked) -> Iterator[tuple[DataFrame, list[s
             from fl_lightning.lab.study import archive
 
             folders = [until.enter_context(archive.unpacked(folders[0]))]
-        keys = asked.judge, asked.metric, asked.accept_changed_code
-        scored, notes = scores.read(folders, *keys)
-        yield scored, notes, folders[0]
+        keys = options.judge, options.metric, options.accept_changed_code
+        yield *scores.read(folders, *keys), folders[0]
 
 
-def side_by_side(
-    scored: DataFrame,
-    notes: list[str],
-    folder: Path,
-    baseline: str | None = None,
-    target: float | None = None,
-) -> Compared:
-    """The comparison of cells, with the values that `fl-train tune` chose for the study in
-    `folder`."""
-    try:
-        compared = of_methods(scored, baseline, target)
-    except BadInput:  # such as no pairs, since runs are left out
-        print(
-            "".join(f"{note}\n" for note in notes),
-            end="",
-            file=sys.stderr,
-        )
-        raise
-    chosen, warnings = values_chosen(folder)
-    compared.table["chosen"] = compared.table.method.map(chosen)
-    compared.notes[:0] = [*notes, *warnings]
-    return compared
-
-
-def written(listing: Listing, form: str, out: str | None = None) -> Comparison:
-    """Returns the comparison with its text, which is written to the file `out` where that is given;
-    of a CSV, the lines below the table go to stderr."""
+def write(
+    listing: Listing,
+    form: str,
+    out: str | None = None,
+) -> Comparison:
+    """Writes the text of a listing to the file `out`, where that is given, and of a CSV the lines
+    below the table to stderr; returns the comparison with its text, which is empty where a file
+    has it."""
     screen = Console()
     fits = form == "table" and out is None and screen.is_terminal
     text = as_table(listing, screen.width) if fits else FORMATS[form](listing)
-    if out is not None:
-        write_whole(Path(out), text)
     if form == "csv":
         print("\n".join(listing.notes), file=sys.stderr)
-    shown = "" if out is not None else text.removesuffix("\n")
-    return Comparison(listing.numbers, list(listing.notes), shown)
+    notes = list(listing.notes)
+    if out is None:
+        return Comparison(listing.numbers, notes, text.removesuffix("\n"))
+    write_whole(Path(out), text)
+    return Comparison(listing.numbers, notes, "")

@@ -14,11 +14,11 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import check
+from fl_lightning.configuration.config import Config, check
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Entry:
         """Its arguments in a setting."""
         arguments = dict(self.arguments)
         for word in words(setting):
-            arguments |= self.when.get(word, {})
+            arguments.update(self.when.get(word, {}))
         return arguments
 
 
@@ -77,9 +77,8 @@ class Run:
     def folder(self) -> str:
         """Relative to the study's."""
         setting = safe(",".join(words(self.setting)))
-        return "/".join(
-            filter(None, ["runs", setting, place(self.entry.label), f"seed-{self.seed}"])
-        )
+        parts = ["runs", setting, place(self.entry.label), f"seed-{self.seed}"]
+        return "/".join(filter(None, parts))
 
     def cells(self) -> list[dict[str, Any]]:
         """Its entries of `study.json`."""
@@ -91,9 +90,19 @@ class Run:
             "folder": self.folder,
             "forced": self.entry.forced,
         }
+        judges = self.entry.judges.items()
         return [
-            cell | {"label": label, "judge": judge} for label, judge in self.entry.judges.items()
+            {
+                **cell,
+                "label": label,
+                "judge": judge,
+            }
+            for label, judge in judges
         ] or [cell]
+
+
+Pairs = list[tuple[Run, Config]]
+"""Runs with their configs."""
 
 
 @dataclass(frozen=True)
@@ -119,62 +128,47 @@ class Study:
             BadInput: a key that does not exist or is missing, a method that nothing is called, an
                 empty list, seeds that are no seeds, two methods of one label, too many runs.
         """
-        check(
-            "study", content, isinstance(content, dict), f"it must hold the keys {', '.join(KEYS)}"
-        )
-        for key in content:
+        requirement = f"it must hold the keys {', '.join(KEYS)}"
+        check("study", content, isinstance(content, dict), requirement)
+        for key, value in content.items():
             near = catalogue.did_you_mean(str(key), KEYS)
-            check(
-                str(key),
-                content[key],
-                key in KEYS,
-                f"no such key{near}; keys of a study: {', '.join(KEYS)}",
-            )
+            requirement = f"no such key{near}; keys of a study: {', '.join(KEYS)}"
+            check(str(key), value, key in KEYS, requirement)
         for key in ("base", "methods", "seeds"):
             check(key, None, content.get(key) is not None, "a study must have it")
-        forced = content.get("forced", True)
+        forced, paper = content.get("forced", True), content.get("paper")
         check("forced", forced, isinstance(forced, bool), "it must be true or false")
-        methods, grid = content["methods"], content.get("grid", {})
-        fine = isinstance(methods, list) and len(methods) > 0
-        check(
-            "methods",
-            methods,
-            fine,
-            "it must be a list of names, or of mappings of a name and arguments",
-        )
-        paper = content.get("paper")
-        check(
-            "paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)"
-        )
+        methods = content["methods"]
+        is_list = isinstance(methods, list) and len(methods) > 0
+        requirement = "it must be a list of names, or of mappings of a name and arguments"
+        check("methods", methods, is_list, requirement)
+        is_mapping = isinstance(paper, dict | None)
+        check("paper", paper, is_mapping, "it must be a mapping (docs/studies.md)")
         together = content.get("together", "auto")
         check_together(together)
-        axes = _grid(grid) if "grid" in content else {}
-        study = cls(
-            content["base"], methods, read_seeds(content["seeds"]), axes, forced, together, paper
-        )
+        grid = _grid(content["grid"]) if "grid" in content else {}
+        seeds = read_seeds(content["seeds"])
+        study = cls(content["base"], methods, seeds, grid, forced, together, paper)
         study.check()
         return study
 
     def check(self) -> None:
         """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too
         many runs."""
+        settings, entries = self.settings(), self.entries()
+        setting_words = [word for setting in settings for word in words(setting)]
+        requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
         by_folder: dict[str, Entry] = {}
-        for entry in self.entries():
-            for label in dict.fromkeys([entry.label, *entry.judges]):
+        for entry in entries:
+            for label in {entry.label: None, **entry.judges}:
                 other = by_folder.setdefault(place(label), entry)
-                check(
-                    entry.key,
-                    label,
-                    other is entry,
-                    f"{other.key} is called so, too: give one of them a `label`",
-                )
-            both = sorted(entry.settings.keys() & self.varied())
-            check(entry.key, ", ".join(both), not both, "the grid sets it, too")
-            known = dict.fromkeys(word for setting in self.settings() for word in words(setting))
+                alike = f"{other.key} is called so, too: give one of them a `label`"
+                check(entry.key, label, other is entry, alike)
+            twice = sorted(entry.settings.keys() & self.varied())
+            check(entry.key, ", ".join(twice), not twice, "the grid sets it, too")
             for word in entry.when:
-                allowed = f"the grid has no such setting; it has {', '.join(known) or 'none'}"
-                check(f"{entry.key}.when", word, word in known, allowed)
-        number = len(self.settings()) * len(self.entries()) * len(self.seeds)
+                check(f"{entry.key}.when", word, word in setting_words, requirement)
+        number = len(settings) * len(entries) * len(self.seeds)
         check("study", number, number <= MOST_RUNS, f"it has at most {MOST_RUNS} runs")
 
     def varied(self) -> set[str]:
@@ -184,12 +178,16 @@ class Study:
     def settings(self) -> list[Setting]:
         """The points of the grid, the last key varying fastest."""
         axes = [
-            [value if is_linked(key) else {key: value} for value in values]
+            values if is_linked(key) else [{key: value} for value in values]
             for key, values in self.grid.items()
         ]
-        return [
-            {k: v for part in point for k, v in part.items()} for point in itertools.product(*axes)
-        ]
+        settings = []
+        for point in itertools.product(*axes):
+            setting: Setting = {}
+            for part in point:
+                setting.update(part)
+            settings.append(setting)
+        return settings
 
     def entries(self, everyone: bool = True) -> list[Entry]:
         """The methods, with the forced rows that are not among them.
@@ -199,11 +197,10 @@ class Study:
                 model of each, of any kind, and one FedAvg run serves two rows; else only the
                 judge's final models are scored for everyone.
         """
-        listed = [_entry(f"methods[{number}]", given) for number, given in enumerate(self.methods)]
-        plain = {entry.name for entry in listed if entry.label == entry.name}
-        return listed + [
-            entry for entry in _forced(everyone) if self.forced and entry.label not in plain
-        ]
+        entries = [_entry(f"methods[{k}]", method) for k, method in enumerate(self.methods)]
+        plain = {entry.name for entry in entries if entry.label == entry.name}
+        forced = _forced(everyone) if self.forced else []
+        return entries + [entry for entry in forced if entry.label not in plain]
 
     def runs(self, participation: float) -> list[Run]:
         """All runs, seed by seed: after a part of them there is a comparison already.
@@ -245,142 +242,129 @@ def safe(text: str) -> str:
     return f"{plain[: LONGEST - 7].lstrip('.')}-{digest}"
 
 
-def _entry(key: str, given: Any) -> Entry:
+def _entry(key: str, method: Any) -> Entry:
     """A method by its name, or by a mapping of name, arguments, keys of its own (with a dot) and
     `label`."""
-    if isinstance(given, str):
-        given = {"name": given}
-    fine = isinstance(given, dict) and all(isinstance(word, str) for word in given)
-    check(key, given, fine, "it must be a name, or a mapping of `name` and arguments")
-    rest = dict(given)
-    name, called = rest.pop("name", rest.pop("class_path", None)), rest.pop("label", None)
+    content = {"name": method} if isinstance(method, str) else method
+    is_mapping = isinstance(content, dict) and all(isinstance(word, str) for word in content)
+    check(key, method, is_mapping, "it must be a name, or a mapping of `name` and arguments")
+    rest = dict(content)
+    name = rest.pop("name", rest.pop("class_path", None))
+    label = rest.pop("label", None)
     when = rest.pop("when", {})
-    fine = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
-    check(
-        f"{key}.when",
-        when,
-        fine,
-        "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}",
-    )
-    check(key, given, isinstance(name, str), "it must say which method: {name: fedprox, mu: 0.1}")
-    entry_of = catalogue.find("methods", key, name)
-    short = entry_of.name.rpartition(".")[2].lower()
+    is_mapping = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
+    requirement = "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}"
+    check(f"{key}.when", when, is_mapping, requirement)
+    is_named = isinstance(name, str)
+    check(key, content, is_named, "it must say which method: {name: fedprox, mu: 0.1}")
+    listed = catalogue.find("methods", key, name)
     settings = {word: rest.pop(word) for word in list(rest) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, OWN)
     inside = rest.pop("init_args", None) or {}
     check(f"{key}.init_args", inside, isinstance(inside, dict), "it must be a mapping of arguments")
     arguments = inside | rest
-    given_name = " ".join(
-        [short, *(f"{word}={_text(value)}" for word, value in (arguments | settings).items())]
-    )
-    label = safe(given_name) if called is None else called
-    fine = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
-    check(
-        f"{key}.label",
-        label,
-        fine,
-        f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-",
-    )
-    return Entry(
-        key,
-        entry_of.class_path if "." in entry_of.name else entry_of.name,
-        label,
-        arguments,
-        settings,
-        when,
-    )
+    if label is None:
+        short = listed.name.rpartition(".")[2].lower()
+        label = safe(" ".join([short, *words(arguments | settings)]))
+    requirement = f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-"
+    is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
+    check(f"{key}.label", label, is_name, requirement)
+    path = listed.class_path if "." in listed.name else listed.name
+    return Entry(key, path, label, arguments, settings, when)
 
 
 def _forced(everyone: bool) -> list[Entry]:
     """Rows without which no table of personalised methods can be judged: training alone, and FedAvg
     personalised."""
-    rows = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
-    entries = [Entry("forced", "local", "local", forced=True)]
+    judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
+    kinds = ["before", "after", "global", "finetuned"] if everyone else None
+    fedavg = [
+        Entry(
+            "forced",
+            "fedavg",
+            label,
+            settings={"evaluation.judge": judge, "evaluation.models": kinds},
+            forced=True,
+        )
+        for label, judge in judges.items()
+    ]
     if everyone:
-        both = {
-            "evaluation.judge": "after",
-            "evaluation.models": ["before", "after", "global", "finetuned"],
-        }
-        return [
-            *entries,
-            Entry(
-                "forced", "fedavg", "fedavg personalised", settings=both, judges=rows, forced=True
-            ),
-        ]
-    for label, judge in rows.items():
-        own = {"evaluation.judge": judge, "evaluation.models": None}
-        entries.append(Entry("forced", "fedavg", label, settings=own, forced=True))
-    return entries
+        fedavg = [replace(fedavg[0], label="fedavg personalised", judges=judges)]
+    return [
+        Entry(
+            "forced",
+            "local",
+            "local",
+            forced=True,
+        ),
+        *fedavg,
+    ]
 
 
 def check_together(value: Any) -> None:
     """Raise `BadInput` unless it may be how many runs train together."""
-    fine = value == "auto" or (type(value) is int and value > 0)
-    check("together", value, fine, "it must be a whole number from 1, or auto")
+    is_number = type(value) is int and value > 0
+    requirement = "it must be a whole number from 1, or auto"
+    check("together", value, is_number or value == "auto", requirement)
 
 
-def read_seeds(given: Any) -> list[int]:
+def read_seeds(seeds: Any) -> list[int]:
     """The seeds of a list, or of a span such as `0-4`; `BadInput` for anything else."""
-    allowed = "it must be a span such as 0-4, or a list of whole numbers from 0, each once"
-    span = re.fullmatch(r"(\d{1,18})-(\d{1,18})", given.strip()) if isinstance(given, str) else None
-    if span:
-        first, last = int(span[1]), int(span[2])
-        check("seeds", given, first <= last, allowed)
-        check("seeds", given, last - first < MOST_RUNS, f"a study has at most {MOST_RUNS} runs")
+    requirement = "it must be a span such as 0-4, or a list of whole numbers from 0, each once"
+    text = seeds.strip() if isinstance(seeds, str) else ""
+    if span := re.fullmatch(r"(\d{1,18})-(\d{1,18})", text):
+        first, last = map(int, span.groups())
+        check("seeds", seeds, first <= last, requirement)
+        check("seeds", seeds, last - first < MOST_RUNS, f"a study has at most {MOST_RUNS} runs")
         return list(range(first, last + 1))
-    fine = (
-        isinstance(given, list)
-        and len(given) > 0
-        and all(type(s) is int and 0 <= s < 2**63 for s in given)
-    )
-    check("seeds", given, fine and len(set(given)) == len(given), allowed)
-    return list(given)
+    is_list = isinstance(seeds, list) and len(seeds) > 0
+    are_seeds = is_list and all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds)
+    check("seeds", seeds, are_seeds and len(set(seeds)) == len(seeds), requirement)
+    return list(seeds)
 
 
-def _grid(given: Any) -> dict[str, list[Any]]:
-    fine = isinstance(given, dict) and len(given) > 0
-    check("grid", given, fine, "it must map keys to lists of values; without a grid, leave it out")
-    points: list[str] = []
-    for key, values in given.items():
-        fine = isinstance(values, list) and len(values) > 0
-        linked = (
-            fine and is_linked(key) and all(isinstance(value, dict) and value for value in values)
-        )
-        inside = list(values[0]) if linked else [key]
-        if not linked:
-            _check_axis(f"grid.{key}", key, values, AXES)
-        check(f"grid.{key}", values, fine, "it must be a list of values")
-        for value in values if linked else ():
-            check(
-                f"grid.{key}",
-                value,
-                list(value) == inside,
-                f"each must have the keys {', '.join(map(str, inside))}",
-            )
-            for name in inside:
-                _check_axis(f"grid.{key}.{name}", name, value[name], AXES)
-        texts = [json.dumps(_as_number(value), default=str) for value in values]
-        check(f"grid.{key}", values, len(set(texts)) == len(texts), "it has a value twice")
-        points += inside
-    both = sorted({key for key in points if points.count(key) > 1})
-    check("grid", ", ".join(both), not both, "it is set twice")
-    return dict(given)
+def _grid(content: Any) -> dict[str, list[Any]]:
+    is_mapping = isinstance(content, dict) and len(content) > 0
+    requirement = "it must map keys to lists of values; without a grid, leave it out"
+    check("grid", content, is_mapping, requirement)
+    varied: list[str] = []
+    for name, values in content.items():
+        key = f"grid.{name}"
+        is_list = isinstance(values, list) and len(values) > 0
+        if (
+            is_list
+            and is_linked(name)
+            and all(isinstance(value, dict) and value for value in values)
+        ):
+            keys = list(values[0])
+            requirement = f"each must have the keys {', '.join(map(str, keys))}"
+            for point in values:
+                check(key, point, list(point) == keys, requirement)
+                for word, value in point.items():
+                    _check_axis(f"{key}.{word}", word, value, AXES)
+        else:
+            keys = [name]
+            _check_axis(key, name, values, AXES)
+            check(key, values, is_list, "it must be a list of values")
+        texts = {json.dumps(_as_number(value), default=str) for value in values}
+        check(key, values, len(texts) == len(values), "it has a value twice")
+        varied += keys
+    twice = sorted({key for key in varied if varied.count(key) > 1})
+    check("grid", ", ".join(twice), not twice, "it is set twice")
+    return dict(content)
 
 
 def _as_number(value: Any) -> Any:
     """Numbers, and texts that are some (YAML reads 1e-1 as text), as floats: 1, 1.0 and 1e0 are one
     value."""
     if isinstance(value, list):
-        return [_as_number(one) for one in value]
+        return list(map(_as_number, value))
     if isinstance(value, dict):
-        return {key: _as_number(one) for key, one in value.items()}
-    with contextlib.suppress(ValueError, OverflowError):
-        return (
-            float(value)
-            if isinstance(value, int | float | str) and not isinstance(value, bool)
-            else value
-        )
+        return {key: _as_number(part) for key, part in value.items()}
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)
     return value
 
 
@@ -389,13 +373,15 @@ def is_linked(key: Any) -> bool:
     return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
 
 
-def _check_axis(where: str, key: Any, value: Any, groups: tuple[str, ...]) -> None:
-    fine = (
-        isinstance(key, str)
-        and (key.partition(".")[0] in groups)
-        and (key == "model" or "." in key)
-    )
-    check(where, value, fine, f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME")
+def _check_axis(
+    where: str,
+    key: Any,
+    value: Any,
+    groups: tuple[str, ...],
+) -> None:
+    requirement = f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME"
+    group, dot, _ = key.partition(".") if isinstance(key, str) else ("", "", "")
+    check(where, value, group in groups and (bool(dot) or key == "model"), requirement)
 
 
 def _text(value: Any) -> str:

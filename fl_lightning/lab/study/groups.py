@@ -49,17 +49,22 @@ class Group:
         return single if len(single) == 1 else [*single, (ALL, self.settings)]
 
     def paired(
-        self, label: str, other: str, settings: list[str]
+        self, label: str, baseline: str, settings: list[str]
     ) -> dict[tuple[str, int], np.ndarray]:
         """Differences of each client, by setting and seed in which both methods have run."""
-        differences = (self.scores[label] - self.scores[other]).dropna()
+        differences = (self.scores[label] - self.scores[baseline]).dropna()
         units = differences.groupby(level=UNIT, sort=False)
         return {unit: values.to_numpy() for unit, values in units if unit[0] in settings}
 
-    def differences(self, label: str, other: str, settings: list[str]) -> list[list[np.ndarray]]:
-        """Of each seed in which both have run in all of `settings`: in each of these, of each
-        client."""
-        units = self.paired(label, other, settings)
+    def differences(
+        self,
+        label: str,
+        baseline: str,
+        settings: list[str],
+    ) -> list[list[np.ndarray]]:
+        """Differences [seed][setting] of each client, for the seeds with which both methods have
+        run in all of `settings`."""
+        units = self.paired(label, baseline, settings)
         seeds = complete(settings, units)
         return [[units[setting, seed] for setting in settings] for seed in seeds]
 
@@ -75,32 +80,32 @@ def grouped(runs: DataFrame, baseline: str | None) -> tuple[list[Group], list[st
         BadInput: nobody is called so, or methods of a pair scored different clients.
     """
     labels = list(runs.method.unique())
-    allowed = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
-    check("baseline", baseline, baseline is None or baseline in labels, allowed)
+    missing = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
+    check("baseline", baseline, baseline is None or baseline in labels, missing)
     table = tidy(runs)
     groups, notes, last = [], [], []
-    for judge in (judge for judge in MODELS if (runs.model == judge).any()):
+    for judge in [judge for judge in MODELS if (runs.model == judge).any()]:
+        words = MODELS[judge]
         of_judge = runs[runs.model == judge]
         methods = list(of_judge.method.unique())
-        wide = table[table.model == judge].pivot(
-            index=[*UNIT, "client"], columns="method", values="value"
-        )
+        of_clients = table[table.model == judge]
+        wide = of_clients.pivot(index=[*UNIT, "client"], columns="method", values="value")
         units = [unit.dropna(axis=1, how="all") for _, unit in wide.groupby(level=UNIT, sort=False)]
         for unit in units:
             _check_common(unit)
-        lost = sum(bool(unit.isna().any(axis=None)) for unit in units)
+        incomplete = sum(bool(unit.isna().any(axis=None)) for unit in units)
         common = concat([unit.dropna() for unit in units]).reindex(columns=methods)
-        local = training_alone(of_judge)
-        chosen = baseline if baseline in methods else local or methods[0]
-        groups.append(Group(judge, of_judge, common, str(chosen)))
-        notes += [f"{MODELS[judge]}: {note}" for note in _notes(of_judge, lost, len(units))]
+        first = training_alone(of_judge) or methods[0]
+        against = str(baseline) if baseline in methods else first
+        groups.append(Group(judge, of_judge, common, against))
+        notes += [f"{words}: {note}" for note in _notes(of_judge, incomplete, len(units))]
         if len(methods) == 1:
             nothing = "nothing with the same judge to compare with"
-            last.append(f"{MODELS[judge]}: {methods[0]}: {nothing}")
-        elif baseline not in (None, chosen):
-            other = f"{baseline} was not judged so: differences are to {chosen}"
+            last.append(f"{words}: {methods[0]}: {nothing}")
+        elif baseline not in (None, against):
+            other = f"{baseline} was not judged so: differences are to {against}"
             advice = "--judge KIND compares all by one kind of model, where all runs were scored so"
-            last.append(f"{MODELS[judge]}: {other}; {advice}")
+            last.append(f"{words}: {other}; {advice}")
     return groups, notes + last
 
 
@@ -108,42 +113,48 @@ def _check_common(unit: DataFrame) -> None:
     """Raise `BadInput` where no client was scored by all methods of a setting and seed."""
     setting, seed, _ = unit.index[0]
     where = ", ".join(filter(None, [setting, f"seed {seed}"]))
-    allowed = f"{' and '.join(unit)} cannot be paired: they scored different clients"
-    check("compare", where, len(unit.dropna()) > 0, allowed)
+    differ = f"{' and '.join(unit)} cannot be paired: they scored different clients"
+    check("compare", where, len(unit.dropna()) > 0, differ)
 
 
-def _notes(runs: DataFrame, lost: int, units: int) -> list[str]:
+def _notes(
+    runs: DataFrame,
+    incomplete: int,
+    units: int,
+) -> list[str]:
     """Whose scores the runs of one judge have, and clients that are left out."""
     notes = []
-    scored = runs.scored.value_counts(sort=False)
-    if len(scored) > 1 or any(NEVER in words for words in scored.index):
-        listed = "; ".join(f"{words} ({number} runs)" for words, number in scored.items())
+    whose = runs.scored.value_counts(sort=False)
+    if len(whose) > 1 or any(NEVER in words for words in whose.index):
+        listed = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
         notes.append(f"scores of {listed}")
     # kinds other than the judge's are scored in rounds, by cohort
-    ends = [
-        (len(row.scores), sum(row.metric in client for client in row.run.rows("final")))
-        for row in runs.itertuples()
-    ]
-    cut = [(scored, clients) for scored, clients in ends if scored < clients]
+    cut = []
+    for row in runs.itertuples():
+        scored, clients = len(row.scores), sum(row.metric in c for c in row.run.rows("final"))
+        if scored < clients:
+            cut.append((scored, clients))
     if cut:
         least, clients = min(cut)
         begin = f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged"
         end = "by its own judge a run scores them all"
         notes.append(f"{begin} round alone ({least} of {clients}); {end}")
-    if lost:
-        begin = f"in {lost} of {units} settings and seeds not all methods scored the same clients"
+    if incomplete:
+        begin = (
+            f"in {incomplete} of {units} settings and seeds not all methods scored the same clients"
+        )
         notes.append(f"{begin}; only those that all scored count")
     return notes
 
 
 def no_pairs(groups: list[Group], baseline: str | None) -> BadInput:
-    """Why there are none."""
+    """The error of a comparison without pairs."""
     compared = [g for g in groups if baseline in (None, g.baseline) and len(g.methods) > 1]
     if compared:
-        settings = dict.fromkeys(s for group in compared for s in group.settings if s)
-        listed = f" (settings: {'; '.join([*settings][:4])})" if settings else ""
-        allowed = "there are no pairs: no other method has run in its setting with its seed"
-        return BadInput("baseline", compared[0].baseline, allowed + listed)
+        settings = list(dict.fromkeys(s for group in compared for s in group.settings if s))
+        listed = f" (settings: {'; '.join(settings[:4])})" if settings else ""
+        nothing = "there are no pairs: no other method has run in its setting with its seed"
+        return BadInput("baseline", compared[0].baseline, nothing + listed)
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
         advice = "--judge KIND compares all by one, where all runs were scored so"
@@ -161,6 +172,6 @@ def training_alone(runs: DataFrame) -> str | None:
 
 def complete(settings: list[str], units: Iterable[tuple[str, int]]) -> list[int]:
     """The seeds that have run in every one of `settings`."""
-    there = set(units)
-    seeds = sorted({seed for _, seed in there})
-    return [s for s in seeds if all((setting, s) in there for setting in settings)]
+    pairs = set(units)
+    seeds = sorted({seed for _, seed in pairs})
+    return [seed for seed in seeds if all((setting, seed) in pairs for setting in settings)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +22,16 @@ from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.lab.queue import ALIVE, states_of
 from fl_lightning.lab.study import code, samples, together
-from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run, Study, by_key, check_together
+from fl_lightning.lab.study.folder import StudyFolder, one_line
+from fl_lightning.lab.study.grid import Pairs, Run, Study, by_key, check_together
 from fl_lightning.lab.study.part import Part, part_of, with_seeds
 from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
-from fl_lightning.results import opening as runs
-from fl_lightning.results import owncode, provenance
+from fl_lightning.results import opening, owncode, provenance
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-QUIET: Layer = {
+DEFAULTS: Layer = {
     "method": "kapc",
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric": {"threads": 1},
@@ -43,8 +42,8 @@ is named: what a study lists has its paper's arguments, unless base or list say 
 _START = {"config", *(field.name for field in dataclasses.fields(Start))}
 """Keys that begin one run."""
 WHOLE = Part()
-Chosen = tuple[str | None, str | None, str | None]
-"""Methods, seeds and settings that are to be run, each as text with commas; None: all."""
+Selection = tuple[str | None, str | None, str | None]
+"""Methods, seeds and settings that a command is to run, each as text with commas; None: all."""
 Training = tuple[Config, Path]
 """A run's config, and its folder."""
 
@@ -66,15 +65,15 @@ class Options:
         if self.together is not None:
             check_together(self.together)
         if self.slurm:
-            allowed = "with slurm every run is a job of its own"
-            check("workers", self.workers, self.workers is None, allowed)
-            check("together", self.together, self.together is None, allowed)
+            for key in ("workers", "together"):
+                value = getattr(self, key)
+                check(key, value, value is None, "with slurm every run is a job of its own")
             self.job.check()
             return
         for field in dataclasses.fields(Job):
             value = getattr(self.job, field.name)
-            allowed = "it describes jobs: it needs slurm"
-            check(field.name, value, value == field.default, allowed)
+            is_default = value == field.default
+            check(field.name, value, is_default, "it describes jobs: it needs slurm")
 
 
 class Runs:
@@ -94,16 +93,22 @@ class Runs:
         from fl_lightning.results.runs import tidy, words
 
         folder = StudyFolder(self.folder)
-        rows, runs = by_key(folder.cells(), lambda cell: cell["folder"]), folder.results()
+        cells = by_key(folder.cells(), itemgetter("folder"))
+        results = folder.results()
         names = []
-        for name in runs:
-            shared = len(rows[name]) > 1
-            label = Path(name).parent.name if shared else rows[name][0]["label"]
-            names.append((label, words(rows[name][0]["setting"])))
-        return tidy(runs.values(), names)
+        for name in results:
+            cell, *others = cells[name]
+            label = Path(name).parent.name if others else cell["label"]
+            names.append((label, words(cell["setting"])))
+        return tidy(results.values(), names)
 
 
-def study(content: Any, over: list[Layer], chosen: Chosen, options: Options) -> Runs:
+def study(
+    content: Any,
+    over: list[Layer],
+    chosen: Selection,
+    options: Options,
+) -> Runs:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM.
 
     Args:
@@ -121,9 +126,9 @@ def study(content: Any, over: list[Layer], chosen: Chosen, options: Options) -> 
 
 def check_over(over: Sequence[Layer]) -> None:
     """Raise `BadInput` for settings that are not those of a study's base."""
-    allowed = "a study lists its methods; a key of data, federation, ... may be set"
+    requirement = "a study lists its methods; a key of data, federation, ... may be set"
     for layer in over:
-        check("method", layer.get("method"), "method" not in layer, allowed)
+        check("method", layer.get("method"), "method" not in layer, requirement)
         for key in layer.keys() & _START:
             raise BadInput(key, layer[key], "a study sets it for each run")
 
@@ -148,37 +153,37 @@ def start(
     folder = StudyFolder(Path(options.out))
     # to resolve configs takes seconds
     with signals.leaving(lambda: "fl-train: stopped before the study began"):
-        definition, base, all_runs, configs = grown(folder, definition, over)
-    chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
-    check(
-        "settings",
-        ", ".join(sorted(part.settings)),
-        len(chosen) > 0,
-        "no setting of the study has these values",
-    )
+        definition, base, pairs = resolved_in(folder, definition, over)
+    chosen = [pair for pair in pairs if pair[0] in part]
+    settings = ", ".join(sorted(part.settings))
+    check("settings", settings, len(chosen) > 0, "no setting of the study has these values")
     most_together = definition.together if options.together is None else options.together
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
-    chosen, executors = together.with_executors(
-        folder, chosen, 1 if options.slurm else most_together, configs
-    )
+    at_once = 1 if options.slurm else most_together
+    chosen, executors = together.with_executors(folder, chosen, at_once, pairs)
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, options.accept_changed_code)
-    samples.check_same(folder, list(zip(all_runs, configs, strict=True)), todo)
-    if options.slurm:
-        return _hand_over(folder, (definition, base, all_runs), chosen, executors, options.job)
-    fetch([config for _, config in todo])
-    with folder.locked():
-        # another process may have been in it meanwhile
-        folder.check(definition, to_settings(base), all_runs)
-        folder.write(definition, to_yaml(base), all_runs)
+    samples.check_same(folder, pairs, todo)
+
+    def write() -> None:
+        """Keep what the study is; another process may have been in the folder meanwhile."""
+        runs = [run for run, _ in pairs]
+        folder.check(definition, to_settings(base), runs)
+        folder.write(definition, to_yaml(base), runs)
         together.keep(folder, executors)
         code.accept(folder, todo)
-        return _run(folder, chosen, len(all_runs), options.workers, most_together, line)
+
+    if options.slurm:
+        return _hand_over(folder, chosen, len(pairs), options.job, write)
+    fetch([config for _, config in todo])
+    with folder.locked():
+        write()
+        return _run(folder, chosen, len(pairs), options.workers, most_together, line)
 
 
-def grown(
+def resolved_in(
     folder: StudyFolder, definition: Study, over: Sequence[Layer] = ()
-) -> tuple[Study, Config, list[Run], list[Config]]:
+) -> tuple[Study, Config, Pairs]:
     """The study with the seeds that its folder has beside its own, and what `resolved` makes of it.
 
     Raises:
@@ -187,15 +192,15 @@ def grown(
     """
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
-    base, all_runs, configs = resolved(definition, over=over)
-    folder.check(definition, to_settings(base), all_runs)
-    return definition, base, all_runs, configs
+    base, pairs = resolved(definition, over)
+    folder.check(definition, to_settings(base), [run for run, _ in pairs])
+    return definition, base, pairs
 
 
 def resolved(
     definition: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
-) -> tuple[Config, list[Run], list[Config]]:
-    """The resolved base of a study, all its runs, and the config of each.
+) -> tuple[Config, Pairs]:
+    """The resolved base of a study, and all its runs, each with its config.
 
     Args:
         definition: the study.
@@ -206,39 +211,40 @@ def resolved(
         BadInput: a config cannot work, two methods of the list come to the same, or `over` sets
             what the grid sets.
     """
-    for key, value in (pair for layer in over for pair in flat(layer)):
-        check(key, value, key not in definition.varied(), "the study's grid sets it")
-    layers = [QUIET, *beneath, *_base(definition.base), *over]
-    if not any(key.startswith("data.") for key in definition.varied()):
+    varied = definition.varied()
+    for layer in over:
+        for key, value in flat(layer):
+            check(key, value, key not in varied, "the study's grid sets it")
+    layers = [DEFAULTS, *beneath, *_base(definition.base), *over]
+    if not any(key.startswith("data.") for key in varied):
         check_first_rows(layers)
     base = resolve(layers)
-    runs.check_no_key(base)
-    all_runs = definition.runs(base.federation.participation)
-    first = [run for run in all_runs if run.seed == definition.seeds[0]]
-    whole = [_resolved_as_listed(run, base) for run in first]
-    _check_different(first, whole)
-    by_place = {
-        run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)
-    }
-    configs = [
-        dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed)
-        for run in all_runs
-    ]
-    return base, all_runs, configs
+    opening.check_no_key(base)
+    runs = definition.runs(base.federation.participation)
+    of_one_seed = runs[: len(runs) // len(definition.seeds)]
+    configs = [_resolved_as_listed(run, base) for run in of_one_seed]
+    _check_different(of_one_seed, configs)
+    # seed by seed, as `runs`
+    seeded = [dataclasses.replace(c, seed=seed) for seed in definition.seeds for c in configs]
+    return base, list(zip(runs, seeded, strict=True))
 
 
-def train(config: Config, folder: Path, accept: bool = False, put_together: Any = None) -> None:
+def train(
+    config: Config,
+    folder: Path,
+    accept: bool = False,
+    put_together: Any = None,
+) -> None:
     """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have
     changed. `put_together`: as for `fl_lightning.run.fit`."""
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
-    saved = runs.saved_layer(folder)
+    saved = opening.saved_layer(folder)
     if saved is not None:
-        runs.check_goes_on(saved, config, folder, accept)
-    with runs.opened(
-        Start(out=str(folder.parent), name=folder.name, resume=True), folder.name, config
-    ) as place:
+        opening.check_goes_on(saved, config, folder, accept)
+    start = Start(out=str(folder.parent), name=folder.name, resume=True)
+    with opening.opened(start, folder.name, config) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
@@ -254,38 +260,35 @@ def run_safely(work: Callable[[], None]) -> str | None:
     try:
         work()
     except (BadInput, RunFailed) as error:
-        print(message := redact(" ".join(str(error).split())), file=sys.stderr)
-        return message
+        line = one_line(error)
+        print(line, file=sys.stderr)
+        return line
     except Exception as error:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        message = redact(" ".join(f"{type(error).__name__}: {error}".split()))
-        return f"{message} (traceback in the study's logs/)"
+        line = one_line(f"{type(error).__name__}: {error}")
+        return f"{line} (traceback in the study's logs/)"
     return None
 
 
 # ---------------------------------------------------------------- what was asked for
 
 
-def _base(given: Any) -> Iterator[Layer]:
+def _base(base: Any) -> Iterator[Layer]:
     """The layers of a base: configs by name or file, mappings of keys, or a list of these, later
     ones winning.
 
     Loggers of a named config are left out: they suit one run, not a hundred. Those in the study
     file itself stay.
     """
-    for part in given if isinstance(given, list) else [given]:
+    requirement = "it must be a config's name or file, a mapping of keys, or a list of these"
+    for part in base if isinstance(base, list) else [base]:
+        check("base", part, isinstance(part, str | dict), requirement)
         if isinstance(part, str):
             layers = read_config(part)
             for layer in layers:
                 layer.pop("loggers", None)
-        elif isinstance(part, dict):
-            layers = own_layers("base", part)
         else:
-            raise BadInput(
-                "base",
-                part,
-                "it must be a config's name or file, a mapping of keys, or a list of these",
-            )
+            layers = own_layers("base", part)
         for layer in layers:
             for key in layer.keys() & (_START - {"seed", "smoke"}):
                 raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
@@ -295,8 +298,13 @@ def _base(given: Any) -> Iterator[Layer]:
 
 def layers_of(run: Run) -> list[Layer]:
     """What a run changes of the base, its seed aside."""
-    method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments_in(run.setting)}}
-    return [method, layer_of("grid", run.setting), layer_of("methods", run.entry.settings)]
+    entry = run.entry
+    method = {"name": entry.name, "init_args": entry.arguments_in(run.setting)}
+    return [
+        {"method": method},
+        layer_of("grid", run.setting),
+        layer_of("methods", entry.settings),
+    ]
 
 
 def _resolved_as_listed(run: Run, base: Config) -> Config:
@@ -308,26 +316,18 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
-        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.allowed) from None
+        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.requirement) from None
 
 
-def _check_different(listed: list[Run], configs: list[Config]) -> None:
+def _check_different(runs: list[Run], configs: list[Config]) -> None:
     """Raise `BadInput` for a listed method that comes to the same as another of its setting."""
-    for _, pairs in itertools.groupby(
-        zip(listed, configs, strict=True), key=lambda pair: pair[0].setting
-    ):
-        before: list[tuple[Run, Config]] = []
-        for run, config in pairs:
-            same = next(
-                (other for other, has in before if has == config and not run.entry.forced), run
-            )
-            check(
-                run.entry.key,
-                run.entry.label,
-                same is run,
-                f"it comes to the same as {same.entry.key}",
-            )
-            before.append((run, config))
+    every = zip(runs, configs, strict=True)
+    for pairs in by_key(every, lambda pair: str(pair[0].setting)).values():
+        for number, (run, config) in enumerate(pairs):
+            earlier = [pair[0] for pair in pairs[:number] if pair[1] == config]
+            if earlier and not run.entry.forced:
+                requirement = f"it comes to the same as {earlier[0].entry.key}"
+                raise BadInput(run.entry.key, run.entry.label, requirement)
 
 
 # ---------------------------------------------------------------- running
@@ -335,47 +335,46 @@ def _check_different(listed: list[Run], configs: list[Config]) -> None:
 
 def _run(
     folder: StudyFolder,
-    chosen: list[tuple[Run, Config]],
-    whole: int,
+    chosen: Pairs,
+    total: int,
     workers: int | None,
     at_once: int | str,
     line: str,
 ) -> str:
     """Runs what is missing of the chosen runs; returns how many there are, in words.
 
-    `whole`: how many the study has.
+    `total`: runs of the whole study.
     """
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.lab.study.runner import Runner
     from fl_lightning.lab.study.workers import one_by_one
 
     provenance.look()  # likewise
-    count = worker_count(workers, chosen[0][1])
-    most = together.most_at_once(at_once, [config for _, config in chosen])
-    most = together.within_memory(
-        min(most, -(-len(chosen) // count)), count, [config for _, config in chosen]
-    )
+    configs = [config for _, config in chosen]
+    count = worker_count(workers, configs[0])
+    share = -(-len(chosen) // count)
+    most = min(share, together.most_at_once(at_once, configs))
+    most = together.within_memory(most, count, configs)
     if most > 1:
         chosen = together.by_method(chosen)
     jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
-    beside = partial(
-        together.drive, lambda config, place, put_together: run_one((config, place), put_together)
+    worker = one_by_one(run_one) if most == 1 else partial(together.drive, run_one)
+    runner = Runner(
+        folder,
+        [run for run, _ in chosen],
+        worker,
+        jobs,
     )
-    worker = one_by_one(run_one) if most == 1 else beside
-    runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
-    with runs.when_stopped(
+    with opening.when_stopped(
         lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
     ):
         runner.run(count, most)
     done = f" ({before} were there)" if before else ""
-    done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
+    done += f", of the {total} of the whole study" if len(chosen) < total else ""
     took = time.monotonic() - start
-    shown = (
-        "page: fl-train report"
-        if chosen[0][1].data.task == "regression"
-        else "table: fl-train compare"
-    )
+    is_regression = configs[0].data.task == "regression"
+    shown = "page: fl-train report" if is_regression else "table: fl-train compare"
     return f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
 
 
@@ -388,32 +387,23 @@ def fetch(configs: list[Config]) -> None:
     Raises:
         BadInput: none of them is there, nor can be had.
     """
-    from fl_lightning.data.load import OVERRIDES
+    from fl_lightning.data.load import SOURCE_BY_SUFFIX
     from fl_lightning.data.vision import RECIPES
-
-    sets = {
-        (config.data.source, config.data.root): config
-        for config in configs
-        if config.data.source in RECIPES
-        and Path(config.data.root or "").suffix.lower() not in OVERRIDES
-        and not config.smoke
-    }
-    absent = [error for config in sets.values() if (error := _absent(config)) is not None]
-    if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
-        raise BadInput("data.root", configs[0].data.root, absent[0])
-
-
-def _absent(config: Config) -> str | None:
-    """None, or what is wrong with the data."""
     from fl_lightning.lab.study.workers import in_a_process
 
-    try:
-        in_a_process(_load, config)
-    except BadInput as error:
-        return error.allowed
-    except RunFailed as error:
-        return str(error)
-    return None
+    by_place = {(config.data.source, config.data.root): config for config in configs}
+    errors: list[BadInput | RunFailed] = []
+    for (source, root), config in by_place.items():
+        is_own = Path(root or "").suffix.lower() in SOURCE_BY_SUFFIX
+        if source not in RECIPES or is_own or config.smoke:
+            continue
+        try:
+            in_a_process(_load, config)
+        except (BadInput, RunFailed) as error:
+            errors.append(error)
+    if errors and len(errors) == len(by_place):
+        reason = getattr(errors[0], "requirement", str(errors[0]))
+        raise BadInput("data.root", configs[0].data.root, reason)
 
 
 def _load(config: Config) -> None:
@@ -431,90 +421,90 @@ def worker_count(number: int | None, config: Config) -> int:
 
     if config.fabric.accelerator != "cpu" and device.count():
         return 1
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     devices = 1 if config.fabric.devices == "auto" else int(config.fabric.devices)
     return max(1, cores // (devices * (config.fabric.threads or 1)))
 
 
 def _hand_over(
     folder: StudyFolder,
-    whole_study: tuple[Study, Config, list[Run]],
-    chosen: list[tuple[Run, Config]],
-    executors: dict[str, str],
+    chosen: Pairs,
+    total: int,
     job: Job,
+    write: Callable[[], None],
 ) -> str:
     """Writes the config of each missing run that is not at work into its folder, and submits arrays
-    of jobs that resume those that are in no queue either; returns what was submitted, in words."""
+    of jobs that resume those that are in no queue either; returns what was submitted, in words.
+
+    Args:
+        folder: the study's.
+        chosen: its runs that are to be.
+        total: how many runs it has.
+        job: what a run needs.
+        write: keeps what the study is.
+    """
     job.check_ranks(min(config.clients for _, config in chosen))
     if not job.dry_run:
         job.check_cluster()
     with contextlib.nullcontext() if job.dry_run else folder.locked():
         unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
-        missing = {
-            (folder.path / run.folder).resolve(): (run, config) for run, config in unfinished
-        }
+        missing = {(folder.path / pair[0].folder).resolve(): pair for pair in unfinished}
         busy = _in_hand(folder.path, list(missing))
+        # a queued run takes what its folder has when its turn comes
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
         new = {place: config for place, config in free.items() if _changed(place, config)}
         places = [place for place in missing if place not in busy]
-        lines = [
-            ["--out", str(p.parent), "--name", p.name, *code.flag(p, missing[p][1])] for p in places
-        ]
-        parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
-        names = [
-            folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "")
-            for k in range(len(parts))
-        ]
-        texts = [
-            script(job, part, folder.path, name) for part, name in zip(parts, names, strict=True)
-        ]
+        arrays = [places[k : k + MOST_RUNS] for k in range(0, len(places), MOST_RUNS)]
+        scripts: dict[str, tuple[str, list[Any]]] = {}
+        for number, array in enumerate(arrays, 1):
+            name = folder.path.resolve().name
+            name += f"-{number}" if len(arrays) > 1 else ""
+            lines, facts = [], []
+            for place in array:
+                run, config = missing[place]
+                words = ["--out", str(place.parent), "--name", place.name]
+                lines.append(words + code.flag(place, config))
+                facts.append((place, run.entry.name, config.federation.rounds))
+            scripts[name] = script(job, lines, folder.path, name), facts
         if job.dry_run and places:
-            return "".join(texts).removesuffix("\n")
+            return "".join(text for text, _ in scripts.values()).removesuffix("\n")
         if not job.dry_run:
-            definition, base, all_runs = whole_study
-            folder.check(definition, to_settings(base), all_runs)  # as in `start`
-            folder.write(definition, to_yaml(base), all_runs)
-            together.keep(folder, executors)
-            code.accept(folder, missing.values())
+            write()
             for place, config in new.items():
-                runs.write_config(place, config)
+                opening.write_config(place, config)
             for place, config in free.items():  # what its job is to execute
                 owncode.keep_planned(config, place)
-        facts = [
-            (place, missing[place][0].entry.name, missing[place][1].federation.rounds)
-            for place in places
-        ]
-        for k, (text, name) in enumerate(zip(texts, names, strict=True)):
-            send(job, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
-    taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
-    summary = f"{len(places)} of {len(whole_study[2])} runs in {folder.path}" + (
-        f", {taken}" if busy else ""
-    )
-    done = (
-        f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
-    )
-    return f"{summary if places else done}; see: fl-train status {folder.path}"
+        for name, (text, facts) in scripts.items():
+            send(job, text, folder.path, name, facts)
+    in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
+    if places:
+        also = f", {in_hand}" if busy else ""
+        line = f"{len(places)} of {total} runs in {folder.path}{also}"
+    else:
+        ended = f"{len(chosen)} of {len(chosen)} runs have ended"
+        line = f"nothing to submit: {in_hand if busy else ended}"
+    return f"{line}; see: fl-train status {folder.path}"
 
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
-    """Which of these runs a job in the queue is to do, or a process is at work in, and whether it
-    may be at work."""
+    """The runs that a job in the queue is to do or a process is at work in, and whether it may be
+    at work now."""
     from fl_lightning.lab.status import locked
 
     jobs = states_of(out, places)
-    busy = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
-    return busy | {place: True for place in places if locked(place)}
+    queued = {place: state != "queued" for place, state in jobs.items() if state in ALIVE}
+    return queued | {place: True for place in places if locked(place)}
 
 
 def _changed(place: Path, config: Config) -> bool:
     """Whether the config.yaml of a run is not `config`, or not there; `BadInput` unless the run may
     go on with it."""
-    file = place / runs.CONFIG
+    file = place / opening.CONFIG
     if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
         return False
-    saved = runs.saved_layer(place)
+    saved = opening.saved_layer(place)
     if saved is not None:
-        runs.check_goes_on(saved, config, place, accept=True)
+        opening.check_goes_on(saved, config, place, accept=True)
     return True

@@ -57,8 +57,8 @@ def choose(listing: Listing, columns: str) -> Listing:
     keys = list(listing.words)
     chosen = dict.fromkeys([keys[0], *_split(columns, keys)])
     for word in chosen:
-        allowed = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
-        check("columns", word, word in keys, allowed)
+        missing = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
+        check("columns", word, word in keys, missing)
     return replace(listing, words=listing.words[list(chosen)])
 
 
@@ -78,57 +78,37 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
     from rich.markup import escape
     from rich.table import Table
 
-    screen = io.StringIO()
-    console = Console(highlight=False, width=width, file=screen)
-    print(
-        listing.mark,
-        *filter(None, [listing.title]),
-        sep="\n",
-        file=screen,
-    )
+    text = io.StringIO()
+    console = Console(highlight=False, width=width, file=text)
+    print(listing.mark, file=text)
+    if listing.title:
+        print(listing.title, file=text)
     for title, rows in listing.blocks():
-        shown = Table(
-            title=escape(title),
-            title_justify="left",
-            box=SIMPLE,
-        )
+        shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
         for number, key in enumerate(rows):
             justify: Any = "right" if number else "left"
-            shown.add_column(
-                listing.heads[key],
-                justify=justify,
-                no_wrap=number == 0,
-            )
+            shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
         for row in rows.to_numpy():
             shown.add_row(*map(escape, row))
         console.print(shown)
-    print(
-        *listing.notes,
-        sep="\n",
-        end="\n" if listing.notes else "",
-        file=screen,
-    )
-    return screen.getvalue()
+    for note in listing.notes:
+        print(note, file=text)
+    return text.getvalue()
 
 
 def as_csv(listing: Listing) -> str:
     """The numbers, every digit."""
-    numbers = listing.numbers.assign(made_by=listing.mark)
-    columns = ["made_by", *listing.numbers]
-    return str(
-        numbers.to_csv(
-            columns=columns,
-            index=False,
-            lineterminator="\n",
-        )
-    )
+    numbers = listing.numbers.copy()
+    numbers.insert(0, "made_by", listing.mark)
+    return str(numbers.to_csv(index=False, lineterminator="\n"))
 
 
 def as_json(listing: Listing) -> str:
     """Rows as in CSV, and what else there is."""
+    rows = records(listing.numbers)
     content = {
         "made_by": listing.mark,
-        "rows": records(listing.numbers),
+        "rows": rows,
         **listing.more,
     }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -147,17 +127,15 @@ def as_latex(listing: Listing) -> str:
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
     )
-    comments = [
-        listing.mark,
-        listing.title,
-        bold if listing.best else "",
-        *listing.notes,
-    ]
+    comments = [listing.mark, listing.title, bold if listing.best else "", *listing.notes]
     lines = [f"% {' '.join(line.split())}" for line in comments if line]
-    if listing.caption or listing.label:
+    floats = bool(listing.caption or listing.label)
+    if floats:
         lines += [r"\begin{table}", r"\centering"]
-        lines += [f"\\caption{{{_tex(listing.caption)}}}"] if listing.caption else []
-        lines += [f"\\label{{{listing.label}}}"] if listing.label else []
+    if listing.caption:
+        lines.append(f"\\caption{{{_tex(listing.caption)}}}")
+    if listing.label:
+        lines.append(f"\\label{{{listing.label}}}")
     words = listing.words.map(_tex)
     for place in listing.best if "mean" in words else ():
         column = words.columns.get_loc("mean")
@@ -169,7 +147,8 @@ def as_latex(listing: Listing) -> str:
         lines += [r"\midrule", f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\"]
         lines += map(_line, rows.to_numpy())
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [r"\end{table}"] if listing.caption or listing.label else []
+    if floats:
+        lines.append(r"\end{table}")
     return "\n".join([*lines, ""])
 
 
@@ -220,9 +199,5 @@ TEX: dict[str, Any] = {
 
 def _tex(text: str) -> str:
     """`text` in LaTeX; negative numbers have a minus."""
-    text = re.sub(
-        r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)",
-        "\N{MINUS SIGN}",
-        text,
-    )
-    return text.translate(str.maketrans(TEX))
+    minus = r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)"
+    return re.sub(minus, "\N{MINUS SIGN}", text).translate(str.maketrans(TEX))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -105,68 +105,27 @@ def cells_of(study: Study) -> list[Printed]:
     """
     paper = study.paper
     if paper is None:
-        raise BadInput(
-            "paper",
-            None,
-            "the study says of no paper's numbers that they are its own: see fl-train study",
-        )
-    for key in paper:
-        check(f"paper.{key}", paper[key], key in KEYS, f"keys: {', '.join(KEYS)}")
-    for key in ("settings", "figures", "rows"):
-        check(
-            f"paper.{key}", paper.get(key), isinstance(paper.get(key), dict), "it must be a mapping"
-        )
-    where, runs = paper.get("where", {}), paper.get("runs", 1)
-    check(
-        "paper.where",
-        where,
-        isinstance(where, dict),
-        "it must be a mapping of columns and what they hold",
-    )
-    check(
-        "paper.runs", runs, type(runs) is int and runs >= 1, "it must be a whole number, at least 1"
-    )
-    _check_label("paper.alone", paper.get("alone"), study)
-    _check_rows(study, paper)
-    for words, keys in paper["settings"].items():
-        number = (
-            sum(_within(keys, setting) for setting in study.settings())
-            if isinstance(keys, dict)
-            else 0
-        )
-        allowed = "it must be keys and values that one setting of the grid has"
-        check(
-            f"paper.settings.{words}",
-            keys,
-            number == 1,
-            allowed if number == 0 else f"{allowed}, not {number}",
-        )
-        _check_label(
-            f"paper.settings.{words}",
-            keys.get("label"),
-            study,
-        )
+        requirement = "the study has no key `paper`, whose numbers would stand beside its own"
+        raise BadInput("paper", None, f"{requirement}: run it with fl-train study")
+    _check(study, paper)
     printed = _rows_of(paper)
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
         names = list(printed[column].unique())
         for name in paper[key]:
             near = did_you_mean(str(name), names)
-            allowed = f"no such {column} in its tables{near}: {'; '.join(names)}"
-            check(f"paper.{key}", name, name in names, allowed)
+            missing = f"no such {column} in its tables{near}: {'; '.join(names)}"
+            check(f"paper.{key}", name, name in names, missing)
     # a 0, or a last 0, may have been left out of one number: the finest of the column tells
     decimals = printed["mean"].str.partition(".")[2].str.len()
     finest = decimals.groupby([printed.paper, printed.table, printed.metric]).transform("max")
     repeated = printed.setting.isin(paper["settings"]) & printed.metric.isin(paper["figures"])
-    chosen = printed.assign(decimals=finest)[repeated]
-    allowed = "no cell of its tables has such a setting and metric together"
-    check("paper", paper.get("where"), len(chosen) > 0, allowed)
+    cells = printed.assign(decimals=finest)[repeated]
+    requirement = "no cell of its tables has such a setting and metric together"
+    check("paper", paper.get("where"), len(cells) > 0, requirement)
     order = [*paper["settings"], *paper["figures"]]
-    chosen = chosen.sort_values(
-        ["setting", "metric"],
-        key=lambda names: names.map(order.index),
-        kind="stable",
-    )
-    return [_cell(row, paper) for row in chosen.to_dict("records")]
+    columns = ["setting", "metric"]
+    cells = cells.sort_values(columns, key=lambda names: names.map(order.index), kind="stable")
+    return [_cell(row, paper) for row in cells.to_dict("records")]
 
 
 def reasons() -> list[dict[str, str]]:
@@ -178,110 +137,117 @@ def reasons() -> list[dict[str, str]]:
 def reason(cell: Printed) -> tuple[str, str]:
     """What was found of a cell that differs, and where that is written; empty where nothing was."""
     for row in reasons():
-        if all(
-            row[name] in ("", getattr(cell, name))
-            for name in ("source", "dataset", "method", "metric")
-        ):
+        columns = ("source", "dataset", "method", "metric")
+        if all(row[column] in ("", getattr(cell, column)) for column in columns):
             return row["reason"], row["written"]
     return "", ""
 
 
-def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
-    for kind, stands_for, more in (
-        ("figures", "figure", ()),
-        ("rows", "label", ("label", "absent")),
-    ):
-        for name, row in paper[kind].items():
-            key, spec = f"paper.{kind}.{name}", _spec(row, stands_for)
-            keys = ("figure", "kind", "column", "unit", *more)
-            check(key, row, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
-            figure, model, label, column = (
-                spec.get(name) for name in ("figure", "kind", "label", "column")
-            )
-            check(
-                f"{key}.column",
-                column,
-                isinstance(column, str | None),
-                "it must be a column of metrics.csv",
-            )
-            unit = str(spec.get("unit", "1"))
-            check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-            is_figure = figure in FIGURES or (figure is None and kind == "rows")
-            check(key, figure, is_figure, f"figures: {', '.join(FIGURES)}")
-            check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
-            if kind == "rows" and "absent" not in spec:
-                check(
-                    key,
-                    row,
-                    isinstance(label, str),
-                    "it must name a method of ours by its label, or say `absent`",
-                )
-                _check_label(key, label, study)
+def _check(study: Study, paper: Mapping[str, Any]) -> None:
+    """Raise `BadInput` where the key `paper` cannot work, whatever the tables hold."""
+    for key in paper:
+        check(f"paper.{key}", paper[key], key in KEYS, f"keys: {', '.join(KEYS)}")
+    for key in ("settings", "figures", "rows"):
+        is_mapping = isinstance(paper.get(key), dict)
+        check(f"paper.{key}", paper.get(key), is_mapping, "it must be a mapping")
+    where, runs = paper.get("where", {}), paper.get("runs", 1)
+    requirement = "it must be a mapping of columns and what they hold"
+    check("paper.where", where, isinstance(where, dict), requirement)
+    is_count = type(runs) is int and runs >= 1
+    check("paper.runs", runs, is_count, "it must be a whole number, at least 1")
+    _check_label("paper.alone", paper.get("alone"), study)
+    for name, content in paper["figures"].items():
+        _check_figure(f"paper.figures.{name}", _spec(content, "figure"), list(FIGURES))
+    for name, content in paper["rows"].items():
+        key, spec = f"paper.rows.{name}", _spec(content, "label")
+        _check_figure(key, spec, [None, *FIGURES], ("label", "absent"))
+        if "absent" not in spec:
+            requirement = "it must name a method of ours by its label, or say `absent`"
+            check(key, content, isinstance(spec.get("label"), str), requirement)
+            _check_label(key, spec["label"], study)
+    for name, setting in paper["settings"].items():
+        key = f"paper.settings.{name}"
+        is_mapping = isinstance(setting, dict)
+        number = sum(is_mapping and _within(setting, point) for point in study.settings())
+        requirement = "it must be keys and values that one setting of the grid has"
+        requirement += f", not {number}" if number else ""
+        check(key, setting, number == 1, requirement)
+        _check_label(key, setting.get("label"), study)
 
 
-def _check_label(key: str, label: Any, study: Study) -> None:
+def _check_figure(
+    key: str, spec: dict[str, Any], figures: list[Any], more: tuple[str, ...] = ()
+) -> None:
+    """Raise `BadInput` unless `spec` says how a number is read off a run; `more`: its other
+    keys."""
+    keys = ("figure", "kind", "column", "unit", *more)
+    check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
+    figure, kind, column = spec.get("figure"), spec.get("kind"), spec.get("column")
+    unit = str(spec.get("unit", "1"))
+    is_text = isinstance(column, str | None)
+    check(f"{key}.column", column, is_text, "it must be a column of metrics.csv")
+    check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
+    check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
+    check(key, kind, kind in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
+
+
+def _check_label(
+    key: str,
+    label: Any,
+    study: Study,
+) -> None:
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
-    allowed = (
-        f"no method is called so{did_you_mean(str(label), labels)}; methods: {', '.join(labels)}"
-    )
-    check(key, label, label is None or label in labels, allowed)
+    missing = f"no method is called so{did_you_mean(str(label), labels)}"
+    is_label = label is None or label in labels
+    check(key, label, is_label, f"{missing}; methods: {', '.join(labels)}")
 
 
-def _spec(given: Any, name: str) -> dict[str, Any]:
-    """A mapping, or what stands for `{name: given}`."""
-    return dict(given) if isinstance(given, dict) else {name: given}
+def _spec(content: Any, key: str) -> dict[str, Any]:
+    """A mapping, or what stands for `{key: content}`."""
+    return dict(content) if isinstance(content, dict) else {key: content}
 
 
 def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
-    return all(
-        key in setting and setting[key] == value for key, value in keys.items() if key != "label"
-    )
+    point = {key: value for key, value in keys.items() if key != "label"}
+    return point.items() <= setting.items()
 
 
 def _cell(row: Mapping[str, Any], paper: Mapping[str, Any]) -> Printed:
-    counterpart = _spec(
-        paper["rows"].get(row["method"], {"absent": HERE}),
-        "label",
-    )
-    cell = Printed(
-        f"{row['paper']}, {row['table']}",
-        row["dataset"],
-        row["setting"],
-        row["method"],
-        row["metric"],
-        float(row["mean"]),
-        float(row["std"]) if row["std"] else None,
-        int(paper.get("runs", 1)),
-        row["decimals"],
-        None,
-        str(counterpart.get("absent", "")),
-    )
-    if "absent" in counterpart:
-        return cell
-    where = dict(paper["settings"][row["setting"]])
-    spec = _spec(paper["figures"][row["metric"]], "figure") | counterpart
-    spec["label"] = where.pop("label", spec["label"])
-    unit = str(
-        spec.pop(
-            "unit",
-            "percent" if row["metric"].endswith("_percent") else "1",
+    counterpart = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
+    ours = None
+    if "absent" not in counterpart:
+        setting = dict(paper["settings"][row["setting"]])
+        spec = _spec(paper["figures"][row["metric"]], "figure") | counterpart
+        spec["label"] = setting.pop("label", spec["label"])
+        unit = spec.pop("unit", "percent" if row["metric"].endswith("_percent") else "1")
+        alone = paper.get("alone", "local")
+        ours = Ours(
+            setting=setting,
+            alone=alone,
+            unit=UNITS[str(unit)],
+            **spec,
         )
+    return Printed(
+        source=f"{row['paper']}, {row['table']}",
+        dataset=row["dataset"],
+        setting=row["setting"],
+        method=row["method"],
+        metric=row["metric"],
+        value=float(row["mean"]),
+        std=float(row["std"]) if row["std"] else None,
+        runs=paper.get("runs", 1),
+        decimals=row["decimals"],
+        ours=ours,
+        absent=str(counterpart.get("absent", "")),
     )
-    ours = Ours(
-        setting=where,
-        alone=paper.get("alone", "local"),
-        unit=UNITS[unit],
-        **spec,
-    )
-    return replace(cell, ours=ours)
 
 
 def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
-    names = paper.get("tables")
-    listed = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    check("paper.tables", names, bool(listed), "it must be a list of names")
-    rows = concat(map(_table, names or []), ignore_index=True)
+    names = paper.get("tables") or []
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    check("paper.tables", names, bool(names) and are_names, "it must be a list of names")
+    rows = concat(map(_table, names), ignore_index=True)
     for column, value in paper.get("where", {}).items():
         rows = rows[rows[column] == value] if column in rows else rows[:0]
     return rows.drop_duplicates(["dataset", "setting", "method", "metric"])
@@ -290,14 +256,8 @@ def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
 @cache
 def _table(name: str) -> DataFrame:
     folder = resources.files("fl_lightning.configs").joinpath("papers")
-    file = folder.joinpath(f"{name}.csv")
-    if not file.is_file():
-        names = sorted(other.name.removesuffix(".csv") for other in folder.iterdir())
-        allowed = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
-        raise BadInput("paper.tables", name, allowed)
-    text = file.read_text(encoding="utf-8")
-    return read_csv(
-        io.StringIO(text),
-        dtype=str,
-        keep_default_na=False,
-    )
+    names = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
+    missing = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
+    check("paper.tables", name, name in names, missing)
+    text = folder.joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    return read_csv(io.StringIO(text), dtype=str, keep_default_na=False)

@@ -23,15 +23,11 @@ class Part:
     """Words such as `data.alpha=0.3`: of a key with several, any; of a key with none, all."""
 
     def __contains__(self, run: Run) -> bool:
-        return (
-            (self.methods is None or run.entry.forced or run.entry.label in self.methods)
-            and (self.seeds is None or run.seed in self.seeds)
-            and all(
-                word in self.settings
-                for word in words(run.setting)
-                if _key(word) in map(_key, self.settings)
-            )
-        )
+        is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods
+        is_seed = self.seeds is None or run.seed in self.seeds
+        keys = set(map(_key, self.settings))
+        of_keys = {word for word in words(run.setting) if _key(word) in keys}
+        return is_listed and is_seed and of_keys <= self.settings
 
 
 def part_of(
@@ -47,36 +43,45 @@ def part_of(
     Raises:
         BadInput: the study has no such method or setting, or these are no seeds.
     """
-    labels = frozenset(_listed(methods)) if methods is not None else None
-    known = [entry.label for entry in study.entries()[: len(study.methods)]]
-    for name in _listed(methods):
-        allowed = (
-            f"the study has no such method{did_you_mean(name, known)}; it has {', '.join(known)}"
-        )
-        check("methods", name, name in known, allowed)
-    there = list(dict.fromkeys(word for setting in study.settings() for word in words(setting)))
-    for word in _listed(settings):
-        near = did_you_mean(word, there)
-        allowed = f"the study's grid has no such setting{near}; it has {', '.join(there) or 'none'}"
-        check("settings", word, word in there, allowed)
+    labels = [entry.label for entry in study.entries()[: len(study.methods)]]
+    listed = _listed("methods", methods, "the study has no such method", labels)
+    setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
+    missing = "the study's grid has no such setting"
+    chosen = _listed("settings", settings, missing, list(setting_words))
+    part = Part(None if methods is None else listed, settings=chosen)
     if seeds is None:
-        return study, Part(labels, None, frozenset(_listed(settings)))
-    parts = _listed(seeds)
-    chosen = tuple(
-        read_seeds([int(part) for part in parts] if all(p.isdecimal() for p in parts) else seeds)
-    )
-    return with_seeds(study, chosen), Part(labels, chosen, frozenset(_listed(settings)))
+        return study, part
+    parts = _parts(seeds)
+    are_numbers = all(number.isdecimal() for number in parts)
+    numbers = read_seeds(list(map(int, parts)) if are_numbers else seeds)
+    return with_seeds(study, numbers), dataclasses.replace(part, seeds=tuple(numbers))
 
 
 def with_seeds(study: Study, seeds: Iterable[int]) -> Study:
     """The study with these seeds beside its own. `BadInput` if those are too many runs."""
-    wider = dataclasses.replace(study, seeds=list(dict.fromkeys([*study.seeds, *seeds])))
+    every = list(dict.fromkeys([*study.seeds, *seeds]))
+    wider = dataclasses.replace(study, seeds=every)
     wider.check()
     return wider
 
 
-def _listed(text: str | None) -> list[str]:
-    return [word.strip() for word in text.strip("[] ").split(",")] if text is not None else []
+def _parts(text: str) -> list[str]:
+    return [word.strip() for word in text.strip("[] ").split(",")]
+
+
+def _listed(
+    key: str,
+    text: str | None,
+    missing: str,
+    names: list[str],
+) -> frozenset[str]:
+    """The names in `text`, with commas; `BadInput` for one that is not among `names`."""
+    listed = [] if text is None else _parts(text)
+    for name in listed:
+        near = did_you_mean(name, names)
+        requirement = f"{missing}{near}; it has {', '.join(names) or 'none'}"
+        check(key, name, name in names, requirement)
+    return frozenset(listed)
 
 
 def _key(word: str) -> str:

@@ -27,16 +27,14 @@ def draw(runs: DataFrame, compared: Compared) -> dict[str, tuple[Figure, str]]:
     methods = looks(table.method)
     judges = list(table.judge.unique())
     for judge in judges:
-        end, words = f"-{judge}" * (len(judges) > 1), f" ({MODELS[judge]})"
+        end = f"-{judge}" if len(judges) > 1 else ""
+        words = f" ({MODELS[judge]})"
         of_judge = runs[runs.model == judge]
         scored = of_judge[[_scores(row) != {} for row in of_judge.itertuples()]]
         if len(scored):
             band = "mean over seeds; bands are one standard deviation over seeds on either side"
-            picture = _curves(scored, methods, metric.words)
-            drawn[f"{metric.name}-by-round{end}"] = (
-                picture,
-                f"{metric.words} by round{words}: {band}",
-            )
+            caption = f"{metric.words} by round{words}: {band}"
+            drawn[f"{metric.name}-by-round{end}"] = _curves(scored, methods, metric.words), caption
         rows = table[(table.judge == judge) & table.difference.notna()]
         if len(rows):
             kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
@@ -53,7 +51,11 @@ def _scores(run: Any) -> dict[float, float]:
     return {row["round"]: row[run.column] for row in run.run.judged(run.column)}
 
 
-def _curves(runs: DataFrame, methods: dict[str, Any], words: str) -> Figure:
+def _curves(
+    runs: DataFrame,
+    methods: dict[str, Any],
+    words: str,
+) -> Figure:
     """A panel for each setting, a line for each method in the rounds that all seeds have judged,
     and a band over its seeds."""
     settings = runs.groupby("setting", sort=False)
@@ -65,12 +67,7 @@ def _curves(runs: DataFrame, methods: dict[str, Any], words: str) -> Figure:
             values = np.array([[by_round[t] for t in rounds] for by_round in scores])
             if rounds:
                 curve(axes, rounds, values, label, methods[label])
-        finish(
-            axes,
-            "round",
-            f"{words}, mean over clients",
-            percent=True,
-        )
+        finish(axes, "round", f"{words}, mean over clients", percent=True)
     return figure
 
 
@@ -85,25 +82,12 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
             colour = methods[row.method]["color"]
             has_interval = row.low == row.low
             if has_interval:
-                axes.plot(
-                    [100 * row.low, 100 * row.high],
-                    [place, place],
-                    color=colour,
-                )
+                axes.plot([100 * row.low, 100 * row.high], [place, place], color=colour)
             face = colour if has_interval else "white"
-            axes.plot(
-                100 * row.difference,
-                place,
-                "o",
-                color=colour,
-                markerfacecolor=face,
-            )
+            axes.plot(100 * row.difference, place, "o", color=colour, markerfacecolor=face)
         axes.axvline(0, color="grey", linewidth=1)
-        name_ticks(
-            axes.yaxis,
-            range(len(of_setting)),
-            [*map(literal, of_setting.method)],
-        )
+        names = [literal(method) for method in of_setting.method]
+        name_ticks(axes.yaxis, range(len(names)), names)
         axes.set_ylim(len(of_setting) - 0.5, -0.5)
         axes.set_xlabel(f"difference to {literal(of_setting.baseline.iloc[0])}, points")
         axes.grid(alpha=0.3, axis="x")
@@ -125,13 +109,8 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
     lines = [1 + (len(rank.methods) + 1) // 2 + len(rank.cliques) for rank in ranks]
     size = (9.0, 0.6 * len(ranks) + 0.32 * sum(lines))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    every = figure.subplots(
-        len(ranks),
-        1,
-        squeeze=False,
-        height_ratios=lines,
-    )[:, 0]
-    for axes, rank in zip(every, ranks, strict=True):
+    every = figure.subplots(len(ranks), 1, squeeze=False, height_ratios=lines)
+    for axes, rank in zip(every[:, 0], ranks, strict=True):
         _scale(axes, rank)
     return figure
 
@@ -141,11 +120,8 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     right."""
     number = len(rank.methods)
     half = (number + 1) // 2
-    axes.set(
-        xlim=(number + 0.05, 0.95),
-        ylim=(half + len(rank.cliques) + 0.5, 0),
-        yticks=[],
-    )
+    height = half + len(rank.cliques) + 0.5
+    axes.set(xlim=(number + 0.05, 0.95), ylim=(height, 0), yticks=[])
     axes.xaxis.tick_top()
     axes.set_xticks(range(1, number + 1))
     axes.spines[["left", "right", "bottom"]].set_visible(False)
@@ -154,30 +130,15 @@ def _scale(axes: Axes, rank: Ranks) -> None:
     place = dict(zip(rank.methods, rank.ranks, strict=True))
     for line, clique in enumerate(rank.cliques, start=1):
         ends = [place[clique[0]] - 0.03, place[clique[-1]] + 0.03]
-        bar: dict[str, Any] = {
-            "linewidth": 4,
-            "solid_capstyle": "butt",
-            "color": "black",
-        }
-        axes.plot(ends, [0.6 * line, 0.6 * line], **bar)
+        heights = [0.6 * line, 0.6 * line]
+        axes.plot(ends, heights, linewidth=4, solid_capstyle="butt", color="black")
     order = sorted(rank.methods, key=lambda method: place[method])
-    line_look: dict[str, Any] = {"color": "grey", "linewidth": 1, "clip_on": False}
     sides = ((order[:half], 0.95, "left"), (order[half:][::-1], number + 0.05, "right"))
     for methods, end, side in sides:
+        edge = end - 0.05 if side == "left" else end + 0.05
         for line, method in enumerate(methods):
             height = 0.6 * len(rank.cliques) + 1 + line
-            axes.plot(
-                [place[method], place[method], end],
-                [0, height, height],
-                **line_look,
-            )
-            edge = end - 0.05 if side == "left" else end + 0.05
+            corners = [place[method], place[method], end], [0, height, height]
+            axes.plot(*corners, color="grey", linewidth=1, clip_on=False)
             text = f"{method}  {place[method]:.2f}"
-            axes.text(
-                edge,
-                height,
-                text,
-                ha=side,
-                va="center",
-                fontsize=9,
-            )
+            axes.text(edge, height, text, ha=side, va="center", fontsize=9)

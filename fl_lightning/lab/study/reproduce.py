@@ -40,7 +40,7 @@ HEADS = {
 }
 
 
-def judge(
+def verdict_on(
     ours: Sequence[float], printed: float, std: float | None, runs: int, decimals: int = 6
 ) -> dict[str, Any]:
     """The verdict on our numbers, one a seed, beside a printed mean: `VERDICT`.
@@ -56,21 +56,36 @@ def judge(
         runs: that the printed number is the mean of.
         decimals: of the printed number.
     """
-    verdict = dict.fromkeys(VERDICT)
+    unknown = dict.fromkeys(VERDICT)
     if not ours:
-        return verdict | {"verdict": NOT_RUN}
+        return unknown | {"verdict": NOT_RUN}
     mean = float(np.mean(ours))
     if len(ours) == 1:
-        return verdict | {"verdict": ONE, "mean": mean}
+        return unknown | {"verdict": ONE, "mean": mean}
     spread = float(np.std(ours, ddof=1))
     low, high = statistics.welch(ours, printed, std, runs)
     grain = 0.5 * 10.0**-decimals
-    near = abs(mean - printed) <= math.hypot(spread, spread if std is None else std) + grain
-    words = DIFFERS if low > grain or high < -grain else AGREES if near else OPEN
-    return dict(zip(VERDICT, (words, mean, spread, low, high), strict=True))
+    of_both = math.hypot(spread, spread if std is None else std)
+    if low > grain or high < -grain:
+        verdict = DIFFERS
+    elif abs(mean - printed) <= of_both + grain:
+        verdict = AGREES
+    else:
+        verdict = OPEN
+    return {
+        "verdict": verdict,
+        "mean": mean,
+        "std": spread,
+        "low": low,
+        "high": high,
+    }
 
 
-def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) -> DataFrame:
+def beside(
+    cells: Sequence[Printed],
+    folder: StudyFolder,
+    reasons: bool = True,
+) -> DataFrame:
     """A row for each of a paper's cells, with what the runs of a study that have ended come to.
 
     `reasons`: the runs are those for which reasons were found why they differ.
@@ -80,55 +95,48 @@ def beside(cells: Sequence[Printed], folder: StudyFolder, reasons: bool = True) 
     table = table[table.folder.isin(runs)].assign(run=table.folder.map(runs))
     rows = []
     for cell in cells:
-        figures = [] if cell.ours is None else _figures(cell.ours, table)
-        values = [value for value in figures if not math.isnan(value)]
-        verdict = judge(
-            values,
-            cell.value,
-            cell.std,
-            cell.runs,
-            cell.decimals,
-        )
+        numbers = [] if cell.ours is None else _numbers(cell.ours, table)
+        values = [number for number in numbers if not math.isnan(number)]
+        row = verdict_on(values, cell.value, cell.std, cell.runs, cell.decimals)
         why = written = ""
-        if verdict["verdict"] == NOT_RUN:
-            why = cell.absent or ("its runs have no such number" if figures else "")
-        elif verdict["verdict"] == DIFFERS and reasons:
+        if row["verdict"] == NOT_RUN:
+            why = cell.absent or ("its runs have no such number" if numbers else "")
+        elif row["verdict"] == DIFFERS and reasons:
             why, written = reason(cell)
-        ours_beside = {
+        ours = {name: getattr(cell.ours, name, None) for name in OURS}
+        row |= {
+            "printed_std": cell.std,
             "seeds": len(values),
-            **verdict,
             "why": why,
             "written": written,
         }
-        ours = {name: getattr(cell.ours, name, None) for name in OURS}
         rows.append(
             {
                 **vars(cell),
                 **ours,
-                "printed_std": cell.std,
-                **ours_beside,
+                **row,
             }
         )
     return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
-def _figures(ours: Ours, table: DataFrame) -> list[float]:
+def _numbers(ours: Ours, table: DataFrame) -> list[float]:
     """Our number of each seed, in the paper's unit."""
-    there = [ours.setting.items() <= setting.items() for setting in table.setting]
-    of_setting = table[there]
+    of_setting = table[[ours.setting.items() <= setting.items() for setting in table.setting]]
     alone = of_setting[of_setting.label == ours.alone].set_index("seed").run
     of_row = of_setting[of_setting.label == ours.label]
     if "judge" in of_row and ours.kind is None:
-        judges = of_row.judge.dropna()
-        ours = replace(
-            ours,
-            kind=judges.iloc[0] if len(judges) else None,
-        )
+        judges = [*of_row.judge.dropna(), None]
+        ours = replace(ours, kind=judges[0])
     runs = zip(of_row.run, of_row.seed, strict=True)
     return [ours.unit * figure(ours, run, alone.get(seed)) for run, seed in runs]
 
 
-def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
+def figure(
+    ours: Ours,
+    run: RunResult,
+    alone: RunResult | None = None,
+) -> float:
     """One number of one run; NaN where it has none. `alone`: training alone with the same seed."""
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
@@ -140,11 +148,7 @@ def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
         return float(np.mean([*run.scores(kind)[0].values()] or [math.nan]))
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
-        return _beside_alone(
-            ours.figure,
-            _clients(run, column),
-            others,
-        )
+        return _beside_alone(ours.figure, _clients(run, column), others)
     rows = run.judged(column)
     if ours.figure == "mean":
         return float(np.mean([row[column] for row in rows] or [math.nan]))
@@ -157,47 +161,47 @@ def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
 def _clients(run: RunResult, column: str) -> dict[int, float]:
     """Each client's score in the round that is best on validation data."""
     chosen = run.best("validation_accuracy")[1]
-    return {
-        int(row["client"]): row[column]
-        for row in run.rows("clients")
-        if row["round"] == chosen and column in row
-    }
+    rows = [row for row in run.rows("clients") if row["round"] == chosen and column in row]
+    return {int(row["client"]): row[column] for row in rows}
 
 
-def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:
+def _beside_alone(
+    name: str,
+    ours: Mapping[int, float],
+    alone: Mapping[int, float],
+) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
     pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
-    gains = [ACCURACY.gain(mine, other) for mine, other in pairs if other > 0]
-    values = [mine >= other for mine, other in pairs] if name == "transfer" else gains
+    if name == "transfer":
+        values: list[float] = [score >= score_alone for score, score_alone in pairs]
+    else:
+        values = [ACCURACY.gain(*pair) for pair in pairs if pair[1] > 0]
     return sum(values) / len(values) if values else math.nan
 
 
 # ---------------------------------------------------------------- the listing
 
 
-def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
+def listing_of(
+    lines: DataFrame,
+    title: str,
+    notes: Sequence[str],
+) -> Listing:
     """A block for each of the paper's data sets, settings and metrics."""
     counts = lines.verdict.value_counts()
-    verdicts = [v for v in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if v in counts]
-    summary = ", ".join(f"{counts[words]} {words}" for words in verdicts)
-    below = [
-        *notes,
-        f"{len(lines)} cells: {summary}",
-        *_reasons(lines),
-    ]
+    verdicts = [verdict for verdict in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if verdict in counts]
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts)
+    notes = [*notes, f"{len(lines)} cells: {summary}", *_reasons(lines)]
     titles = [f"{row.dataset}; {row.setting}; {row.metric}" for row in lines.itertuples()]
-    words = DataFrame(
-        [_words(row) for row in lines.itertuples()],
-        index=titles,
-    )
+    words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
     words = words.loc[list(dict.fromkeys(titles))]
-    more = {"title": title, "notes": below}
+    more = {"title": title, "notes": notes}
     return Listing(
         MARK,
         lines[COLUMNS],
         words,
         HEADS,
-        below,
+        notes,
         more,
         title,
     )
@@ -205,14 +209,12 @@ def listing_of(lines: DataFrame, title: str, notes: Sequence[str]) -> Listing:
 
 def _reasons(lines: DataFrame) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    explained = lines[lines.why != ""].groupby(
-        ["verdict", "why", "written"],
-        sort=False,
-    )
-    return [
-        f"{', '.join(of.unique())} ({verdict}): {why}{f' ({written})' if written else ''}"
-        for (verdict, why, written), of in explained.method
-    ]
+    explained = lines[lines.why != ""].groupby(["verdict", "why", "written"], sort=False)
+    sentences = []
+    for (verdict, why, written), methods in explained.method:
+        place = f" ({written})" if written else ""
+        sentences.append(f"{', '.join(methods.unique())} ({verdict}): {why}{place}")
+    return sentences
 
 
 def _words(row: Any) -> dict[str, str]:

@@ -12,10 +12,10 @@ from fl_lightning.configuration.resolve import to_settings
 from fl_lightning.foundation import command
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.lab.study import studyfile
-from fl_lightning.lab.study.comparison import Comparison, written
+from fl_lightning.lab.study.comparison import Comparison, write
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.launch import Chosen, Options, check_over, resolved, start
+from fl_lightning.lab.study.launch import Options, Selection, check_over, resolved, start
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.papers import Printed, cells_of
 from fl_lightning.lab.study.part import part_of
@@ -25,7 +25,7 @@ from fl_lightning.lab.study.reproduce import beside, listing_of
 def reproduce(
     name: str,
     over: list[Layer],
-    chosen: Chosen,
+    chosen: Selection,
     options: Options,
     rounds: int | None,
     form: str,
@@ -46,67 +46,72 @@ def reproduce(
         RunFailed: runs have failed; the table of all else has been printed.
     """
     check_over(over)
-    whole = Study.of(studyfile.read(name))
-    cells = cells_of(whole)
-    failed: RunFailed | None = None
+    study = Study.of(studyfile.read(name))
+    cells = cells_of(study)
+    failure: RunFailed | None = None
     folder = StudyFolder(Path(options.out))
     if no_run:
-        allowed = "there is no study yet; without --no-run it is run"
-        check("out", options.out, bool(folder), allowed)
-        for key, value in zip(
-            ("methods", "seeds", "settings", "rounds"), (*chosen, rounds), strict=True
-        ):
+        requirement = "there is no study yet; without --no-run it is run"
+        check("out", options.out, bool(folder), requirement)
+        keys = zip(("methods", "seeds", "settings", "rounds"), (*chosen, rounds), strict=True)
+        for key, value in keys:
             check(key, value, value is None, "it says what to run, and no-run runs nothing")
     else:
-        length: Layer = {"federation": {"rounds": rounds}}
-        study, part = part_of(whole, *chosen)
-        layers = over if rounds is None else [*over, length]
+        length: list[Layer] = [] if rounds is None else [{"federation": {"rounds": rounds}}]
+        definition, part = part_of(study, *chosen)
+        line = command.line("reproduce", name)
         with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
             try:
-                print(start(study, layers, options, command.line("reproduce", name), part))
+                print(start(definition, [*over, *length], options, line, part))
             except RunFailed as error:
-                failed = error
-    comparison = written(_beside_paper(whole, cells, folder, name), form)
-    if failed is not None:
+                failure = error
+    comparison = write(_beside_paper(study, cells, folder, name), form)
+    if failure is not None:
         print(comparison)
-        raise failed
+        raise failure
     return comparison
 
 
-def _beside_paper(whole: Study, cells: list[Printed], folder: StudyFolder, name: str) -> Listing:
-    changed = _changed(whole, folder)
-    notes = [*changed, *_other_seeds(whole, folder)]
-    title = str((whole.paper or {}).get("title") or name)
+def _beside_paper(
+    study: Study,
+    cells: list[Printed],
+    folder: StudyFolder,
+    name: str,
+) -> Listing:
+    changes = _changed(study, folder)
+    notes = [*changes, *_other_seeds(study, folder)]
+    title = str((study.paper or {}).get("title") or name)
     if notes:
-        title += (
-            f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
-        )
-    return listing_of(beside(cells, folder, reasons=not changed), title, _missing(folder))
+        title += "; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: "
+        title += ", ".join(notes)
+    return listing_of(beside(cells, folder, reasons=not changes), title, _missing(folder))
 
 
-def _changed(whole: Study, folder: StudyFolder) -> list[str]:
-    """Where the base of what was run is not the study's as it is written."""
-    written = dict(flat(to_settings(resolved(whole)[0])))
-    there = dict(flat(folder.definition().get("base")))
-    skip = (*PLACE, "fabric.", "seed")
-    return [
-        f"{key} {there.get(key, default(key))} (the study: {written.get(key)})"
-        for key in dict.fromkeys([*written, *there])
-        if written.get(key) != there.get(key, default(key)) and not key.startswith(skip)
-    ]
+def _changed(study: Study, folder: StudyFolder) -> list[str]:
+    """The keys whose values differ between the base of what was run and the study's."""
+    base, _ = resolved(study)
+    written = dict(flat(to_settings(base)))
+    run = dict(flat(folder.definition().get("base")))
+    changes = []
+    for key in dict.fromkeys([*written, *run]):
+        value = run.get(key, default(key))
+        may_differ = key.startswith((*PLACE, "fabric.", "seed"))
+        if written.get(key) != value and not may_differ:
+            changes.append(f"{key} {value} (the study: {written.get(key)})")
+    return changes
 
 
-def _other_seeds(whole: Study, folder: StudyFolder) -> list[str]:
-    """Whether the seeds that have been run are others than the study's."""
-    run = sorted({int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])})
-    differ = bool(run) and set(run) != set(whole.seeds)
-    return [f"seeds {_listed(run)} (the study: {_listed(whole.seeds)})"] if differ else []
+def _other_seeds(study: Study, folder: StudyFolder) -> list[str]:
+    """A note where the seeds that have been run are others than the study's."""
+    seeds = {int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])}
+    differ = bool(seeds) and seeds != set(study.seeds)
+    return [f"seeds {_listed(sorted(seeds))} (the study: {_listed(study.seeds)})"] if differ else []
 
 
 def _missing(folder: StudyFolder) -> list[str]:
-    runs = {cell["folder"] for cell in folder.cells()}
-    missing = sum(not folder.finished(run) for run in runs)
-    return [f"unfinished: {missing} of {len(runs)} runs"] if missing else []
+    names = folder.run_names()
+    missing = sum(not folder.finished(name) for name in names)
+    return [f"unfinished: {missing} of {len(names)} runs"] if missing else []
 
 
 def _listed(numbers: list[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Collection
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.live import Live
 
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.signals import raise_swallowed
-from fl_lightning.lab.study.board import Board, State, called, words
+from fl_lightning.lab.study.board import Board, CellState, State, called, progress_line
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run
 from fl_lightning.lab.study.workers import Ended, Serve, serve_all
@@ -34,15 +33,26 @@ class Runner:
         jobs: what it is given, in the order of `runs`.
     """
 
-    def __init__(self, folder: StudyFolder, runs: list[Run], serve: Serve, jobs: list[Any]) -> None:
+    def __init__(
+        self,
+        folder: StudyFolder,
+        runs: list[Run],
+        serve: Serve,
+        jobs: list[Any],
+    ) -> None:
         self.folder, self.serve = folder, serve
-        todo = [k for k, run in enumerate(runs) if not folder.finished(run.folder)]
-        self.todo, self.jobs = [runs[k] for k in todo], [jobs[k] for k in todo]
+        pairs = zip(runs, jobs, strict=True)
+        missing = [pair for pair in pairs if not folder.finished(pair[0].folder)]
+        self.todo = [run for run, _ in missing]
+        self.jobs = [job for _, job in missing]
         self.board = Board(folder, [cell for run in runs for cell in run.cells()])
-        self.number, self.ended = len(runs), len(runs) - len(todo)
+        self.number = len(runs)
+        self.ended = len(runs) - len(missing)
         self.failures: dict[str, str] = {}
-        again = {run.folder for run in self.todo}
-        self._others = {name: why for name, why in folder.failures().items() if name not in again}
+        # but for those that are tried again
+        self._earlier_failures = folder.failures()
+        for run in self.todo:
+            self._earlier_failures.pop(run.folder, None)
         self._console = Console(stderr=True)
         self._live: Live | None = None
         self._shown = -SECONDS
@@ -53,7 +63,7 @@ class Runner:
         Raises:
             RunFailed: runs have failed; the others have been run.
         """
-        self.folder.write_failures(self._others)  # these are tried again
+        self.folder.write_failures(self._earlier_failures)
         if self._console.is_terminal:
             # No thread of its own: workers that take a dead one's place are forked from this
             # process.
@@ -61,10 +71,9 @@ class Runner:
             self._live.start()
         try:
             logs = self.folder.path / "logs"
-            with contextlib.closing(
-                serve_all(self.serve, self.jobs, count, logs, self._show, most)
-            ) as all_ended:
-                for ended in all_ended:
+            ends = serve_all(self.serve, self.jobs, count, logs, self._show, most)
+            with contextlib.closing(ends):
+                for ended in ends:
                     self._tell(ended)
             self._show([], last=True)
         finally:
@@ -76,13 +85,22 @@ class Runner:
             first = next(iter(self.failures.values()))
             raise RunFailed(
                 f"{len(names)} of {self.number} runs failed ({'; '.join(names[:NAMED])}{more}), "
-                f"the first: {first}; "
-                "the same command tries them again"
+                f"the first: {first}; the same command tries them again"
             )
 
     def progress(self) -> str:
         """The number of runs in each state."""
-        return words(self.board.cells, self.board.look(self._known(frozenset())))
+        return progress_line(self.board.cells, self._states([]))
+
+    def _states(self, running: list[int]) -> list[CellState]:
+        busy = {self.todo[k].folder for k in running}
+
+        def now(run: str) -> State | None:
+            if run in busy:
+                return "running"
+            return "failed" if run in self.failures else None
+
+        return self.board.look(now)
 
     def _show(self, running: list[int], last: bool = False) -> None:
         """Draw the table anew, where there is a terminal."""
@@ -91,31 +109,25 @@ class Runner:
         if self._live is None or (now - self._shown < SECONDS and not last):
             return
         self._shown = now
-        seen = self.board.look(self._known({self.todo[k].folder for k in running}))
         most = max(1, self._console.height - 6)  # title, frame and heading
-        self._live.update(self.board.table(seen, most), refresh=True)
-
-    def _known(self, at_work: Collection[str]) -> Callable[[str], State | None]:
-        return lambda run: (
-            "running" if run in at_work else "failed" if run in self.failures else None
-        )
+        self._live.update(self.board.table(self._states(running), most), refresh=True)
 
     def _tell(self, ended: Ended) -> None:
         """Keep a failure, and say what has ended: a line each, where there is no terminal (failures
         always)."""
         run = self.todo[ended.job]
-        self.ended += ended.error is None
+        name = called(run.cells())
         if ended.error is not None:
             self.failures[run.folder] = ended.error
-            self.folder.write_failures(self._others | self.failures)
-            self._print(f"{called(run.cells())} failed: {ended.error}")
-        elif self._live is None:
-            seen = Board(self.folder, run.cells()).look(lambda run: None)
-            scores = ", ".join(f"{one.metric.shown(one.score)} ({one.judge})" for one in seen)
-            self._print(
-                f"[{self.ended}/{self.number}] {called(run.cells())}: {scores}, "
-                f"{seen[0].seconds:.1f} s"
-            )
+            self.folder.write_failures(self._earlier_failures | self.failures)
+            self._print(f"{name} failed: {ended.error}")
+            return
+        self.ended += 1
+        if self._live is None:
+            states = Board(self.folder, run.cells()).look(lambda run: None)
+            scores = [f"{state.metric.shown(state.score)} ({state.judge})" for state in states]
+            begin = f"[{self.ended}/{self.number}] {name}"
+            self._print(f"{begin}: {', '.join(scores)}, {states[0].seconds:.1f} s")
 
     def _print(self, line: str) -> None:
         if self._live is not None:

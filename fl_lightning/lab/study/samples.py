@@ -3,14 +3,16 @@ mean over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.configuration.config import Config, DataConfig, check
 from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.named import some
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run
+from fl_lightning.lab.study.grid import Pairs
 from fl_lightning.results import provenance
 
 if TYPE_CHECKING:
@@ -35,12 +37,9 @@ READING = (
     "reads_test",
 )
 """Of the settings of data, those that decide what is read."""
-SHOWN = 3
-"""Run folders in a line, at most."""
-Pairs = Sequence[tuple[Run, Config]]
 
 
-def reading(data: DataConfig) -> str:
+def key_of(data: DataConfig) -> str:
     """What is read, as text: settings in which it is equal have one digest."""
     return repr([getattr(data, key) for key in READING])
 
@@ -55,14 +54,12 @@ def digests(configs: Iterable[Config]) -> dict[str, str]:
 
     first: dict[str, Config] = {}
     for config in configs:
-        first.setdefault(reading(config.data), config)
-    known = {}
+        first.setdefault(key_of(config.data), config)
+    current = {}
     for key, config in first.items():
-        try:
-            known[key] = in_a_process(_current, config)
-        except (BadInput, RunFailed):  # a run that reads them says why
-            continue
-    return known
+        with suppress(BadInput, RunFailed):  # a run that reads them says why
+            current[key] = in_a_process(_current, config)
+    return current
 
 
 def _current(config: Config) -> str:
@@ -71,27 +68,26 @@ def _current(config: Config) -> str:
     return current(config.data, config.federation.clients, config.smoke)
 
 
-def check_same(folder: StudyFolder, runs: Pairs, todo: Pairs) -> None:
+def check_same(
+    folder: StudyFolder,
+    runs: Pairs,
+    todo: Pairs,
+) -> None:
     """Raise `BadInput` where `todo` would read other data than finished `runs` of the study have
     read."""
-    kept: dict[str, dict[Path, str]] = {}
+    before: dict[str, dict[Path, str]] = {}
     for run, config in runs:
         place = folder.path / run.folder
         digest = provenance.source_of(place) if folder.finished(run.folder) else None
         if digest is not None:
-            kept.setdefault(reading(config.data), {})[place] = digest
-    now = digests(config for _, config in todo if reading(config.data) in kept)
-    for key, digest in now.items():
-        others = [str(place) for place, before in kept[key].items() if before != digest]
-        root = next(config.data.root for _, config in todo if reading(config.data) == key)
-        whose = ", ".join(others[:SHOWN]) + (
-            f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        )
-        allowed = (
-            f"the data have changed since {whose} trained on them: restore them, or give another "
-            f"--out"
-        )
-        check("data.root", root, not others, allowed)
+            before.setdefault(key_of(config.data), {})[place] = digest
+    now = [config for _, config in todo if key_of(config.data) in before]
+    roots = {key_of(config.data): config.data.root for config in now}
+    for key, digest in digests(now).items():
+        places = [str(place) for place, earlier in before[key].items() if earlier != digest]
+        changed = f"the data have changed since {some(places)} trained on them"
+        requirement = f"{changed}: restore them, or give another --out"
+        check("data.root", roots[key], not places, requirement)
 
 
 def notes(runs: DataFrame) -> list[str]:
@@ -102,11 +98,11 @@ def notes(runs: DataFrame) -> list[str]:
     for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
         versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
         if len(versions) > 1:
-            listed = "; ".join(
-                f"seeds {', '.join(map(str, sorted(set(rows.seed))))} ({rows.folder.iloc[0]})"
-                for rows in versions
-            )
+            listed = []
+            for rows in versions:
+                seeds = ", ".join(map(str, sorted(set(rows.seed))))
+                listed.append(f"seeds {seeds} ({rows.folder.iloc[0]})")
             begin = f"{setting}: " if setting else ""
             count = f"{len(versions)} versions of the data, which differ"
-            lines.append(f"{begin}runs were trained on {count}: {listed}")
+            lines.append(f"{begin}runs were trained on {count}: {'; '.join(listed)}")
     return lines

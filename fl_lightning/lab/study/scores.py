@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder, default
+from fl_lightning.lab.study.grid import by_key
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import (
     ABSENT,
@@ -33,9 +35,10 @@ METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be
 paired."""
 COLUMNS = ("method", "name", "setting", "seed", "model", "metric", "column", "scored", "run")
-"""Of the table of runs, beside `scores` (a Series by client): the label of the row, the method's
-name, the setting in words, the seed, the kind of model and metric of the scores, the column of
-metrics.csv that has their mean by round, whose scores they are in words, and the `RunResult`."""
+"""Of the table of runs, beside `scores` (a Series by client): the label of the row (`method`), the
+method (`name`), the setting in words, the seed, the kind of model and metric of the scores, the
+column of metrics.csv that has their mean by round, whose scores they are in words, and the
+`RunResult`."""
 _JUDGE = "evaluation.judge"
 _METHOD_KEYS = ("method.", "optimizer.", "evaluation.finetune_epochs")
 """Beginnings of keys that runs of a row have in common in each setting, beside their callbacks'."""
@@ -51,8 +54,8 @@ def read(
 
     Args:
         paths: the folder of a study, or run folders.
-        judge: the kind of model that all are scored by, but for rows of a study that name another;
-            None: each by its own judge, or by the one that a study names.
+        judge: the kind of model that all are scored by; rows of a study that name another judge are
+            left out. None: each by its own judge, or by the one that a study names.
         metric: accuracy, or what the runs' `evaluation.metrics` name; None: what all runs are
             judged by, else accuracy.
         accept_code: runs of a row may have been trained with different versions of own code.
@@ -63,11 +66,9 @@ def read(
             rounds or models), or runs of a row are of different methods.
     """
     entries = _of_study(paths[0]) if _is_study(paths) else _of_runs(paths)
-    others = {
-        entry["label"]
-        for entry in entries
-        if judge is not None and entry.get("judge", judge) != judge
-    }
+    others = set()
+    if judge is not None:
+        others = {entry["label"] for entry in entries if entry.get("judge", judge) != judge}
     entries = [entry for entry in entries if entry["label"] not in others]
     subject = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
     check("compare", subject, bool(entries), "it has no runs to compare")
@@ -75,21 +76,21 @@ def read(
     damaged = next((f" ({entry['damage']})" for entry in entries if entry["damage"]), "")
     nothing = f"none of its {len({entry['number'] for entry in entries})} runs has ended yet"
     check("compare", subject, bool(ended), nothing + damaged)
+    results = {entry["number"]: entry["run"] for entry in ended}.values()
     if metric is None:
-        judged = {entry["run"].metric.name for entry in ended}
+        judged = {run.metric.name for run in results}
         metric = judged.pop() if len(judged) == 1 else ACCURACY.name
+    runs = DataFrame([_scored(entry, judge, metric) for entry in ended])
     notes = []
     if others:
         notes.append(f"left out, since they are judged otherwise: {', '.join(sorted(others))}")
-    notes += _left_out(entries, StudyFolder(paths[0]).failures())
-    runs = DataFrame([_scored(entry, judge, metric) for entry in ended])
-    notes += _warnings(list({entry["number"]: entry["run"] for entry in ended}.values()))
+    notes += _left_out(entries, StudyFolder(paths[0]).failures()) + _warnings(list(results))
     if metric in FURTHER:
         notes.append(f"scores are {FURTHER[metric].words}, not accuracies")
     _check_pairs(runs)
     _check_methods(runs)
-    notes += samples.notes(runs)
-    return runs, notes + code.check_rows(runs, code.accepted(paths[0]), accept_code)
+    let_in = code.accepted(paths[0])
+    return runs, notes + samples.notes(runs) + code.check_rows(runs, let_in, accept_code)
 
 
 def tidy(runs: DataFrame) -> DataFrame:
@@ -102,29 +103,26 @@ def tidy(runs: DataFrame) -> DataFrame:
 
 
 def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> list[str]:
-    """How many runs have not ended, and which have failed: a row is a mean over the others."""
+    """Notes on runs that are damaged, have failed or have not ended: a row is a mean over the
+    others."""
     total = len({entry["number"] for entry in entries})
-    missing: dict[int, list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        if entry["run"] is None:
-            missing.setdefault(entry["number"], []).append(entry)
+    not_ended = (entry for entry in entries if entry["run"] is None)
+    missing = by_key(not_ended, itemgetter("number")).values()
+    damaged = [rows for rows in missing if rows[0]["damage"]]
+    intact = [rows for rows in missing if not rows[0]["damage"]]
+    failed = [rows for rows in intact if rows[0].get("folder") in failures]
+    unfinished = len(intact) - len(failed)
     notes = []
-    damaged = [rows[0]["damage"] for rows in missing.values() if rows[0]["damage"]]
     if damaged:
-        first = f"{len(damaged)} of {total} runs are damaged; the first: {damaged[0]}"
+        first = f"{len(damaged)} of {total} runs are damaged; the first: {damaged[0][0]['damage']}"
         notes.append(f"left out: {first}: delete its folder to train it again")
-    failed = [
-        rows
-        for rows in missing.values()
-        if rows[0].get("folder") in failures and not rows[0]["damage"]
-    ]
     if failed:
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed)
         listed = ", ".join(f"{label} {count}" for label, count in counts.items())
         first = f"{listed}); the first: {failures[failed[0][0]['folder']]}"
         rest = "a row is a mean over those that ended"
         notes.append(f"left out: {len(failed)} of {total} runs failed ({first}; {rest}")
-    if unfinished := len(missing) - len(failed) - len(damaged):
+    if unfinished:
         notes.append(f"unfinished: {unfinished} of {total} runs have not ended and are left out")
     return notes
 
@@ -136,7 +134,8 @@ def _warnings(runs: Sequence[RunResult]) -> list[str]:
     if made_up:
         begin = f"{len(made_up)} runs were trained on made-up data"
         notes.append(f"{begin}: their accuracies mean nothing")
-    if smoke := sum(bool(run.setting("smoke")) for run in runs if run not in made_up):
+    smoke = sum(bool(run.setting("smoke")) for run in runs if run not in made_up)
+    if smoke:
         kind = "smoke runs (a few samples and steps)"
         notes.append(f"{smoke} are {kind}: their accuracies mean little")
     lost = [_lost_visits(run) for run in runs]
@@ -165,20 +164,22 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
     """The cells of `study.json`; `run` is None where a run has not ended, `judge` is what a row
     itself names, `number` the run's: FedAvg's one run serves two rows."""
     study = StudyFolder(folder)
-    runs = {name: _usable(run) for name, run in study.ended(regression=False).items()}
+    ended = study.ended(regression=False)
+    numbers = {name: number for number, name in enumerate(study.run_names())}
     usual = _judge_of_base(study)
     entries = []
-    numbers: dict[str, int] = {}
     for cell in study.cells():
-        entry = cell | {
+        name = cell["folder"]
+        entry = {
+            **cell,
             "setting": words(cell["setting"]),
-            "number": numbers.setdefault(cell["folder"], len(numbers)),
-            **runs.get(cell["folder"], _usable(None)),
+            "number": numbers[name],
+            **_usable(ended.get(name)),
         }
-        chosen = entry["run"].setting(_JUDGE) if entry["run"] and usual is not None else None
-        # its method was given a judge of its own
-        if "judge" not in entry and chosen not in (None, "auto", usual):
-            entry["judge"] = chosen
+        if usual is not None and entry["run"] is not None:
+            judge = entry["run"].setting(_JUDGE)
+            if judge not in (None, "auto", usual):  # its method was given a judge of its own
+                entry.setdefault("judge", judge)
         entries.append(entry)
     return entries
 
@@ -196,51 +197,63 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Run folders as cells: label, setting and seed are read off what differs between their
     configurations."""
     runs = load(list(paths), regression=False)
-    for run in runs:
-        named = type(run.setting("seed")) is int
-        check("run", str(run.folder), named, "its config.yaml names no seed")
-    return [
-        {
+    entries = []
+    columns = zip(runs, labels(runs), settings(runs), strict=True)
+    for number, (run, label, setting) in enumerate(columns):
+        seed = run.setting("seed")
+        check("run", str(run.folder), type(seed) is int, "its config.yaml names no seed")
+        entry = {
             "number": number,
             "label": label,
             "method": method_of(run),
-            "setting": setting,
-            "seed": run.setting("seed"),
-            **_usable(run),
         }
-        for number, (run, label, setting) in enumerate(
-            zip(runs, labels(runs), settings(runs), strict=True)
+        entries.append(
+            {
+                **entry,
+                "setting": setting,
+                "seed": seed,
+                **_usable(run),
+            }
         )
-    ]
+    return entries
 
 
 def _usable(run: RunResult | None) -> dict[str, Any]:
-    """`run` if it has ended and can be read, else None; `damage`: what of which cannot be read,
-    else empty."""
-    what = None if run is None else damage(run)
-    usable = run is not None and run.finished and what is None
-    return {
-        "run": run if usable else None,
-        "damage": f"{run.folder}: {what}" if run is not None and what else "",
-    }
+    """`run`: the run if it has ended and can be read, else None; `damage`: its folder and the file
+    that cannot be read, else empty."""
+    damaged = None if run is None else damage(run)
+    if run is None or damaged is not None or not run.finished:
+        return {"run": None, "damage": f"{run.folder}: {damaged}" if run and damaged else ""}
+    return {"run": run, "damage": ""}
 
 
-def _scored(entry: dict[str, Any], judge: str | None, metric: str) -> dict[str, Any]:
+def _scored(
+    entry: dict[str, Any],
+    judge: str | None,
+    metric: str,
+) -> dict[str, Any]:
     """A row of the table of runs; `BadInput` where its judge's kind of model was not scored."""
     run: RunResult = entry["run"]
     kind = str(judge or entry.get("judge") or run.judge)
     scores, whose = run.scores(kind, metric) if kind in MODELS else ({}, "")
+    unscored = f"{run.folder} was not scored so"
     if not scores and metric in FURTHER and run.scores(kind)[0]:
-        allowed = f"{run.folder} was not scored so: its evaluation.metrics must name it"
-        raise BadInput("metric", metric, allowed)
-    if not scores:
-        kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
-        allowed = f"{run.folder} was not scored so; it has {', '.join(kinds) or 'no scores'}"
-        raise BadInput("judge", kind, allowed)
-    column = f"mean_{metric}" if kind == run.judge else f"{metric}_{kind}"
-    values = (entry["label"], entry["method"], entry["setting"], entry["seed"])
-    row = zip(COLUMNS, (*values, kind, metric, column, whose, run), strict=True)
-    return {**dict(row), "scores": Series(dict(sorted(scores.items())), dtype=float)}
+        raise BadInput("metric", metric, f"{unscored}: its evaluation.metrics must name it")
+    kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
+    there = f"{unscored}; it has {', '.join(kinds) or 'no scores'}"
+    check("judge", kind, bool(scores), there)
+    return {
+        "method": entry["label"],
+        "name": entry["method"],
+        "setting": entry["setting"],
+        "seed": entry["seed"],
+        "model": kind,
+        "metric": metric,
+        "column": f"mean_{metric}" if kind == run.judge else f"{metric}_{kind}",
+        "scored": whose,
+        "run": run,
+        "scores": Series(dict(sorted(scores.items())), dtype=float),
+    }
 
 
 def _check_pairs(runs: DataFrame) -> None:
@@ -248,34 +261,32 @@ def _check_pairs(runs: DataFrame) -> None:
     for label, of_row in runs.groupby("method", sort=False):
         kinds = of_row.model.unique()
         words = "; ".join(MODELS[kind] for kind in kinds)
-        allowed = f"runs of {label!r} are judged differently ({words}): --judge KIND"
-        check("judge", kinds[-1], len(kinds) == 1, allowed)
+        several = f"runs of {label!r} are judged differently ({words}): --judge KIND"
+        check("judge", kinds[-1], len(kinds) == 1, several)
     for (setting, seed), unit in runs.groupby(["setting", "seed"], sort=False):
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
-        twice = unit[unit.method.duplicated(keep=False)]
-        if len(twice):
-            label = twice.method.iloc[0]
-            first, second, *_ = (run.folder for run in twice.run[twice.method == label])
-            alike = f"{first} and {second} are {label!r} alike, and cannot be told apart"
-            raise BadInput("compare", where, alike)
-        keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
+        for label, of_label in unit.groupby("method", sort=False):
+            folders = " and ".join(str(run.folder) for run in of_label.run.head(2))
+            alike = f"{folders} are {label!r} alike, and cannot be told apart"
+            check("compare", where, len(of_label) == 1, alike)
         cannot = "its runs cannot be paired: "
+        keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
         check("compare", where, not keys, f"{cannot}they differ in {', '.join(keys)}")
-        one, *others = unit.run
+        first, *others = unit.run
         for other in others:
-            folders = f"{one.folder} and {other.folder}"
-            allowed = f"{cannot}clients of {folders} have other samples"
-            check("compare", where, not _other_samples(one, other), allowed)
+            differ = f"clients of {first.folder} and {other.folder} have other samples"
+            check("compare", where, not _other_samples(first, other), cannot + differ)
 
 
-def _other_samples(one: RunResult, other: RunResult) -> bool:
+def _other_samples(run: RunResult, other: RunResult) -> bool:
     """Whether some client's numbers of samples differ, where both runs have kept them."""
-    ours, theirs = one.rows("split"), other.rows("split")
-    if not ours or not theirs:
+    rows, other_rows = run.rows("split"), other.rows("split")
+    if not rows or not other_rows:
         return False
-    pairs = zip(ours, theirs, strict=False)
-    return len(ours) != len(theirs) or any(
-        a.get(key, n) != n for a, b in pairs for key, n in b.items()
+    return len(rows) != len(other_rows) or any(
+        row.get(key, count) != count
+        for row, other_row in zip(rows, other_rows, strict=True)
+        for key, count in other_row.items()
     )
 
 
@@ -288,16 +299,15 @@ def _check_methods(runs: DataFrame) -> None:
     """
     for (label, _), of_row in runs.groupby(["method", "setting"], sort=False):
         keys_of = [_method_keys(run) for run in of_row.run]
+        folders = [run.folder for run in of_row.run]
         for key in dict.fromkeys(key for keys in keys_of for key in keys):
             values = [keys.get(key, _unsaid(key)) for keys in keys_of]
-            known = [
-                (v, r.folder) for v, r in zip(values, of_row.run, strict=True) if v is not ABSENT
-            ]
-            (first, path), *others = known
-            for value, other in others:
-                both = f"{key} is {first!r} in {path}, {value!r} in {other}"
-                allowed = f"its runs are of different methods: {both}"
-                check("compare", label, value == first, allowed)
+            named = [pair for pair in zip(values, folders, strict=True) if pair[0] is not ABSENT]
+            first, folder = named[0]
+            for value, other in named[1:]:
+                both = f"{key} is {first!r} in {folder}, {value!r} in {other}"
+                differ = f"its runs are of different methods: {both}"
+                check("compare", label, value == first, differ)
 
 
 def _method_keys(run: RunResult) -> dict[str, Any]:

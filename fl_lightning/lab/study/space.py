@@ -8,17 +8,17 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.search import LogRange, Space, refusal, widened
-from fl_lightning.foundation.errors import BadInput
 
-RATES: dict[str, tuple[Space, str]] = {
-    "sgd": (LogRange(1e-3, 0.3), "around what the methods' papers take: 0.005 to 0.1"),
-    "adam": (LogRange(1e-4, 1e-2), "a decade around 0.001, Adam's default and FedHKD's"),
-    "adamw": (LogRange(1e-4, 1e-2), "as for adam"),
+RATES: dict[str, Space] = {
+    "sgd": LogRange(1e-3, 0.3),
+    "adam": LogRange(1e-4, 1e-2),
+    "adamw": LogRange(1e-4, 1e-2),
 }
-"""Where the learning rate is searched, for all methods. An optimiser of the model's own has its
-own."""
+"""Where the learning rate is searched, for all methods; an optimiser of the model's own has its
+own. SGD: around what the methods' papers take, 0.005 to 0.1. Adam: a decade around 0.001, its
+default and FedHKD's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Dimension:
     """`method.lam`, `optimizer.lr`."""
     space: Space
     start: Any
-    """What the base has, or the method's default: the first trial's."""
-    why: str
+    """The first trial's value: the base's, or the method's default."""
 
 
 def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
@@ -44,28 +43,20 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
         BadInput: the method declares a space that nothing can be drawn from.
     """
     module, _, name = config.method.class_path.rpartition(".")
-    own = dataclasses.fields(getattr(importlib.import_module(module), name))
-    for f in own:
-        if "search" in f.metadata and (allowed := refusal(f.metadata["search"])) is not None:
-            raise BadInput(f"{name}.{f.name}", f.metadata["search"], allowed)
-    searched = [
-        (
-            f"method.{f.name}",
-            f.metadata["search"],
-            config.method.init_args.get(f.name, f.default),
-            f.metadata["why"],
-        )
-        for f in own
-        if "search" in f.metadata
-    ]
+    dimensions = []
+    for argument in dataclasses.fields(getattr(importlib.import_module(module), name)):
+        if "search" in argument.metadata:
+            values = argument.metadata["search"]
+            requirement = refusal(values)
+            check(f"{name}.{argument.name}", values, requirement is None, str(requirement))
+            start = config.method.init_args.get(argument.name, argument.default)
+            dimensions.append(Dimension(f"method.{argument.name}", values, start))
     if config.optimizer.name in RATES:
-        where, why = RATES[config.optimizer.name]
-        searched.append(("optimizer.lr", where, config.optimizer.lr, why))
-    wide = [
-        (key, widened(where, start), start, why)
-        for key, where, start, why in searched
-        if key not in fixed
-    ]
-    return [
-        Dimension(key, where, start, why) for key, where, start, why in wide if where is not None
-    ]
+        rates = RATES[config.optimizer.name]
+        dimensions.append(Dimension("optimizer.lr", rates, config.optimizer.lr))
+    wider = []
+    for dimension in dimensions:
+        values = widened(dimension.space, dimension.start)
+        if dimension.key not in fixed and values is not None:
+            wider.append(dataclasses.replace(dimension, space=values))
+    return wider

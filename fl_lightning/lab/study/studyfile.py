@@ -10,7 +10,11 @@ from fl_lightning.configuration import files
 from fl_lightning.configuration.config import check
 
 
-def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
+def read(
+    name: str,
+    beside: Path = Path(),
+    like_it: tuple[Path, ...] = (),
+) -> Any:
     """The content of a study, for `Study.of`; files that its base names are whole paths.
 
     A study that is `like` another takes all its keys; what it says of `base` comes behind the
@@ -19,33 +23,36 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     Args:
         name: a file, or a name of `fl-train list studies`.
         beside: folder where a file is looked for.
-        taken: the studies that are like this one.
+        like_it: the studies that are like this one.
 
     Raises:
         BadInput: there is no such study, it cannot be read, or it is like itself.
     """
     file, content = files.read("studies", "study", name, beside)
-    place = file.resolve()
-    check("like", name, place not in taken, "the study is like itself")
+    path = file.resolve()
+    check("like", name, path not in like_it, "the study is like itself")
     if not isinstance(content, dict):
         return content
-    if content.get("base") is not None:
-        given = content["base"]
-        content["base"] = [
-            _whole(part, file.parent) for part in (given if isinstance(given, list) else [given])
-        ]
+    base = content.get("base")
+    if base is not None:
+        parts = base if isinstance(base, list) else [base]
+        content["base"] = [_with_folder(part, file.parent) for part in parts]
     if "like" not in content:
         return content
     like = content.pop("like")
     check("like", like, isinstance(like, str), "it must be a study's name or file")
-    other = read(like, file.parent, (*taken, place))
+    other = read(like, file.parent, (*like_it, path))
     if not isinstance(other, dict):
         return other
-    if isinstance(other.get("paper"), dict) and isinstance(content.get("paper"), dict):
-        content["paper"] = {**other["paper"], **content["paper"]}
-    return {**other, **content, "base": [*(other.get("base") or []), *(content.get("base") or [])]}
+    study = {**other, **content}
+    study["base"] = [*(other.get("base") or []), *(content.get("base") or [])]
+    paper, printed = content.get("paper"), other.get("paper")
+    if isinstance(paper, dict) and isinstance(printed, dict):
+        study["paper"] = printed | paper
+    return study
 
 
-def _whole(part: Any, folder: Path) -> Any:
+def _with_folder(part: Any, folder: Path) -> Any:
     """A config that lies beside the study by its whole path; anything else as it is."""
-    return str(folder / part) if isinstance(part, str) and (folder / part).is_file() else part
+    is_file = isinstance(part, str) and (folder / part).is_file()
+    return str(folder / part) if is_file else part

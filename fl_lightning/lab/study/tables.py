@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import itemgetter
 from typing import Any
 
 from pandas import DataFrame, isna
@@ -23,36 +24,29 @@ def listing_of(compared: Compared) -> Listing:
     titles = []
     for row in table.itertuples():
         block = table[(table.judge == row.judge) & (table.setting == row.setting)]
-        others = block.baseline.dropna().unique()
-        against = f"differences to {others[0]}" if len(others) else ""
+        baselines = block.baseline.dropna()
+        against = f"differences to {baselines.iloc[0]}" if len(baselines) else ""
         judge = f"judge: {MODELS[row.judge]}"
         titles.append("; ".join(filter(None, [judge, row.setting, against])))
     heads = _heads(compared)
-    words = DataFrame(
-        [_words(row) for row in table.itertuples()],
-        index=titles,
-    )
-    ranks = [line for rank in compared.ranks for line in _ranked(rank)]
-    more = {
-        "ranks": [dataclasses.asdict(rank) for rank in compared.ranks],
-        "notes": compared.notes,
-    }
+    words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
+    notes = [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
+    ranks = [dataclasses.asdict(rank) for rank in compared.ranks]
+    more = {"ranks": ranks, "notes": compared.notes}
+    best = compared.best
     return Listing(
         MARK,
         table.copy(),
         words[list(heads)],
         heads,
-        ranks + compared.notes,
+        notes,
         more,
-        best=compared.best,
+        best=best,
     )
 
 
 def _ranked(rank: Ranks) -> list[str]:
-    order = sorted(
-        zip(rank.ranks, rank.methods, strict=True),
-        key=lambda pair: pair[0],
-    )
+    order = sorted(zip(rank.ranks, rank.methods, strict=True), key=itemgetter(0))
     places = ", ".join(f"{method} {place:.2f}" for place, method in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
     test = f"chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"

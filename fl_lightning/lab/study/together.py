@@ -3,31 +3,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from fl_lightning.configuration.config import Config
+from fl_lightning.configuration.config import Config, ModelConfig
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput, RunFailed, redact
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.lab.study.grid import by_key
+from fl_lightning.lab.study.folder import one_line
+from fl_lightning.lab.study.grid import Pairs, by_key
 
 if TYPE_CHECKING:
-    from fl_lightning.engine.federation import Federation
     from fl_lightning.lab.study.folder import StudyFolder
-    from fl_lightning.lab.study.grid import Run
     from fl_lightning.lab.study.workers import More
-    from fl_lightning.training.executors.base import Name
-    from fl_lightning.training.executors.together import Together
 
 RECORD = "executors.json"
 """In the study's folder: how the clients of each kind of run train, so that a continued study stays
 as it is."""
+EVERY_KIND = ""
+"""In the record, in place of the kinds: how all runs train."""
 FULL = 256
 """Clients that train at once, where `auto` says how many runs do: two passes of the widest.
 Ours."""
@@ -45,16 +45,21 @@ def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
     if not any(config.fabric.executor == "vmap" for config in configs):
         return 1
     for config in configs:
-        single = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
-        if not single or any("wandb" in name for name in config.loggers):
-            return 1  # processes of its own, or a logger of which a process has one
+        one_process = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
+        # W&B: a logger of which a process has one
+        if not one_process or any("wandb" in name for name in config.loggers):
+            return 1
     if number != "auto":
         return int(number)
-    fewest = min(max(1, round(c.federation.participation * c.federation.clients)) for c in configs)
-    return max(1, FULL // fewest)
+    cohorts = [round(c.federation.participation * c.federation.clients) for c in configs]
+    return max(1, FULL // max(1, min(cohorts)))
 
 
-def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
+def within_memory(
+    most: int,
+    workers: int,
+    configs: Sequence[Config],
+) -> int:
     """`most` runs at a time in each of so many processes, or as many as there is memory for; a line
     says so.
 
@@ -73,117 +78,105 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     try:
         measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
     except (BadInput, RunFailed) as error:
-        reason = redact(" ".join(str(error).split()))
-        log.say(
-            f"together: the memory of {most} runs is not known ({reason}); if it does not "
-            f"suffice, give fewer"
-        )
+        begin = f"together: the memory of {most} runs is not known ({one_line(error)})"
+        log.say(f"{begin}; if it does not suffice, give fewer")
         return most
-    one, further = max(measured, key=lambda pair: pair[0] + most * pair[1])
-    whole = one + (most - 1) * further
-    if whole <= room:
+    first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
+    size = first + (most - 1) * further
+    if size <= room:
         return most
-    fits = 1 + int(max(0.0, room - one) / further) if further else 1
-    takes = (
-        f"{most} runs take some {log.in_bytes(whole)}, and a process may take {log.in_bytes(room)}"
-    )
-    log.say(f"together: {fits} at a time: {takes}")
+    fits = 1 + int(max(0.0, room - first) / further) if further else 1
+    takes = f"{most} runs take some {log.in_bytes(size)}"
+    log.say(f"together: {fits} at a time: {takes}, and a process may take {log.in_bytes(room)}")
     return fits
 
 
 def _measured_bytes(config: Config) -> tuple[float, float]:
     from fl_lightning.lab.planning.rehearsal import run_bytes
 
-    stacked = replace(config, fabric=replace(config.fabric, executor="vmap"))
-    return run_bytes(stacked)
+    return run_bytes(_with_executor(config, "vmap"))
+
+
+def _with_executor(config: Config, executor: Any) -> Config:
+    return replace(config, fabric=replace(config.fabric, executor=executor))
 
 
 def with_executors(
-    folder: StudyFolder,
-    pairs: Sequence[tuple[Any, Config]],
-    number: int | str,
-    whole: Sequence[Config],
-) -> tuple[list[tuple[Any, Config]], dict[str, str]]:
-    """`pairs` of runs and configs, each with the executor that runs of its kind have in this study.
+    folder: StudyFolder, chosen: Pairs, number: int | str, pairs: Pairs
+) -> tuple[Pairs, dict[str, str]]:
+    """The `chosen` of the study's `pairs`, each with the executor that runs of its kind have in
+    this study, and the executors by kind, which are to be `keep`t in the study's folder.
 
     With `auto` it is measured once for each kind, in the order of the pairs; a number takes `vmap`
     for all; with 1, and where the base names an executor, it is the base's. Runs that are there
     already keep what they began with.
-
-    Args:
-        whole: the configs of all runs of the study.
-
-    Returns:
-        These, and what is to be `keep`t in the study's folder.
     """
-    free = [config for _, config in pairs if config.fabric.executor == "loop"]
-    known = _record(folder.path)
-    if known is None and folder.begun():
-        known = {"": "loop"}  # it was begun with runs that train one by one
-    if (number == 1 and not known) or not free:
-        return list(pairs), {}
-    known = known or {}
-    visits = sum(
-        round(c.federation.rounds * c.federation.participation * c.federation.clients)
-        for c in whole
-    )
+    executors = _record(folder.path)
+    if executors is None:
+        # it was begun with runs that train one by one
+        executors = {EVERY_KIND: "loop"} if folder.begun() else {}
+    free = [config for _, config in chosen if config.fabric.executor == "loop"]
+    if not free or (number == 1 and not executors):
+        return chosen, {}
+    visits = 0
+    for _, config in pairs:
+        federation = config.federation
+        visits += round(federation.rounds * federation.participation * federation.clients)
     for config in free:
         kind = kind_of(config)
-        if "" in known or kind in known:
+        if EVERY_KIND in executors or kind in executors:
             continue
         if number == "auto":
-            known[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
+            executors[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
         else:
-            known[kind] = "loop" if number == 1 else "vmap"
+            executors[kind] = "loop" if number == 1 else "vmap"
+    with_them = []
+    for run, config in chosen:
+        if config.fabric.executor == "loop":
+            executor = executors.get(EVERY_KIND) or executors[kind_of(config)]
+            config = _with_executor(config, executor)
+        with_them.append((run, config))
+    return with_them, executors
 
-    def chosen(config: Config) -> Config:
-        name = known.get("", known.get(kind_of(config), "loop"))
-        if config.fabric.executor != "loop" or name == "loop":
-            return config
-        return replace(config, fabric=replace(config.fabric, executor=cast("Name", name)))
 
-    return [(run, chosen(config)) for run, config in pairs], known
-
-
-def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
+def by_method(pairs: Pairs) -> Pairs:
     """The seeds of a method and setting one after the other: at the same time they share the passes
     of an own loss."""
     seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
-    return [pair for those in seeds.values() for pair in those]
+    return list(itertools.chain(*seeds.values()))
 
 
-def keep(folder: StudyFolder, known: dict[str, str]) -> None:
+def keep(folder: StudyFolder, executors: dict[str, str]) -> None:
     """Write down how clients train in this study."""
-    if known and known != _record(folder.path):
-        write_whole(folder.path / RECORD, json.dumps(known, indent=1) + "\n")
+    if executors and executors != _record(folder.path):
+        write_whole(folder.path / RECORD, json.dumps(executors, indent=1) + "\n")
 
 
 def kind_of(config: Config) -> str:
-    """What decides how fast clients train: model, data, batches and optimiser."""
-    models = [
-        f"{m.component.class_path.rpartition('.')[2].lower()} {m.component.init_args}"
-        for m in config.models
-    ]
+    """The model, data, batches and optimiser, which decide how fast clients train."""
+    models = [f"{_name(model)} {model.component.init_args}" for model in config.models]
     batches = f"{config.data.source} in batches of {config.federation.batch_size}"
     return ", ".join([*models, batches, config.optimizer.name])
 
 
+def _name(model: ModelConfig) -> str:
+    return model.component.class_path.rpartition(".")[2].lower()
+
+
 def _record(path: Path) -> dict[str, str] | None:
     """What was chosen for this study; None: nothing yet."""
-    file = path / RECORD
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(known, dict) or not set(known.values()) <= {"loop", "vmap"}:
+        executors = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        if not isinstance(executors, dict) or not set(executors.values()) <= {"loop", "vmap"}:
             raise ValueError("it holds something else")
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         raise BadInput("out", str(path), "a part of it is a file, and no folder") from None
     except (OSError, ValueError) as error:
-        raise BadInput(
-            "out", str(path), f"its {RECORD} cannot be read ({error}): delete it"
-        ) from None
-    return known
+        requirement = f"its {RECORD} cannot be read ({error}): delete it"
+        raise BadInput("out", str(path), requirement) from None
+    return executors
 
 
 def _measured(config: Config) -> str:
@@ -200,67 +193,55 @@ def _gain(config: Config) -> tuple[str, str]:
     """The executor, and how it was found."""
     from fl_lightning.run import launch
 
-    name = ", ".join(
-        model.component.class_path.rpartition(".")[2].lower() for model in config.models
-    )
     single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
     try:
-        answer = launch(single, _faster, FULL)["answer"]
+        answers = launch(single, _faster, FULL)["answers"]
     except Exception as error:
-        answer = f"it cannot be measured ({' '.join(str(error).split())})"
-    return (
-        ("loop", f"{name}: {answer}")
-        if isinstance(answer, str)
-        else (answer[0], f"{name} ({answer[1]})")
-    )
+        answers = [f"it cannot be measured ({one_line(error)})"]
+    # one that cannot be stacked says why, in words
+    pairs = [("loop", answer) if isinstance(answer, str) else answer for answer in answers]
+    executor, reason = next((pair for pair in pairs if pair[0] == "loop"), pairs[0])
+    return executor, f"{', '.join(map(_name, config.models))}: {reason}"
 
 
-def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
-    """Which executor is faster where so many clients of several runs train at once, and how that
-    was found; or why they cannot."""
+def _faster(
+    fabric: Any,
+    config: Config,
+    jobs: int,
+) -> dict[str, Any]:
+    """`faster_together` of each model, where so many clients of several runs train at once."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble
     from fl_lightning.training.executors.together import Together
 
     with tempfile.TemporaryDirectory() as folder:
         fed = assemble(fabric, config, Path(folder), [], together=Together())
-        answers = [faster_together(trainer, jobs) for trainer in fed.worker.trainers]
-    slower = next(
-        (answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0]
-    )
-    return {"answer": slower}
+        return {"answers": [faster_together(trainer, jobs) for trainer in fed.worker.trainers]}
 
 
-def driven(together: Together) -> Callable[..., Federation]:
-    """What puts a run together that `together` drives beside others: `fit`'s `put_together`."""
-    from fl_lightning.run import assemble
-
-    return partial(assemble, together=together)
-
-
-def drive(
-    run: Callable[[Config, Path, Callable[..., Federation]], str | None], more: More
-) -> Iterator[tuple[int, str | None]]:
+def drive(run: Callable[[Any, Any], str | None], more: More) -> Iterator[tuple[int, str | None]]:
     """What a worker does whose runs train together.
 
-    `run`: runs a config in a folder, put together by a function; None, or one line that says why it
-    failed.
+    `run`: trains a job (config and folder), put together by a function (`fit`'s `put_together`);
+    returns None, or one line that says why it failed.
     """
     import torch
 
+    from fl_lightning.run import assemble
     from fl_lightning.training.executors.together import Together
 
     together = Together()
-    put_together = driven(together)
+    put_together = partial(assemble, together=together)
 
     def works(waits: bool) -> Any:
-        job = more(waits)
-        if job is None:
+        numbered = more(waits)
+        if numbered is None:
             return None
-        number, (config, folder) = job
+        number, job = numbered
+        config, _ = job
         # each run would put back what it found, in the middle of the others
         if config.fabric.threads is not None:
             torch.set_num_threads(config.fabric.threads)
-        return number, lambda: run(config, folder, put_together)
+        return number, lambda: run(job, put_together)
 
     yield from together.drive(works)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +24,9 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.configuration.search import Choice, LogRange, Whole
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.foundation.files import Taken, make_folder, take
+from fl_lightning.foundation.files import Taken, make_folder, take_lock
 from fl_lightning.foundation.rng import key
+from fl_lightning.lab.study.folder import reading
 from fl_lightning.lab.study.grid import place
 from fl_lightning.lab.study.space import Dimension
 
@@ -53,27 +54,34 @@ class Ended:
 class Claim:
     """A trial that is this process's own until it is told or let go."""
 
-    def __init__(self, trials: Trials, trial: Trial, lock: IO[str]) -> None:
+    def __init__(
+        self,
+        trials: Trials,
+        trial: Trial,
+        lock: IO[str],
+    ) -> None:
         self._study, self._trial, self._lock = trials.study, trial, lock
         self.number: int = trial.number
+        self.folder = trials.folder_of(trial.number)
+        self.values: dict[str, Any] = {}
         try:
-            self.values = {
-                d.key: _rounded(d, trials.suggested(trial, d)) for d in trials.dimensions
-            }
+            for dimension in trials.dimensions:
+                value = trials.suggested(trial, dimension)
+                self.values[dimension.key] = _rounded(dimension, value)
         except BaseException:  # Ctrl-C
             lock.close()
             raise
-        self.folder = trials.folder_of(trial.number)
 
     def tell(self, score: float) -> None:
-        """It has ended well, if the score is a number."""
+        """Record its score; a trial whose score is no number is refused."""
         if math.isnan(score):
             self.refuse("its score is no number")
-            return
-        self._study.tell(self._trial, score)
+        else:
+            self._study.tell(self._trial, score)
 
     def refuse(self, why: str) -> None:
-        """It cannot be: the sampler counts it among the worst."""
+        """Record as pruned, and `why`, a trial whose values cannot work: the sampler counts it
+        among the worst."""
         self._trial.set_user_attr(WHY, why)
         self._study.tell(self._trial, state=TrialState.PRUNED)
 
@@ -125,7 +133,7 @@ class Trials:
         make_folder(self.folder / place(self.label))
         with _alone(self.folder / "claim.lock"):
             trials = self.study.get_trials(deepcopy=False)
-            begun = [t for t in trials if t.state != TrialState.WAITING]
+            begun = [trial for trial in trials if trial.state != TrialState.WAITING]
             for trial in begun:
                 lock = self._locked(trial.number) if trial.state == TrialState.RUNNING else None
                 if lock is not None:
@@ -133,7 +141,8 @@ class Trials:
             if len(begun) >= self.number:
                 return None
             if not trials:
-                self.study.enqueue_trial({d.key: d.start for d in self.dimensions})
+                starts = {dimension.key: dimension.start for dimension in self.dimensions}
+                self.study.enqueue_trial(starts)
             new = self.study.ask()
             lock = self._locked(new.number)
             assert lock is not None, "nobody has known of it before"
@@ -142,39 +151,39 @@ class Trials:
     def ended(self) -> list[Ended]:
         """The trials that have ended, in order; `BadInput` where the journal is damaged."""
         with self._reading():
-            return [
-                self._ended(t)
-                for t in self.study.get_trials(deepcopy=False)
-                if t.state.is_finished()
-            ]
+            trials = self.study.get_trials(deepcopy=False)
+            return [self._ended(trial) for trial in trials if trial.state.is_finished()]
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """`BadInput` for what optuna raises for a line of the journal that it has not written."""
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-            what = f"{self.folder / 'journal.log'} is damaged ({type(error).__name__})"
-            allowed = f"{what}: restore it, or give this search another --out"
-            raise BadInput("out", str(self.folder.parent), allowed) from None
+    def _reading(self) -> AbstractContextManager[None]:
+        """Raise `BadInput` inside where optuna meets a line of the journal that it has not
+        written."""
+        problem = f"{self.folder / 'journal.log'} is damaged"
+        advice = "restore it, or give this search another --out"
+        return reading("out", str(self.folder.parent), problem, advice)
 
     def _ended(self, trial: FrozenTrial) -> Ended:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
-        return Ended(trial.number, values, trial.value, str(trial.user_attrs.get(WHY, "")))
+        return Ended(
+            trial.number,
+            values,
+            trial.value,
+            str(trial.user_attrs.get(WHY, "")),
+        )
 
     def _locked(self, number: int) -> IO[str] | None:
         folder = self.folder_of(number)
         with contextlib.suppress(Taken):
-            return take(folder.with_name(f"{folder.name}.lock"))
+            return take_lock(folder.with_name(f"{folder.name}.lock"))
         return None
 
     def suggested(self, trial: Trial, dimension: Dimension) -> Any:
-        """What the trial has for a dimension, asked for now where it has not been.
+        """The trial's value for a dimension, drawn now where it has none.
 
-        Of a sampler of its own: what it draws does not depend on what has been drawn in this
-        process, or before a kill. Of a key that all methods have (the learning rate) all methods
-        draw the same while draws are random, in the first `RANDOM` trials: else with few trials the
-        luck of the draw is taken for a difference of methods.
+        It is drawn by a sampler of its own, which replaces the study's: the value does not depend
+        on what has been drawn in this process, or before a kill. For a key that all methods have
+        (the learning rate) all methods draw the same value while draws are random, in the first
+        `RANDOM` trials: else with few trials the luck of the draw is taken for a difference of
+        methods.
         """
         name, space = dimension.key, dimension.space
         whose = f"{self.label} " if name.startswith("method.") else ""
@@ -195,7 +204,8 @@ def best(ended: Sequence[Ended]) -> Ended | None:
 
 def _rounded(dimension: Dimension, value: Any) -> Any:
     """`value` with three digits, which is more than a search can tell; the start stays as it is."""
-    return float(f"{value:.3g}") if isinstance(value, float) and value != dimension.start else value
+    is_drawn = isinstance(value, float) and value != dimension.start
+    return float(f"{value:.3g}") if is_drawn else value
 
 
 @contextlib.contextmanager

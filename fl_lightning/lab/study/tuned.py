@@ -38,36 +38,32 @@ class Tuned:
         """The choice."""
         chosen = best(self.ended)
         if chosen is None:
-            raise RunFailed(
-                f"{self.entry.label}: none of its {len(self.ended)} trials ended well: "
-                f"{self.ended[0].why}"
-            )
+            none = f"none of its {len(self.ended)} trials ended well"
+            raise RunFailed(f"{self.entry.label}: {none}: {self.ended[0].why}")
         return chosen
 
     def row(self) -> dict[str, Any]:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the
         first."""
-        chosen = self.best
-        scores = [trial.score for trial in self.ended if trial.score is not None]
-        start = self.ended[0].score  # None: its models came to no number
-        first, last = (
-            self.metric.merit(math.nan if start is None else start),
-            self.metric.merit(max(scores)),
-        )
+        chosen, first = self.best, self.ended[0]
+        merit = self.metric.merit
+        scores = [merit(trial.score) for trial in self.ended if trial.score is not None]
+        start = math.nan if first.score is None else merit(first.score)
+        top = max(scores, key=merit)
         return {
             "method": self.entry.label,
             "trials": len(self.ended),
             "refused": len(self.ended) - len(scores),
             "metric": self.metric.name,
-            "start": first,
-            "min": min(map(self.metric.merit, scores)),
-            "median": median(map(self.metric.merit, scores)),
-            "max": max(map(self.metric.merit, scores)),
-            "best": last,
-            "gain": self.metric.merit(last - first) + 0.0,  # 0, not -0
+            "start": start,
+            "min": min(scores),
+            "median": median(scores),
+            "max": max(scores),
+            "best": top,
+            "gain": merit(top - start) + 0.0,  # 0, not -0
             "trial": chosen.number,
             "values": json.dumps(chosen.values),
-            "start_values": json.dumps(self.ended[0].values),
+            "start_values": json.dumps(first.values),
             "warnings": "; ".join(self.warnings()),
         }
 
@@ -76,49 +72,47 @@ class Tuned:
         was searched."""
         if not self.dimensions:
             return []
-        values, number = self.best.values, len(self.ended)
-        lines = [line] if (line := few(number)) else []
-        lines += (
-            ["the best trial is the start: nothing was gained"]
-            if self.best.number == self.ended[0].number
-            else []
-        )
-        for one in self.dimensions:
-            end = edge(one.space, values[one.key])
-            lines += (
-                [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"]
-                if end is not None
-                else []
-            )
-        return lines
+        lines = [few(len(self.ended))]
+        if self.best.number == self.ended[0].number:
+            lines.append("the best trial is the start: nothing was gained")
+        for dimension in self.dimensions:
+            key, value = dimension.key, self.best.values[dimension.key]
+            end = edge(dimension.space, value)
+            if end is not None:
+                lines.append(f"{key}={value} lies at the edge of its range ({end})")
+        return list(filter(None, lines))
 
     def listed(self, trial: Ended, label: str) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
-        listed: dict[str, Any] = {
-            "name": self.entry.name,
+        entry = self.entry
+        row: dict[str, Any] = {
+            "name": entry.name,
             "label": label,
-            **self.entry.settings,
+            **entry.settings,
             **settings,
         }
-        listed |= {"when": dict(self.entry.when)} if self.entry.when else {}
-        return listed | {"init_args": {**self.entry.arguments, **arguments}}
+        if entry.when:
+            row["when"] = dict(entry.when)
+        row["init_args"] = {**entry.arguments, **arguments}
+        return row
 
 
 def few(number: int) -> str:
     """The warning that so many trials are too few; empty where they are not."""
-    return (
-        f"{number} trials: below {RANDOM} the luck of the draw decides" if number < RANDOM else ""
-    )
+    line = f"{number} trials: below {RANDOM} the luck of the draw decides"
+    return line if number < RANDOM else ""
 
 
 def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a method is given as arguments, and what as keys of its own, of the `values` of a
-    trial."""
-    arguments = {
-        key.removeprefix("method."): v for key, v in values.items() if key.startswith("method.")
-    }
-    return arguments, {key: v for key, v in values.items() if not key.startswith("method.")}
+    """The values of a trial that are a method's arguments, and those that are keys of its own."""
+    arguments, settings = {}, {}
+    for key, value in values.items():
+        if key.startswith("method."):
+            arguments[key.removeprefix("method.")] = value
+        else:
+            settings[key] = value
+    return arguments, settings
 
 
 def study_file(
@@ -131,26 +125,34 @@ def study_file(
         untuned: list each method with the settings of its first trial, too, where the choice is
             another.
     """
-    methods = [one.listed(one.best, one.entry.label) for one in tuned_methods]
-    moved = [one for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
-    methods += [one.listed(one.ended[0], f"{one.entry.label} {UNTUNED}") for one in moved]
-    rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
+    methods = [tuned.listed(tuned.best, tuned.entry.label) for tuned in tuned_methods]
+    for tuned in tuned_methods if untuned else ():
+        start = tuned.ended[0]
+        if tuned.best.values != start.values:
+            methods.append(tuned.listed(start, f"{tuned.entry.label} {UNTUNED}"))
+    rest = {
+        "methods": methods,
+        "seeds": seeds,
+        "forced": False,
+    }
+    if grid:
+        rest["grid"] = grid
     return as_yaml(base, rest)
 
 
 def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
     """A row of `trials.csv` for each trial; an empty score: refused, and why."""
-    return [
-        {
-            "method": one.entry.label,
-            "trial": trial.number,
-            "score": None if trial.score is None else one.metric.merit(trial.score),
-            "why": trial.why,
-            "values": json.dumps(trial.values),
-        }
-        for one in tuned_methods
-        for trial in one.ended
-    ]
+    rows = []
+    for tuned in tuned_methods:
+        for trial in tuned.ended:
+            score = None if trial.score is None else tuned.metric.merit(trial.score)
+            row = {
+                "method": tuned.entry.label,
+                "trial": trial.number,
+                "score": score,
+            }
+            rows.append(row | {"why": trial.why, "values": json.dumps(trial.values)})
+    return rows
 
 
 def table(tuned_methods: Sequence[Tuned]) -> Table:
@@ -159,15 +161,11 @@ def table(tuned_methods: Sequence[Tuned]) -> Table:
     for name in ("method", "trials", "start", "min", "median", "max", "gain"):
         shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     shown.add_column("choice")
-    for one in tuned_methods:
-        row, say = one.row(), one.metric.shown
-        trials = f"{row['trials']}" + (f" ({row['refused']} refused)" if row["refused"] else "")
-        scores = [say(row[name]) for name in ("start", "min", "median", "max")]
-        shown.add_row(
-            escape(one.entry.label),
-            trials,
-            *scores,
-            say(row["gain"]),
-            escape(words(one.best.values)),
-        )
+    for tuned in tuned_methods:
+        row = tuned.row()
+        refused = f" ({row['refused']} refused)" if row["refused"] else ""
+        columns = ("start", "min", "median", "max", "gain")
+        scores = [tuned.metric.shown(row[name]) for name in columns]
+        choice = escape(words(tuned.best.values))
+        shown.add_row(escape(tuned.entry.label), f"{row['trials']}{refused}", *scores, choice)
     return shown

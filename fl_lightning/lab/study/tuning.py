@@ -26,9 +26,8 @@ from fl_lightning.foundation.files import aside_of, write_whole
 from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
 from fl_lightning.lab.study.chosen import UNTUNED, words
-from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder
-from fl_lightning.lab.study.grid import LONGEST, Entry, Run, Study, safe
-from fl_lightning.lab.study.launch import Options
+from fl_lightning.lab.study.folder import PLACE, Busy, StudyFolder, check_new, one_line, reading
+from fl_lightning.lab.study.grid import LONGEST, Entry, Pairs, Run, Study, safe
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 BENEATH: Layer = {"data": {"validation": 0.2}}
 """Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would
 have but a few samples to be judged by."""
+ON_VALIDATION: Layer = {"data": {"score_on": "validation"}}
 LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
@@ -63,53 +63,47 @@ class Search:
     settings: list[dict[str, Any]]
     """Points of the grid: a trial is a run in each, and its score their mean."""
 
-    @property
     def metric(self) -> Metric:
-        """What runs are judged by, as the first that has ended says."""
+        """The metric by which runs are judged, as the summary of one that has ended names it."""
         ended = next(self.folder.rglob("summary.json"), None)
         summary = {} if ended is None else RunFolder(ended.parent).read_summary()
         return of_rows([{name.removeprefix("final_"): 0.0 for name in summary}])
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
-        """What is searched: what neither the list nor the grid sets. `BadInput` where it depends on
+        """The arguments that neither the list nor the grid sets. `BadInput` where they depend on
         the setting: a trial has the same values in all."""
-        listed = self.entry.arguments.keys() | {
-            name for some in self.entry.when.values() for name in some
-        }
-        fixed = (
-            {f"method.{name}" for name in listed}
-            | self.entry.settings.keys()
-            | {k for s in self.settings for k in s}
-        )
-        every = [space(self.config({}, setting), fixed) for setting in self.settings]
-        ranges = [{d.key: (d.space, d.start) for d in dimensions} for dimensions in every]
-        for setting, here in zip(self.settings, ranges, strict=True):
-            differ = ", ".join(
-                key for key in ranges[0] | here if ranges[0].get(key) != here.get(key)
+        listed = set(self.entry.arguments).union(*self.entry.when.values())
+        fixed = {f"method.{name}" for name in listed}
+        fixed.update(self.entry.settings, *self.settings)
+        first, *others = [space(self.config({}, setting), fixed) for setting in self.settings]
+        ranges = {d.key: (d.space, d.start) for d in first}
+        for setting, dimensions in zip(self.settings[1:], others, strict=True):
+            here = {d.key: (d.space, d.start) for d in dimensions}
+            differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
+            requirement = (
+                f"{self.entry.label} has another range of {', '.join(differ)} there than in the "
+                "first setting: set it in the study file, or tune these settings one by one"
             )
-            allowed = (
-                f"{self.entry.label} has another range of {differ} there than in the first setting"
-            )
-            allowed = f"{allowed}: set it in the study file, or tune these settings one by one"
-            check("grid", words(setting), not differ, allowed)
-        return every[0]
+            check("grid", words(setting), not differ, requirement)
+        return first
 
     def record(self) -> str:
-        """What decides its trials, but for what all searches have in common."""
-        tried = [f"{d.key}: {d.space} from {d.start!r}" for d in self.dimensions]
-        when = [f"when {dict(self.entry.when)}"] if self.entry.when else []
-        return "; ".join(
-            [f"{self.entry.name} {self.entry.arguments | self.entry.settings}", *when, *tried]
-        )
+        """Text of all that decides its trials and that searches do not have in common."""
+        entry = self.entry
+        parts = [f"{entry.name} {entry.arguments | entry.settings}"]
+        parts += [f"when {dict(entry.when)}"] if entry.when else []
+        parts += [f"{d.key}: {d.space} from {d.start!r}" for d in self.dimensions]
+        return "; ".join(parts)
 
     def trials(self) -> Trials:
         """As the journal has them."""
         from fl_lightning.lab.study.trials import Trials
 
+        label = self.entry.label
         return Trials(
             self.folder,
-            self.entry.label,
+            label,
             self.dimensions,
             self.number,
             self.seed,
@@ -126,20 +120,29 @@ class Search:
             arguments=self.entry.arguments | arguments,
             settings=self.entry.settings | settings,
         )
-        layers = [
-            *launch.layers_of(Run(setting, entry, self.seed)),
-            {"data": {"score_on": "validation"}},
-        ]
-        return dataclasses.replace(
-            resolve(layers, self.base),
-            seed=self.seed,
-        )
+        layers = launch.layers_of(Run(setting, entry, self.seed))
+        config = resolve([*layers, ON_VALIDATION], self.base)
+        return dataclasses.replace(config, seed=self.seed)
+
+    def configs(self) -> list[Config]:
+        """Of runs with the base's values, in each setting."""
+        return [self.config({}, setting) for setting in self.settings]
+
+
+@dataclass(frozen=True)
+class Options(launch.Options):
+    """How methods are searched (`fl_lightning.tune`); `out` is the search's folder."""
+
+    trials: int = 20
+    metric: str | None = None
+    seed: int = 1000
+    untuned: bool = False
+    runs_study: bool = True
 
 
 def tune(
     content: Any,
     over: list[Layer],
-    search: tuple[int, str | None, int, bool, bool],
     options: Options,
 ) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
@@ -148,107 +151,85 @@ def tune(
     Args:
         content: of the study's file.
         over: settings over those of its base.
-        search: trials of each method, the metric that chooses, their seed, whether the settings
-            that the search began from are evaluated, too, and whether the study is run.
         options: the search's folder, and how it is run.
     """
-    trials, metric, seed, untuned, runs_study = search
     for extra in ("tune", "study"):
         require(extra, "tune", options.out)
     from fl_lightning.lab.study.tuned import Tuned, few
 
     launch.check_over(over)
-    over = [*over, {"evaluation": {"metric": metric}}] if metric else over
+    if options.metric is not None:
+        over = [*over, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
-    allowed = "the study has it, and is to judge on seeds unseen"
-    check("seed", seed, seed not in study.seeds, allowed)
-    if untuned:
+    requirement = "the study has it, and is to judge on seeds unseen"
+    check("seed", options.seed, options.seed not in study.seeds, requirement)
+    if options.untuned:
         _check_labels(study)
-    base, _, configs = launch.resolved(study, over=over, beneath=[BENEATH])
-    base = _with_one_test_part(study, base, configs)
-    for share in (config.data.validation for config in configs):
+    base, pairs = launch.resolved(study, over, [BENEATH])
+    base = _with_one_test_part(study, base, pairs)
+    for _, config in pairs:
+        share = config.data.validation
         check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(options.out)
+    settings = study.settings()
     # forced rows among them: each has its own judge, and so its own search
-    entries = study.entries(everyone=False)
     searches = [
         Search(
             entry,
             out / "trials",
-            trials,
-            seed,
+            options.trials,
+            options.seed,
             base,
-            study.settings(),
+            settings,
         )
-        for entry in entries
+        for entry in study.entries(everyone=False)
     ]
-    _check_same(
-        out,
-        to_settings(base),
-        study,
-        searches,
-        options.accept_changed_code,
-    )
-    on_validation = [
-        dataclasses.replace(
-            c,
-            data=dataclasses.replace(c.data, score_on="validation"),
-        )
-        for c in configs
-    ]
-    launch.fetch(on_validation)
-    if line_of_few := few(trials):  # before the search, whose hours would otherwise be spent
-        print(f"tune: {line_of_few}", file=sys.stderr)
+    configs = [config for search in searches for config in search.configs()]
+    _write_request(out, study, searches, configs, options.accept_changed_code)
+    launch.fetch(configs)
+    warning = few(options.trials)
+    if warning:  # before the search, whose hours would otherwise be spent
+        print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
-    _search(
-        searches,
-        out,
-        launch.worker_count(options.workers, configs[0]),
-        line,
-    )
-    ended = [(search, search.trials().ended()) for search in searches]
-    left = sum(search.number - len(done) for search, done in ended)
-    if left:
-        print(
-            f"tune: {left} trials are at work in other processes; the last of them goes on, or: "
-            f"{line}"
+    _search(searches, out, launch.worker_count(options.workers, base), line)
+    tuned = [
+        Tuned(
+            s.entry,
+            s.trials().ended(),
+            s.metric(),
+            s.dimensions,
         )
+        for s in searches
+    ]
+    missing = sum(options.trials - len(search.ended) for search in tuned)
+    if missing:
+        others = f"{missing} trials are at work in other processes"
+        print(f"tune: {others}; the last of them goes on, or: {line}")
         return
-    tuned = [Tuned(one.entry, done, one.metric, one.dimensions) for one, done in ended]
-    _choose(
-        out,
-        to_yaml(base),
-        study,
-        tuned,
-        untuned,
-        runs_study,
-    )
-    if runs_study:
+    _choose(out, to_yaml(base), study, tuned, options)
+    if options.runs_study:
         _run_study(out, options, line)
 
 
 # ---------------------------------------------------------------- what was asked for
 
 
-def _with_one_test_part(study: Study, base: Config, configs: list[Config]) -> Config:
+def _with_one_test_part(
+    study: Study,
+    base: Config,
+    pairs: Pairs,
+) -> Config:
     """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was
     set: with one test part for trials and study, no trial trains on what the study tests.
     `BadInput` for a grid that has null."""
     if "data.test_seed" in study.varied():
-        allowed = (
-            "it must be a number: with null, trials would train on test samples of the study's "
-            "seeds"
-        )
-        for config in configs:
-            check(
-                "data.test_seed", config.data.test_seed, config.data.test_seed is not None, allowed
-            )
-    if base.data.test_seed is not None:
-        return base
-    return dataclasses.replace(
-        base,
-        data=dataclasses.replace(base.data, test_seed=0),
-    )
+        trained = "with null, trials would train on test samples of the study's seeds"
+        for _, config in pairs:
+            test_seed = config.data.test_seed
+            is_number = test_seed is not None
+            check("data.test_seed", test_seed, is_number, f"it must be a number: {trained}")
+    test_seed = base.data.test_seed or 0
+    return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=test_seed))
 
 
 def _check_labels(study: Study) -> None:
@@ -257,104 +238,92 @@ def _check_labels(study: Study) -> None:
     entries = study.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
-        key, other = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
-        check(
-            key,
-            entry.label,
-            safe(other) == other,
-            f"{other!r} is too long: {LONGEST} bytes at most",
-        )
-        check(key, entry.label, other not in labels, f"another method is called {other!r}")
+        key, label = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
+        requirement = f"{label!r} is too long: {LONGEST} bytes at most"
+        check(key, entry.label, safe(label) == label, requirement)
+        check(key, entry.label, label not in labels, f"another method is called {label!r}")
 
 
-def _check_same(
-    out: Path, base: dict[str, Any], study: Study, searches: list[Search], accept: bool
+def _write_request(
+    out: Path, study: Study, searches: list[Search], configs: list[Config], accept: bool
 ) -> None:
-    """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and
-    (fresh) seeds."""
-    for group, _, name in (key.partition(".") for key in PLACE):
-        base[group].pop(name)
-    methods = {s.entry.label: s.record() for s in searches}
+    """Write what is asked for to `tune.yaml`. `BadInput` unless the folder is new, or holds this
+    very search: it may gain methods and (fresh) seeds."""
+    first = searches[0]
+    base = to_settings(first.base)
+    for key in PLACE:
+        group, _, name = key.partition(".")
+        del base[group][name]
+    code: dict[str, str] = {}
+    for config in configs:
+        code |= owncode.now(config)
     now: dict[str, Any] = {
-        "trials": searches[0].number,
-        "seed": searches[0].seed,
+        "trials": first.number,
+        "seed": first.seed,
         "base": base,
         "grid": study.grid,
-        "methods": methods,
+        "methods": {search.entry.label: search.record() for search in searches},
+        "code": code,
+        "data": sorted(samples.digests(configs).values()),
     }
-    now["code"] = {
-        k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()
-    }
-    now["data"] = sorted(
-        samples.digests(s.config({}, setting) for s in searches for setting in s.settings).values()
-    )
     file = out / "tune.yaml"
-    if not file.is_file():
-        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-        is_new = not out.exists() or (out.is_dir() and names <= {file.name, aside_of(file).name})
-        check("out", str(out), is_new, "it is a folder of something else: it holds no tune.yaml")
-    else:
+    if file.is_file():
         before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
-            same = before[key] == now[key]
-            check(
-                key,
-                "another one",
-                same,
-                f"the search in {out} began otherwise: give this one an --out of its own",
+            requirement = f"the search in {out} began otherwise: give this one an --out of its own"
+            check(key, "another one", before[key] == now[key], requirement)
+        now["methods"] = now["methods"] | before["methods"]
+        for search in searches:
+            label = search.entry.label
+            requirement = (
+                f"the search in {out} has it otherwise: give this one a `label` of its own"
             )
-        for label, was in before["methods"].items():
-            same = methods.setdefault(label, was) == was
-            check(
-                "methods",
-                label,
-                same,
-                f"the search in {out} has it otherwise: give this one a `label` of its own",
-            )
-        changed = owncode.changed(
-            code := before.get("code", {}),
-            now["code"],
-        )
-        allowed = (
+            check("methods", label, now["methods"][label] == search.record(), requirement)
+        earlier_code = before["code"]
+        changed = owncode.changed(earlier_code, code)
+        requirement = (
             f"the trials in {out} began with another version: change it back, give this search "
-            f"another --out"
+            "another --out, or go on with --accept_changed_code"
         )
-        allowed = f"{allowed}, or go on with --accept_changed_code"
-        check("code", ", ".join(changed), accept or not changed, allowed)
-        now["code"] = code | now["code"]
-        same = not now["data"] or before.get("data", now["data"]) == now["data"]
-        root = searches[0].base.data.root
-        check(
-            "data.root", root, same, f"the data have changed since trials in {out} trained on them"
-        )
-        searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
-    write_whole(
-        file,
-        yaml.safe_dump(now, sort_keys=False, allow_unicode=True),
-    )
+        check("code", ", ".join(changed), accept or not changed, requirement)
+        now["code"] = earlier_code | code
+        is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
+        requirement = f"the data have changed since trials in {out} trained on them"
+        check("data.root", first.base.data.root, is_same, requirement)
+        first.trials().ended()  # `BadInput` for a damaged journal, before anything is written
+    else:
+        check_new(out, [file.name, aside_of(file).name], file.name)
+    write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 
 
 def _request(file: Path) -> dict[str, Any]:
     """What an earlier call has written to `tune.yaml`; `BadInput` if it cannot be read."""
-    allowed = f"{file} is damaged: restore it, or give this search another --out"
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        raise BadInput("out", str(file.parent), allowed) from None
-    groups = ("base", "grid", "code", "methods")
-    is_whole = (
-        isinstance(content, dict)
-        and content.keys() >= {"trials", "seed", "base", "grid", "methods"}
-        and all(isinstance(content.get(key, {}), dict) for key in groups)
-    )
-    check("out", str(file.parent), is_whole, allowed)
-    return dict(content)
+    advice = "restore it, or give this search another --out"
+    with reading("out", str(file.parent), f"{file} is damaged", advice):
+        content = {"code": {}, **yaml.safe_load(file.read_text(encoding="utf-8"))}
+        kinds = {
+            "trials": int,
+            "seed": int,
+            "base": dict,
+            "grid": dict,
+            "methods": dict,
+            "code": dict,
+        }
+        for key, kind in kinds.items():
+            if not isinstance(content[key], kind):
+                raise TypeError(f"{key} is no {kind.__name__}")
+    return content
 
 
 # ---------------------------------------------------------------- searching
 
 
-def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
+def _search(
+    searches: list[Search],
+    out: Path,
+    count: int,
+    line: str,
+) -> None:
     """Run all trials that are missing, in `count` workers.
 
     A worker has a method to itself until its trials are done, so that what they try does not depend
@@ -363,22 +332,18 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
     from fl_lightning.lab.study.workers import run_all
 
     jobs = searches * -(-count // len(searches))
-    teller, failures = _Teller(searches), {}
+    teller = _Teller(searches)
+    failures = {}
     with when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
-        for ended in run_all(
-            run_trials,
-            jobs,
-            count,
-            out / "logs",
-            lambda running: teller.tell(),
-        ):
+        all_ended = run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell())
+        for ended in all_ended:
             if ended.error is not None:
                 failures[jobs[ended.job].entry.label] = ended.error
         teller.tell(last=True)
     if failures:
-        label, error_line = next(iter(failures.items()))
+        label, reason = next(iter(failures.items()))
         more = f" ({len(failures)} methods failed)" if len(failures) > 1 else ""
-        raise RunFailed(f"{label}: {error_line}{more}; the same command tries it again")
+        raise RunFailed(f"{label}: {reason}{more}; the same command tries it again")
 
 
 class _Teller:
@@ -386,7 +351,7 @@ class _Teller:
 
     def __init__(self, searches: list[Search]) -> None:
         self._searches = [(search, search.trials()) for search in searches]
-        self._seen = {search.entry.label: len(trials.ended()) for search, trials in self._searches}
+        self._told = [len(trials.ended()) for _, trials in self._searches]
         self._last = time.monotonic()
 
     def tell(self, last: bool = False) -> None:
@@ -394,23 +359,20 @@ class _Teller:
         if time.monotonic() - self._last < LOOK_SECONDS and not last:
             return
         self._last = time.monotonic()
-        for search, trials in self._searches:
+        for k, (search, trials) in enumerate(self._searches):
             ended = trials.ended()
-            for number, trial in list(enumerate(ended, 1))[self._seen[search.entry.label] :]:
-                print(
-                    f"[{number}/{search.number}] {_line(search, trial)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self._seen[search.entry.label] = len(ended)
+            for number in range(self._told[k], len(ended)):
+                line = f"[{number + 1}/{search.number}] {_line(search, ended[number])}"
+                print(line, file=sys.stderr, flush=True)
+            self._told[k] = len(ended)
 
 
 def _line(search: Search, trial: Ended) -> str:
-    metric = search.metric
-    score = (
-        f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
-    )
-    return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {score}"
+    metric = search.metric()
+    result = f"refused: {trial.why}"
+    if trial.score is not None:
+        result = metric.shown(metric.merit(trial.score))
+    return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {result}"
 
 
 def run_trials(search: Search) -> str | None:
@@ -435,72 +397,58 @@ def _run_trial(search: Search, claim: Claim) -> None:
     scores = []
     try:
         for setting in search.settings:
-            place = claim.folder / safe(
-                ",".join(f"{key}={value}" for key, value in setting.items()) or "run"
-            )
+            name = ",".join(f"{key}={value}" for key, value in setting.items())
+            place = claim.folder / safe(name or "run")
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
-                launch.train(config, place, accept=True)  # `_check_same` has looked at its code
+                launch.train(config, place, accept=True)  # `_write_request` has looked at its code
             final = tidy([RunResult(place)])
-            mean = final.value[final.metric == search.metric.name].mean()
-            scores.append(search.metric.merit(float(mean)))
+            metric = search.metric()
+            mean = final.value[final.metric == metric.name].mean()
+            scores.append(metric.merit(float(mean)))
     except (BadInput, RunFailed) as error:
-        if (
-            claim.number == 0
-            or isinstance(error, MachineFailed)
-            or getattr(error, "key", "") in ("out", "name")
-        ):
+        is_of_machine = isinstance(error, MachineFailed)
+        if claim.number == 0 or is_of_machine or getattr(error, "key", "") in ("out", "name"):
             raise
-        claim.refuse(" ".join(str(error).split()))
+        claim.refuse(one_line(error))
     else:
         claim.tell(sum(scores) / len(scores))
-    for kept in claim.folder.glob("*/checkpoints"):
-        shutil.rmtree(kept)  # nobody asks for the models of a trial
+    for checkpoints in claim.folder.glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)  # nobody asks for the models of a trial
 
 
 # ---------------------------------------------------------------- choosing
 
 
 def _choose(
-    out: Path, base: str, study: Study, tuned_methods: list[Tuned], untuned: bool, runs_study: bool
+    out: Path, base: str, study: Study, tuned_methods: list[Tuned], options: Options
 ) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
     choices the tables would lose."""
     from fl_lightning.lab.study import tuned
 
-    texts = {
-        "tuned.csv": as_csv([one.row() for one in tuned_methods]),
-        "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
-        "tuned.yaml": tuned.study_file(
-            base,
-            tuned_methods,
-            study.seeds,
-            study.grid,
-            untuned,
-        ),
-    }
+    content = tuned.study_file(base, tuned_methods, study.seeds, study.grid, options.untuned)
     folder = StudyFolder(out / "study")
-    if folder or runs_study:
-        launch.grown(
-            folder,
-            Study.of(yaml.safe_load(texts["tuned.yaml"])),
-        )
-    for name, text in texts.items():
-        write_whole(out / name, text)
-    screen = Console(highlight=False)
-    Console(
-        highlight=False,
-        width=None if screen.is_terminal else WIDTH,
-    ).print(tuned.table(tuned_methods))
-    for one in tuned_methods:
-        print(
-            "".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()),
-            end="",
-        )
+    if folder or options.runs_study:
+        launch.resolved_in(folder, Study.of(yaml.safe_load(content)))
+    write_whole(out / "tuned.csv", as_csv([method.row() for method in tuned_methods]))
+    write_whole(out / "trials.csv", as_csv(tuned.trial_rows(tuned_methods)))
+    write_whole(out / "tuned.yaml", content)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    console.print(tuned.table(tuned_methods))
+    for method in tuned_methods:
+        for warning in method.warnings():
+            print(f"{method.entry.label}: {warning}")
 
 
-def _run_study(out: Path, options: Options, line: str) -> None:
+def _run_study(
+    out: Path,
+    options: Options,
+    line: str,
+) -> None:
     """Runs the study of the choices, an ordinary study folder."""
     chosen = Study.of(studyfile.read(str(out / "tuned.yaml")))
     inner = dataclasses.replace(options, out=str(out / "study"))

@@ -4,6 +4,10 @@ one costs one run.
 They are forked from the process that has checked the study, and so has imported everything. It must
 run no other threads (none may hold a lock that the fork would copy), and must not have touched a
 GPU.
+
+`serve_all` starts the workers and sends numbered jobs through each one's pipe. In a worker `_serve`
+calls `serve(more)`: it asks `more` for the next job, does it, and yields the job's number and
+error, which `_serve` sends back.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -51,19 +56,23 @@ Serve = Callable[[More], Iterator[tuple[int, "str | None"]]]
 class Worker:
     """One process that runs jobs, up to `most` at a time; its output goes to the file `log`."""
 
-    def __init__(self, serve: Serve, log: Path, most: int = 1) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        log: Path,
+        most: int = 1,
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self.jobs: list[int] = []
         self.most = most
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_serve, args=(theirs, self.pipe, serve, log, os.getpid())
-        )
+        self.pipe, end = context.Pipe()
+        arguments = (end, self.pipe, serve, log, os.getpid())
+        self.process = context.Process(target=_serve, args=arguments)
         with warnings.catch_warnings():
             # Python 3.12 on threads: libraries' idle ones here
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
-        theirs.close()
+        end.close()
 
     def start(self, number: int, job: Any) -> None:
         """Begin with a job."""
@@ -71,19 +80,17 @@ class Worker:
         self.pipe.send((number, job))
 
     def answers(self) -> list[Ended]:
-        """How a job has ended; a process that died takes all of its jobs along."""
+        """The job that has ended; of a process that has died, all of its jobs."""
         try:
             number, error = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
-            how = (
-                f"killed by {signal.Signals(-code).name}"
-                if code is not None and code < 0
-                else f"exit code {code}"
-            )
-            ended, self.jobs = [Ended(job, f"its process died ({how})") for job in self.jobs], []
-            return ended
+            how = f"exit code {code}"
+            if code is not None and code < 0:
+                how = f"killed by {signal.Signals(-code).name}"
+            numbers, self.jobs = self.jobs, []
+            return [Ended(number, f"its process died ({how})") for number in numbers]
         self.jobs.remove(number)
         return [Ended(number, error)]
 
@@ -92,8 +99,9 @@ def one_by_one(work: Callable[[Any], str | None]) -> Serve:
     """Runs one job after the other."""
 
     def serve(more: More) -> Iterator[tuple[int, str | None]]:
-        while (job := more(True)) is not None:
-            yield job[0], work(job[1])
+        while (numbered := more(True)) is not None:
+            number, job = numbered
+            yield number, work(job)
 
     return serve
 
@@ -110,8 +118,8 @@ def run_all(
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
-def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
-    """What `work` makes of `given` in a process of its own: one that forks workers must run no
+def in_a_process(work: Callable[[Any], Any], argument: Any) -> Any:
+    """Returns `work(argument)` from a process of its own: one that forks workers must run no
     threads.
 
     Raises:
@@ -119,20 +127,19 @@ def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
         RunFailed: the process died, or `work` has raised something else.
     """
 
-    def tried(given: Any) -> Any:
+    def tried(argument: Any) -> Any:
         try:
-            return (work(given),)
+            return (work(argument),)
         except (BadInput, RunFailed) as error:
             return error
         except Exception as error:
             return RunFailed(f"{type(error).__name__}: {error}")
 
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(tried, [given], 1, Path(logs), lambda numbers: None)) as ended,
-    ):
-        # what `tried` returns, or a line on a process that died
-        answer: Any = next(iter(ended)).error
+    with tempfile.TemporaryDirectory() as logs:
+        ends = run_all(tried, [argument], 1, Path(logs), lambda numbers: None)
+        with contextlib.closing(ends):
+            # in place of an error: what `tried` returns, or a line on a process that died
+            answer: Any = next(ends).error
     if isinstance(answer, tuple):
         return answer[0]
     raise answer if isinstance(answer, Exception) else RunFailed(answer)
@@ -155,25 +162,24 @@ def serve_all(
         logs: folder for what workers print.
         on_look: called with the numbers of the jobs that are running, every `TICK` seconds.
     """
-    left = list(range(len(jobs)))[::-1]
+    waiting = deque(enumerate(jobs))
     most = min(most, max(1, -(-len(jobs) // count)))  # all processes have their share
-    workers = [
-        Worker(serve, logs / f"worker-{k + 1}.log", most) for k in range(min(count, len(jobs)))
-    ]
+    files = [logs / f"worker-{k + 1}.log" for k in range(min(count, len(jobs)))]
+    workers = [Worker(serve, file, most) for file in files]
     try:
         while True:
-            while left:  # who has fewest gets the next one: each has its share of what takes long
-                k = min(range(len(workers)), key=lambda k: len(workers[k].jobs))
-                if len(workers[k].jobs) == most:
+            while waiting:
+                # each has its share of jobs that take long: who has fewest gets the next one
+                k, worker = min(enumerate(workers), key=lambda pair: len(pair[1].jobs))
+                if len(worker.jobs) == most:
                     break
-                if not workers[k].jobs and not workers[k].process.is_alive():
-                    workers[k] = Worker(serve, logs / f"worker-{k + 1}.log", most)
-                number = left.pop()
-                workers[k].start(number, jobs[number])
+                if not worker.jobs and not worker.process.is_alive():
+                    worker = workers[k] = Worker(serve, files[k], most)
+                worker.start(*waiting.popleft())
             busy = {worker.pipe: worker for worker in workers if worker.jobs}
             if not busy:
                 return
-            on_look([job for worker in busy.values() for job in worker.jobs])
+            on_look([number for worker in busy.values() for number in worker.jobs])
             for pipe in wait(list(busy), TICK):
                 yield from busy[pipe].answers()  # type: ignore[index]
     finally:
@@ -192,7 +198,13 @@ def _stop(workers: list[Worker]) -> None:
         worker.pipe.close()
 
 
-def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, parent: int) -> None:
+def _serve(
+    pipe: Connection,
+    parents: Connection,
+    serve: Serve,
+    log: Path,
+    parent: int,
+) -> None:
     """One worker: jobs in, answers out, until this process is told to end."""
     ended = False
 
@@ -211,19 +223,19 @@ def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, paren
     parents.close()
     log.parent.mkdir(exist_ok=True)
     into = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    streams = []
     for stream in (1, 2):
         os.dup2(into, stream)
-    sys.stdout, sys.stderr = (
-        os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-        for stream in (1, 2)
-    )
+        file = os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+        streams.append(file)
+    sys.stdout, sys.stderr = streams
     gc.freeze()  # what has been imported is not looked through again and again
 
     def more(waits: bool) -> tuple[int, Any] | None:
         while os.getppid() == parent and not ended:
             if pipe.poll(1.0 if waits else 0.0):
-                job: tuple[int, Any] = pipe.recv()
-                return job
+                numbered: tuple[int, Any] = pipe.recv()
+                return numbered
             if not waits:
                 break
         return None

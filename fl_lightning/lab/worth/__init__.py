@@ -1,5 +1,9 @@
-"""Is federating worth it? For each silo: what it gains over the best of training alone, with an
-interval and a verdict."""
+"""Is federating worth it? For each silo: its gain over the best of training alone, with an interval
+and a verdict.
+
+A *row* is one candidate: a method trained for one of `LENGTHS`, or a model of scikit-learn that a
+silo fits alone.
+"""
 
 FOLDS = 5
 """Of a cycle. 5: with 10 intervals are no narrower for the same number of trainings

@@ -83,11 +83,7 @@ class Plan:
     @property
     def entries(self) -> list[str | dict[str, Any]]:
         """The methods as a study lists them."""
-        choices = [
-            {"name": name, **arguments}
-            for name in self.methods
-            for arguments in CHOICES.get(name, [])
-        ]
+        choices = ({"name": name} | more for name in self.methods for more in CHOICES.get(name, []))
         return [*self.methods, *choices]
 
     @property
@@ -95,12 +91,11 @@ class Plan:
         """On the monotonic clock."""
         return math.inf if self.minutes is None else self.begin + 60 * SLACK * self.minutes
 
-    def more(self, silos: int) -> float:
-        """Trainings beyond the cycles, as a share of those of a cycle."""
-        further = (
-            2 * min(silos, FOLDS) + FOLDS * silos * self.leave_one_out + 6 * FOLDS * self.curve
-        )
-        return further / (FOLDS * (len(self.entries) + 2))
+    def extra_share(self, silos: int) -> float:
+        """Trainings of `further` beyond the cycles, as a share of those of a cycle."""
+        newcomers = 2 * min(silos, FOLDS)
+        others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)
+        return (newcomers + others) / (FOLDS * (len(self.entries) + 2))
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def worth(
         methods: to try beside FedAvg; None: `METHODS` and the config's own.
         repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` of them.
         again: the command that goes on with it.
-        keys: as for `Plan`.
+        keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `Plan`.
 
     Raises:
         BadInput: it cannot work, before anything is trained; or `minutes` are too few for two
@@ -148,66 +143,59 @@ def worth(
     """
     for extra in ("study", "report"):
         require(extra, "worth", str(out))
-    both = repeats is not None and keys.get("minutes") is not None
-    check("repeats", repeats, not both, "with minutes it must be left out")
-    chosen = default_methods(layers) if methods is None else methods
-    for name in chosen:
+    has_both = repeats is not None and keys.get("minutes") is not None
+    check("repeats", repeats, not has_both, "with minutes it must be left out")
+    names = default_methods(layers) if methods is None else methods
+    for name in names:
         check("methods", name, bool(name), "method names with commas between: fedper,ditto")
         catalogue.find("methods", "methods", name)
-    cycles = CYCLES if repeats is None else math.ceil(repeats / FOLDS)
-    if repeats is not None and repeats % FOLDS:
-        print(
-            f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr
-        )
+    cycles = CYCLES
+    if repeats is not None:
+        cycles = math.ceil(repeats / FOLDS)
+        if repeats % FOLDS:
+            line = f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds"
+            print(line, file=sys.stderr)
     over = [
         {key: value for key, value in layer.items() if key not in ("loggers", "seed")}
         for layer in layers
     ]
     begin = time.monotonic()
-    plan = Plan(
-        over,
-        StudyFolder(out),
-        chosen,
-        cycles,
-        again=again,
-        begin=begin,
-        **keys,
-    )
-    return answer(prepared(plan, optional=methods is None))
+    plan = Plan(over, StudyFolder(out), names, cycles, again=again, begin=begin, **keys)
+    return train_and_write(prepared(plan, optional=methods is None))
 
 
 def default_methods(layers: Sequence[Layer]) -> list[str]:
     """`METHODS`, and that of the config where it is a federated one by name."""
     configured = [layer["method"] for layer in layers if "method" in layer]
-    last = configured[-1] if configured else None
-    name = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
-    new = isinstance(name, str) and name not in (*METHODS, "local", "fedavg")
-    return [*METHODS, *([str(name)] if new else [])]
+    name = configured[-1] if configured else None
+    if isinstance(name, dict):
+        name = name.get("name", name.get("class_path"))
+    is_new = isinstance(name, str) and name not in (*METHODS, "local", "fedavg")
+    return [*METHODS, *([str(name)] if is_new else [])]
 
 
-def answer(ready: Prepared) -> Measured:
-    """Train, measure, and write the files."""
+def train_and_write(ready: Prepared) -> Measured:
+    """Train what is missing, measure, and write the files of the answer."""
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.measure import measure
     from fl_lightning.lab.worth.scores import complete_folds, read
 
-    plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
+    plan, out = ready.plan, ready.plan.folder.path
     with plan.folder.locked():
         cycles = _train(ready)
         folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.labels)
-        allowed = "two folds of all rows have not ended; the same command goes on with more minutes"
-        check("minutes", plan.minutes, len(folds) > 1, allowed)
-        silos = read(out, ready.labels, max(cycles, 1), facts, folds)
-        margin = plan.margin
-        if margin is not None and ready.metric != "mae":
-            margin /= 100
+        requirement = "two folds of all rows have not ended; the same command goes on with more"
+        check("minutes", plan.minutes, len(folds) > 1, f"{requirement} minutes")
+        silos = read(out, ready.labels, max(cycles, 1), ready.facts, folds)
+        points = 1 if ready.metric == "mae" else 100
+        margin = None if plan.margin is None else plan.margin / points
         measured = measure(silos, ready.metric, margin, cycles)
         sections = _further(ready, measured) if cycles else []
         output.write(out, measured, sections)
     return measured
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the study of all rows
 
 
 def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
@@ -216,112 +204,92 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
-    definition = Study.of(
-        {
-            "base": {},
-            "methods": plan.entries,
-            "seeds": sorted(seeds),
-            "forced": True,
-        }
-    )
-    folds = {
+    study = {"base": {}, "methods": plan.entries, "seeds": sorted(seeds), "forced": True}
+    definition = Study.of(study)
+    data = {
         "folds": FOLDS,
         "test_seed": 0,
         "partition_seed": 0,
         "client_test": None,
         "validation": 0.0,
+        "score_on": "test",
     }
     fixed: Layer = {
-        "data": folds | {"score_on": "test"},
+        "data": data,
         "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
-    base, runs, configs = resolved(
-        definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}]
-    )
-    longest = [_times(config, LENGTHS[-1]) for config in configs]
-    return definition, _times(base, LENGTHS[-1]), list(zip(runs, longest, strict=True))
+    beneath: Layer = {"data": {"min_samples": 1}}
+    base, pairs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
+    return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
-def _times(config: Config, length: int) -> Config:
-    rounds = length * config.federation.rounds
-    return replace(
-        config,
-        federation=replace(config.federation, rounds=rounds),
-    )
+def _longest(config: Config) -> Config:
+    rounds = LENGTHS[-1] * config.federation.rounds
+    return replace(config, federation=replace(config.federation, rounds=rounds))
 
 
 def prepared(plan: Plan, optional: bool = False) -> Prepared:
     """The plan, checked.
 
     Args:
-        plan: as asked for.
+        plan: of the command.
         optional: methods that do not suit the data are left out.
     """
     definition, base, runs = _resolved(plan, 1)  # before torch is imported
     from fl_lightning.lab.study.workers import in_a_process
-    from fl_lightning.lab.worth.further import Row
-    from fl_lightning.lab.worth.runs import look
+    from fl_lightning.lab.worth.runs import facts_of
 
     metric = _checked(plan, base)
-    plan.folder.check(
-        definition,
-        to_settings(base),
-        [run for run, _ in runs],
-    )
-    changed = ", ".join(code.changes(plan.folder, runs))
-    allowed = (
-        f"runs in {plan.folder.path} were trained with another version: change it back, or give "
-        f"another --out"
-    )
-    check("code", changed, not changed, allowed)
-    samples.check_same(plan.folder, runs, runs)
-    facts = in_a_process(look, runs[0][1])
+    folder = plan.folder
+    folder.check(definition, to_settings(base), [run for run, _ in runs])
+    changed = ", ".join(code.changes(folder, runs))
+    way = "change it back, or give another --out"
+    requirement = f"runs in {folder.path} were trained with another version: {way}"
+    check("code", changed, not changed, requirement)
+    samples.check_same(folder, runs, runs)
+    # in a process of its own: workers are forked from this one, which must not run torch's threads
+    facts = in_a_process(facts_of, runs[0][1])
     if optional and "partialpooling" in plan.methods and not facts.pools:
-        return prepared(
-            replace(
-                plan,
-                methods=[name for name in plan.methods if name != "partialpooling"],
-            )
-        )
-    rounds = base.federation.rounds // LENGTHS[-1]
-    rows = {
-        row(str(cell["label"]), length): Row(
-            replace(
-                config,
-                federation=replace(config.federation, rounds=rounds),
-            ),
-            cell.get("judge"),
-            str(cell["label"]),
-            length,
-            cell["folder"],
-        )
-        for run, config in runs
-        if run.seed == 0
-        for cell in run.cells()
-        for length in LENGTHS
-    }
+        methods = [name for name in plan.methods if name != "partialpooling"]
+        return prepared(replace(plan, methods=methods))
     if metric is None and facts.rare:
         facts, metric = replace(facts, notes=[facts.rare, *facts.notes]), "auroc"
-    return Prepared(plan, rows, facts, metric or "accuracy")
+    return Prepared(plan, _rows(runs), facts, metric or "accuracy")
+
+
+def _rows(runs: Sequence[tuple[Run, Config]]) -> dict[str, Row]:
+    """The rows that the runs of the first fold train, by name."""
+    from fl_lightning.lab.worth.further import Row
+
+    rows = {}
+    for run, config in runs:
+        for cell in run.cells() if run.seed == 0 else []:
+            for length in LENGTHS:
+                label, first = str(cell["label"]), cell["folder"]
+                line = Row(config, cell.get("judge"), label, length, first)
+                rows[line.name] = line
+    return rows
 
 
 def _checked(plan: Plan, base: Config) -> Name | None:
     """The metric, where one is named; `BadInput` for a base of which no verdicts can be given."""
-    regression = base.data.task == "regression"
-    allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    named = base.evaluation.metric
-    known = "worth knows accuracy, balanced_accuracy and auroc: --metric"
-    check("evaluation.metric", named, plan.metric is not None or named != "f1", known)
-    metric: Any = plan.metric or ("mae" if regression else named)
-    check("metric", metric, metric is None or (metric == "mae") == regression, allowed)
+    data, named = base.data, base.evaluation.metric
+    is_regression = data.task == "regression"
+    requirement = "choose accuracy, balanced_accuracy or auroc by --metric"
+    check("evaluation.metric", named, plan.metric is not None or named != "f1", requirement)
+    metric: Any = plan.metric or ("mae" if is_regression else named)
+    requirement = (
+        "of a regression it is mae" if is_regression else "mae is for data.task regression"
+    )
+    check("metric", metric, metric is None or (metric == "mae") == is_regression, requirement)
     share = base.federation.participation
-    allowed = "worth trains every silo in every round: it must be 1"
-    check("federation.participation", share, share == 1, allowed)
-    share = base.data.held_out_clients
-    check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
-    away = base.data.held_out
-    check("data.held_out", away, away is None, "worth judges every silo: it must be null")
+    requirement = "worth trains every silo in every round: it must be 1"
+    check("federation.participation", share, share == 1, requirement)
+    requirement = "worth judges every silo: it must be"
+    share = data.held_out_clients
+    check("data.held_out_clients", share, not share, f"{requirement} 0")
+    check("data.held_out", data.held_out, data.held_out is None, f"{requirement} null")
     return metric
 
 
@@ -336,44 +304,36 @@ def _train(ready: Prepared) -> int:
     for note in words.beforehand(facts, plan.cycles, ready.metric):
         print(f"worth: {note}", file=sys.stderr)
     if plan.minutes is None:
-        _cycle(ready, plan.cycles)
+        _train_up_to(ready, plan.cycles)
         return plan.cycles
-    last, more = 0.0, plan.more(len(facts.names))
-    for cycle in range(1, MOST_CYCLES + 1):
-        before = time.monotonic()
-        if cycle > 1 and before + last * (1 + more) > plan.deadline:
-            return cycle - 1
+    duration, extra = 0.0, plan.extra_share(len(facts.names))
+    for done in range(MOST_CYCLES):
+        begin = time.monotonic()
+        if done and begin + duration * (1 + extra) > plan.deadline:
+            return done
         try:
-            trained = _cycle(ready, cycle)
+            trained = _train_up_to(ready, done + 1)
         except OutOfTime:
             print(f"worth: {plan.minutes:g} minutes are over; what has run counts", file=sys.stderr)
-            return cycle - 1
-        last = time.monotonic() - before if trained else last
+            return done
+        if trained:
+            duration = time.monotonic() - begin
     return MOST_CYCLES
 
 
-def _cycle(ready: Prepared, cycles: int) -> int:
-    """Run what is missing of so many cycles; how many trainings that were."""
+def _train_up_to(ready: Prepared, cycles: int) -> int:
+    """Run what is missing of the cycles up to this number; how many trainings that were."""
     from fl_lightning.lab.worth.runs import Task
 
     plan, out = ready.plan, ready.plan.folder.path
     definition, base, runs = _resolved(plan, cycles)
-    plan.folder.write(
-        definition,
-        to_yaml(base),
-        [run for run, _ in runs],
-    )
-    tasks = [
-        Task(
-            config,
-            out / run.folder,
-            out,
-            {str(cell["label"]): cell.get("judge") for cell in run.cells()},
-            plain=ready.facts.plain if run.entry.label == LOCAL[0] else (),
-        )
-        for run, config in runs
-        if run.seed < cycles * FOLDS
-    ]
+    plan.folder.write(definition, to_yaml(base), [run for run, _ in runs])
+    tasks = []
+    for run, config in runs:
+        if run.seed < cycles * FOLDS:
+            rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
+            plain = ready.facts.plain if run.entry.label == LOCAL[0] else ()
+            tasks.append(Task(config, out / run.folder, out, rows, plain=plain))
     return _run_all(plan, tasks)
 
 
@@ -392,37 +352,31 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
     if not jobs:
         return 0
     failures: dict[str, str] = {}
-    count = worker_count(plan.workers, jobs[0].config)
-    done = 0
+    workers = worker_count(plan.workers, jobs[0].config)
+    done, total = 0, len(jobs)
 
     def check_time(numbers: list[int]) -> None:
         if time.monotonic() > plan.deadline:
             raise OutOfTime
 
     def stopped() -> str:
-        progress = f"{done} of {len(jobs)} trainings done"
+        progress = f"{done} of {total} trainings done"
         return f"worth: stopped with {progress}; it goes on with: {plan.again}"
 
-    work = run_all(
-        _safely,
-        jobs,
-        count,
-        plan.folder.path / "logs",
-        check_time,
-    )
+    work = run_all(_safely, jobs, workers, plan.folder.path / "logs", check_time)
     begin = time.monotonic()
     with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
                 failures[str(jobs[ended.job].folder)] = ended.error
-            _tell(done, len(jobs), begin)
+            _tell(done, total, begin)
     plan.folder.write_failures(failures)
     if failures:
-        name, why = next(iter(failures.items()))
-        line = f"{len(failures)} of {len(jobs)} runs failed, the first, {name}: {why}"
+        name, reason = next(iter(failures.items()))
+        line = f"{len(failures)} of {total} runs failed, the first, {name}: {reason}"
         raise RunFailed(f"{line}; the same command tries again")
-    return len(jobs)
+    return total
 
 
 def _safely(task: Task) -> str | None:
@@ -432,9 +386,9 @@ def _safely(task: Task) -> str | None:
 
 def _tell(done: int, total: int, begin: float) -> None:
     """Say now and then how many trainings are done, and the time left."""
-    left = (time.monotonic() - begin) / done * (total - done) / 60
+    minutes = (time.monotonic() - begin) / done * (total - done) / 60
     if done in (1, total) or done % max(1, total // 10) == 0:
-        line = f"worth: {done} of {total} trainings, about {left:.1f} minutes left"
+        line = f"worth: {done} of {total} trainings, about {minutes:.1f} minutes left"
         print(line, file=sys.stderr, flush=True)
 
 
@@ -442,34 +396,29 @@ def _tell(done: int, total: int, begin: float) -> None:
 
 
 def _further(ready: Prepared, measured: Measured) -> list[Section]:
-    """Train and read what is asked beyond the gain; tables of the page. What they hold is in
+    """Train and measure beyond the gain; tables of the page. Their numbers are added to
     `measured.consortium`."""
     from fl_lightning.lab.worth import further
 
     plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
     method, silos = ready.rows[measured.method], len(facts.names)
     alone = ready.rows[row(LOCAL[0], method.length)]
-    new = further.newcomers(out, method, alone, silos)
+    new = further.newcomer_tasks(out, method, alone, silos)
     tasks = [*new]
     if plan.leave_one_out:
-        tasks += further.without(out, method, silos)
+        tasks += further.leave_one_out_tasks(out, method, silos)
     if plan.curve:
-        tasks += further.curve(
-            out,
-            method,
-            ready.rows[LOCAL[-1]],
-            facts.plain,
-        )
-    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, method)}
+        tasks += further.curve_tasks(out, method, ready.rows[LOCAL[-1]], facts.plain)
+    parts: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
     try:
         _run_all(plan, tasks)
     except OutOfTime:
         print("worth: no time was left for what a new silo gets", file=sys.stderr)
     else:
-        parts["newcomers"] = further.of_newcomers(new, measured)
+        parts["newcomers"] = further.newcomer_section(new, measured)
         if plan.leave_one_out:
-            parts["leave_one_out"] = further.of_without(out, method, measured, facts)
+            parts["leave_one_out"] = further.leave_one_out_section(out, method, measured, facts)
         if plan.curve:
-            parts["curve"] = further.of_curve(out, measured, facts)
+            parts["curve"] = further.curve_section(out, measured, facts)
     measured.consortium |= {name: content for name, (content, _) in parts.items()}
     return [section for _, section in parts.values()]

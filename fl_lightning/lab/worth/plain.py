@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fl_lightning.lab.worth import BOOSTING, LINEAR
+from fl_lightning.lab.worth.statistics import Array
 
 MOST_FEATURES = 500
 """Numbers of a sample, above which no plain model is fitted: ours, for the sake of time."""
@@ -26,7 +27,7 @@ INNER = 5
 """Parts of the training samples that tell the penalty."""
 
 
-def linear(x: np.ndarray, y: np.ndarray, units: np.ndarray) -> Any:
+def linear(x: Array, y: Array, units: Array) -> Any:
     """A ridge or logistic regression whose penalty is chosen inside these samples.
 
     Args:
@@ -35,64 +36,61 @@ def linear(x: np.ndarray, y: np.ndarray, units: np.ndarray) -> Any:
         units: (n,) what each sample is of: none is in two of the inner parts.
     """
     groups = len(np.unique(units))
+    is_regression = y.dtype.kind == "f"
+    if not is_regression and len(np.unique(y)) == 1:
+        return DummyClassifier().fit(x, y)
     parts = GroupKFold(min(INNER, groups)).split(x, y, units) if groups > 1 else []
     splits = [part for part in parts if len(np.unique(y[part[0]])) > 1]
-    if y.dtype.kind == "f":
+    if is_regression:
         # without units by leave-one-out, which costs one fit
         inner = splits if 1 < groups < len(y) else None
         return make_pipeline(StandardScaler(), RidgeCV(ALPHAS, cv=inner)).fit(x, y)
-    if len(np.unique(y)) == 1:
-        return DummyClassifier().fit(x, y)
     losses = np.zeros(len(STRENGTHS))
     for train, test in splits:
-        model = make_pipeline(StandardScaler(), LogisticRegression(warm_start=True, max_iter=300))
+        # each penalty begins with the model of the one before
+        model = _logistic(warm_start=True)
         for place, strength in enumerate(STRENGTHS):
             model.set_params(logisticregression__C=strength).fit(x[train], y[train])
-            losses[place] -= np.log(
-                _chances(model, x[test], int(y.max()) + 1)[np.arange(len(test)), y[test]]
-            ).sum()
+            chances = _chances(model, x[test], int(y.max()) + 1)
+            losses[place] -= np.log(chances[range(len(test)), y[test]]).sum()
     best = STRENGTHS[losses.argmin()] if splits else 1.0
-    return make_pipeline(StandardScaler(), LogisticRegression(C=best, max_iter=300)).fit(x, y)
+    return _logistic(C=best).fit(x, y)
 
 
-def boosting(x: np.ndarray, y: np.ndarray, units: np.ndarray) -> Any:
+def _logistic(**arguments: Any) -> Any:
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300, **arguments))
+
+
+def boosting(x: Array, y: Array, units: Array) -> Any:
     """Gradient boosting with small trees."""
-    if y.dtype.kind != "f" and len(np.unique(y)) == 1:
-        return DummyClassifier().fit(x, y)
-    kind = HistGradientBoostingRegressor if y.dtype.kind == "f" else HistGradientBoostingClassifier
     leaf = max(2, min(20, len(y) // 10))
-    model = kind(max_iter=60, max_leaf_nodes=8, min_samples_leaf=leaf, random_state=0)
-    return model.fit(x, y)
+    size: Any = {"max_iter": 60, "max_leaf_nodes": 8, "min_samples_leaf": leaf, "random_state": 0}
+    if y.dtype.kind == "f":
+        return HistGradientBoostingRegressor(**size).fit(x, y)
+    if len(np.unique(y)) == 1:
+        return DummyClassifier().fit(x, y)
+    return HistGradientBoostingClassifier(**size).fit(x, y)
 
 
-KINDS = {LINEAR: linear, BOOSTING: boosting}
+FITTERS = {LINEAR: linear, BOOSTING: boosting}
 
 
-def _chances(model: Any, x: np.ndarray, classes: int) -> np.ndarray:
+def _chances(model: Any, x: Array, classes: int) -> Array:
     """Probabilities (n, classes); of a class without training samples hardly any."""
-    chances = np.full((len(x), classes), np.finfo(float).eps)
-    chances[:, model.classes_] = np.maximum(model.predict_proba(x), np.finfo(float).eps)
-    return chances
+    chances = np.zeros((len(x), classes))
+    chances[:, model.classes_] = model.predict_proba(x)
+    return chances.clip(np.finfo(float).eps)
 
 
-def outputs(model: Any, x: np.ndarray, classes: int) -> np.ndarray:
-    """Class scores (n, classes), or predicted numbers (n, 1), as a network gives them."""
-    if not hasattr(model, "predict_proba"):
-        return model.predict(x)[:, None]
-    return np.log(_chances(model, x, classes))
-
-
-def fitted(
-    kind: str,
-    train: tuple[np.ndarray, np.ndarray],
-    test: np.ndarray,
-    units: np.ndarray,
-    classes: int,
-) -> np.ndarray:
-    """Scores (n, classes) of the samples `test` by a model of this kind, fitted to `train`; of a
-    silo without training samples zeros."""
+def fitted(kind: str, train: tuple[Array, Array], test: Array, units: Array, classes: int) -> Array:
+    """Scores of the samples `test` by a model of this kind, fitted to `train`: of classes (n,
+    classes), or predicted numbers (n, 1); zeros without training samples."""
     if not len(train[1]):
         return np.zeros((len(test), classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return outputs(KINDS[kind](*train, units), test, classes)
+        model = FITTERS[kind](*train, units)
+        if hasattr(model, "predict_proba"):
+            return np.log(_chances(model, test, classes))
+        numbers: Array = model.predict(test)
+        return numbers[:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,14 @@ from fl_lightning.data.load import load
 from fl_lightning.engine import scoring
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.lab.worth import FOLDS, LENGTHS, row
-from fl_lightning.lab.worth.plain import KINDS, MOST_FEATURES, fitted
-from fl_lightning.lab.worth.scores import place
+from fl_lightning.lab.worth import FOLDS, LENGTHS, LINEAR, row
+from fl_lightning.lab.worth.plain import FITTERS, MOST_FEATURES, fitted
+from fl_lightning.lab.worth.scores import Table, place
 from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.methods.partialpooling import MOST_FEATURES as MOST_POOLED
 from fl_lightning.results.folder import save_arrays
 from fl_lightning.run import assemble
-
-Table = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,14 @@ class Task:
     plain: Sequence[str] = ()
 
     @property
-    def ends(self) -> dict[int, int]:
-        """Of each round at which it is scored the length."""
+    def length_by_round(self) -> dict[int, int]:
+        """The length that ends with each round at which it is scored."""
         rounds = self.config.federation.rounds // max(self.lengths)
         return {rounds * length: length for length in self.lengths}
 
     @property
     def files(self) -> list[Path]:
-        """What it leaves of scores."""
+        """Its files of scores."""
         if self.out is None:
             return []
         names = [row(label, length) for label in self.rows for length in self.lengths]
@@ -79,20 +78,21 @@ class Task:
         """
         if (self.folder / "summary.json").is_file():
             shutil.rmtree(self.folder)
-        train(self.config, self.folder, accept=True, put_together=partial(_judged, self))
+        train(self.config, self.folder, accept=True, put_together=partial(_with_scores, self))
 
 
-def _judged(
+def _with_scores(
     task: Task, fabric: Any, config: Config, folder: Path, callbacks: Sequence[Any]
 ) -> Federation:
-    """The federation of a run with a `Judge`."""
-    judge = Judge(task)
-    fed = assemble(fabric, config, folder, [judge, *callbacks] if task.out else [*callbacks])
-    judge.evaluator = fed.evaluator
+    """The federation of a run with a `ScoreWriter`."""
+    writer = ScoreWriter(task)
+    observers = [writer] if task.out else []
+    fed = assemble(fabric, config, folder, [*observers, *callbacks])
+    writer.evaluator = fed.evaluator
     return fed
 
 
-class Judge(Observer):
+class ScoreWriter(Observer):
     """Writes the scores of every client's tested samples where a length of training ends."""
 
     evaluator: Evaluator
@@ -102,18 +102,16 @@ class Judge(Observer):
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Score all rows."""
-        length = self.task.ends.get(record.round)
+        length = self.task.length_by_round.get(record.round)
         if length is None:
             return
         for label, kind in self.task.rows.items():
-            own = {c: self._scored(run, c, kind) for c in run.at_home(range(run.clients))}
-            self._write(run, row(label, length), own)
+            self._write(run, row(label, length), partial(self._scored, run, kind))
         if length == min(self.task.lengths):
             for kind in self.task.plain:
-                own = {c: _plain(run, c, kind) for c in run.at_home(range(run.clients))}
-                self._write(run, kind, own)
+                self._write(run, kind, partial(_plain, run, kind))
 
-    def _scored(self, run: RunContext, client: int, kind: str | None) -> Table:
+    def _scored(self, run: RunContext, kind: str | None, client: int) -> Table:
         evaluator = self.evaluator
         if kind == "finetuned":
             judged, (vector, buffers) = kind, evaluator.finetune(run.server.round, client)
@@ -126,82 +124,94 @@ class Judge(Observer):
         outputs, y = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
         return _table(run, client, outputs, y)
 
-    def _write(self, run: RunContext, name: str, own: dict[int, Table]) -> None:
-        parts = [part for _, part in sorted(run.processes.gather_by_client(own).items())]
+    def _write(self, run: RunContext, name: str, scored: Callable[[int], Table]) -> None:
+        """Keep the tables that `scored` makes of all clients as one."""
+        tables = {client: scored(client) for client in run.at_home(range(run.clients))}
+        gathered = run.processes.gather_by_client(tables)
+        parts = [table for _, table in sorted(gathered.items())]
         if run.is_main and self.task.out is not None:
             table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
             save_arrays(place(self.task.out, name, run.config.seed), **table)
 
 
 def _table(run: RunContext, client: int, outputs: torch.Tensor, y: torch.Tensor) -> Table:
-    """Of each tested sample its number, unit and label, the share of right answers or the absolute
+    """Number, unit and label of each tested sample, the share of right answers or the absolute
     error, and the class scores."""
-    data, count = run.data, len(y)
-    metric, classes = data.metric, outputs.shape[-1]
-    by_class = y.ndim == 1 and classes > 1
-    if classes == 1:  # a regression
-        right = (outputs[:, 0].double() - y).abs()
-    elif by_class:
+    data, count, classes = run.data, len(y), outputs.shape[-1]
+    has_class = y.ndim == 1 and classes > 1
+    labels, scores = np.zeros(count, np.int64), np.zeros((count, 0), np.float32)
+    if has_class:
         right = (outputs.argmax(1) == y).double()
+        labels, scores = y.numpy(), outputs.float().numpy()
+    elif classes == 1:  # a regression
+        right = (outputs[:, 0].double() - y).abs()
     else:  # texts: of each the share of its positions
-        shares = [metric.total(outputs[k : k + 1], y[k : k + 1], classes) for k in range(count)]
-        right = torch.stack(shares).double()
+        pairs = zip(outputs.split(1), y.split(1), strict=True)
+        right = torch.stack([data.metric.total(*pair, classes) for pair in pairs]).double()
     return {
         "sample": data.tested_rows(client),
         "unit": data.units(client)[1],
         "client": np.full(count, data.numbers[client]),
-        "label": y.numpy() if by_class else np.zeros(count, np.int64),
+        "label": labels,
         "right": right.numpy(),
-        "outputs": outputs.float().numpy() if by_class else np.zeros((count, 0), np.float32),
+        "outputs": scores,
     }
 
 
-def _plain(run: RunContext, client: int, kind: str) -> Table:
+def _plain(run: RunContext, kind: str, client: int) -> Table:
+    """The scores of a plain model of one client's training samples."""
     data = run.data.client(client)
-
-    def arrays(part: Any) -> tuple[np.ndarray, np.ndarray]:
-        xs, ys = zip(*part.batches(4096), strict=True)
-        return torch.cat(xs).flatten(1).double().numpy(), torch.cat(ys).numpy()
-
-    x, y = arrays(data.test)
-    own = run.data.units(client)[0]
-    train = arrays(data.train) if len(data.train) else (x[:0], y[:0])
-    outputs = fitted(kind, train, x, own, run.data.num_classes)
+    x, y = _arrays(data.test)
+    train = _arrays(data.train) if len(data.train) else (x[:0], y[:0])
+    units_of_train = run.data.units(client)[0]
+    outputs = fitted(kind, train, x, units_of_train, run.data.num_classes)
     return _table(run, client, torch.from_numpy(outputs), torch.from_numpy(y))
 
 
-def look(config: Config) -> Facts:
-    """The silos before anything is trained.
+def _arrays(part: Any) -> tuple[Array, Array]:
+    """Flat samples and labels."""
+    xs, ys = zip(*part.batches(4096), strict=True)
+    return torch.cat(xs).flatten(1).double().numpy(), torch.cat(ys).numpy()
+
+
+def facts_of(config: Config) -> Facts:
+    """The silos of the data of all folds, before anything is trained.
 
     Raises:
         BadInput: the data are absent, malformed or too few.
     """
-    source, _ = load(config.data, config.federation.clients, config.smoke)
-    seeds = range(FOLDS)
-    parts = [prepare(config.data, config.federation.clients, s, config.smoke) for s in seeds]
+    count = config.federation.clients
+    source, _ = load(config.data, count, config.smoke)
+    parts = [prepare(config.data, count, seed, config.smoke) for seed in range(FOLDS)]
     data = parts[0]
-    clients = range(data.clients)
-    tested = [np.concatenate([part.tested_rows(c) for part in parts]) for c in clients]
     # a silo of 3 tests some of them twice
-    pool = source.train.beside(source.test) if config.data.pooled else source.train
+    tested = [
+        np.unique(np.concatenate([part.tested_rows(client) for part in parts]))
+        for client in range(data.clients)
+    ]
+    pool = source.train.followed_by(source.test) if config.data.pooled else source.train
     rows = pool.read_all()
+    is_table = rows.ndim == 2
     if pool.spans is not None:
-        copies, kind = pool.numbers, "recordings"
-    elif rows.ndim == 2 and rows.dtype != np.int64 and pool.labels.ndim == 1:
-        copies, kind = units.copies(np.column_stack([rows, pool.labels])), "units"
+        copies = pool.numbers
+    elif is_table and rows.dtype != np.int64 and pool.labels.ndim == 1:
+        copies = units.copies(np.column_stack([rows, pool.labels]))
     else:
-        marks = [one.tobytes() for one in rows]
-        copies, kind = np.unique(marks, return_inverse=True)[1], "units"
-    counted = pool.units is not None or pool.spans is not None
-    plain = rows[0].size <= MOST_FEATURES and not source.vocabulary
+        copies = np.unique([sample.tobytes() for sample in rows], return_inverse=True)[1]
+    kind = "" if pool.units is None else "units"
+    if pool.spans is not None:
+        kind = "recordings"
+    plain: list[str] = []
+    if rows[0].size <= MOST_FEATURES and not source.vocabulary:
+        plain = [*FITTERS] if is_table else [LINEAR]
     return Facts(
-        rare=imbalance.metric_line(data) if imbalance.metric(data, None) else "",
-        names=data.client_names or [f"silo {c}" for c in clients],
-        sizes=[len(np.unique(own)) for own in tested],
+        rare=imbalance.metric_line(data) if imbalance.default_metric(data) else "",
+        names=data.client_names or [f"silo {client}" for client in range(data.clients)],
+        sizes=[len(numbers) for numbers in tested],
         copies=copies,
-        kind=kind if counted else "",
-        counts=[len(np.unique(pool.independent[own])) for own in tested] if counted else (),
-        plain=[*KINDS] if plain and rows.ndim == 2 else [*KINDS][:1] if plain else [],
-        pools=rows.ndim == 2 and rows.shape[1] <= MOST_POOLED and not source.vocabulary,
+        kind=kind,
+        counts=[len(np.unique(pool.independent[numbers])) for numbers in tested] if kind else (),
+        plain=plain,
+        pools=is_table and rows.shape[1] <= MOST_POOLED and not source.vocabulary,
         notes=silos.lines(config.data),
     )

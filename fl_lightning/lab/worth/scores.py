@@ -3,7 +3,6 @@ silo."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,11 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.worth import FOLDS
 from fl_lightning.lab.worth.silos import Facts, Silo
-from fl_lightning.lab.worth.statistics import Samples, Scores
+from fl_lightning.lab.worth.statistics import Array, Samples, Scores
 from fl_lightning.results.folder import UNREADABLE
 
-Table = dict[str, np.ndarray]
-"""Columns of what was tested."""
+Table = dict[str, Array]
+"""Columns, a row for each tested sample."""
 
 
 def place(out: Path, label: str, seed: int) -> Path:
@@ -57,7 +56,7 @@ def read(
     tables = {
         label: [_cycle(out, label, cycle, folds) for cycle in range(cycles)] for label in labels
     }
-    silos = [_silo(tables, c, facts) for c in range(len(facts.names))]
+    silos = [_silo(out, tables, c, facts) for c in range(len(facts.names))]
     shared = _shared(silos, facts)
     return [_without_shared(silo, shared, facts) for silo in silos]
 
@@ -65,18 +64,18 @@ def read(
 def one(out: Path, like: Silo, labels: Sequence[str], facts: Facts) -> Silo:
     """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
     tables = {label: [_cycle(out, label, 0, range(FOLDS))] for label in labels}
-    silo = _silo(tables, like.number, facts)
-    return _kept(silo, np.isin(silo.keys, like.keys))
+    silo = _silo(out, tables, like.number, facts)
+    return _part(silo, np.isin(silo.keys, like.keys))
 
 
 def _cycle(out: Path, label: str, cycle: int, folds: Sequence[int]) -> Table:
-    """What a row's runs of a cycle tested, with the fold of each sample, in the order of
-    samples."""
+    """The samples that a row's runs of a cycle tested, in their order, with the fold of each."""
     parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in folds]
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    whole["fold"] = np.repeat(np.arange(len(parts)), [len(part["sample"]) for part in parts])
-    order = np.argsort(whole["sample"], kind="stable")
-    return {name: column[order] for name, column in whole.items()}
+    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    sizes = [len(part["sample"]) for part in parts]
+    table["fold"] = np.repeat(range(len(parts)), sizes)
+    order = np.argsort(table["sample"], kind="stable")
+    return {name: column[order] for name, column in table.items()}
 
 
 def _table(path: Path) -> Table:
@@ -84,51 +83,61 @@ def _table(path: Path) -> Table:
         with path.open("rb") as file, np.load(file) as arrays:
             return dict(arrays)
     except UNREADABLE as error:
-        allowed = f"it cannot be read ({error}); delete it, and the command trains again"
-        raise BadInput("out", str(path), allowed) from None
+        requirement = f"it cannot be read ({error}); delete it, and the command trains again"
+        raise BadInput("out", str(path), requirement) from None
 
 
-def _silo(tables: dict[str, list[Table]], client: int, facts: Facts) -> Silo:
+def _silo(out: Path, tables: dict[str, list[Table]], client: int, facts: Facts) -> Silo:
     """One silo, of the cycles of each row."""
-
-    def stacked(label: str, column: str) -> np.ndarray:
-        return np.stack([table[column][table["client"] == client] for table in tables[label]])
-
-    first = next(iter(tables))
-    keys, labels, folds = (stacked(first, name) for name in ("sample", "label", "fold"))
     name = facts.names[client]
+    of_silo = {
+        label: [_of_client(table, client) for table in cycles] for label, cycles in tables.items()
+    }
+    first = next(iter(of_silo.values()))
+    keys, folds = first[0]["sample"], np.stack([table["fold"] for table in first])
     rows = {}
-    for label in tables:
-        sample, fold = stacked(label, "sample"), stacked(label, "fold")
-        same = sample.shape == keys.shape and (sample == keys[0]).all() and (fold == folds).all()
-        allowed = f"row {label!r} tested other samples of {name} than the rest: take another folder"
-        if not same:
-            raise BadInput("out", str(client), allowed)
-        outputs = stacked(label, "outputs")
-        right = stacked(label, "right").astype(np.float64)
+    for label, cycles in of_silo.items():
+        if not _tested_alike(cycles, keys, folds):
+            requirement = f"row {label!r} tested other samples of {name} than the rest"
+            raise BadInput(
+                "out", str(out), f"{requirement}: the data have changed; give another --out"
+            )
+        outputs = np.stack([table["outputs"] for table in cycles])
+        right = np.stack([table["right"] for table in cycles]).astype(np.float64)
         rows[label] = Scores(right, outputs if outputs.shape[-1] else None)
-    copies = facts.copies[keys[0]]
-    copied = Counter(facts.copies[np.unique(keys[0])].tolist())
-    units = stacked(first, "unit")[0] if facts.kind else copies
+    # a silo of a few samples tests some of them twice
+    _, counts = np.unique(facts.copies[np.unique(keys)], return_counts=True)
+    units = first[0]["unit"] if facts.kind else facts.copies[keys]
     return Silo(
         client,
         name,
-        Samples(labels[0], folds, units),
+        Samples(first[0]["label"], folds, units),
         rows,
-        keys[0],
-        repeated=sum(count for count in copied.values() if count > 1),
+        keys,
+        repeated=int(counts[counts > 1].sum()),
         size=facts.sizes[client],
         kind=facts.kind,
     )
 
 
+def _of_client(table: Table, client: int) -> Table:
+    rows = table["client"] == client
+    return {name: column[rows] for name, column in table.items()}
+
+
+def _tested_alike(cycles: Sequence[Table], keys: Array, folds: Array) -> bool:
+    """Whether each cycle tested the samples `keys`, and in these `folds` (C, n)."""
+    return all(
+        np.array_equal(table["sample"], keys) and np.array_equal(table["fold"], folds_of_cycle)
+        for table, folds_of_cycle in zip(cycles, folds, strict=True)
+    )
+
+
 def _shared(silos: Sequence[Silo], facts: Facts) -> DataFrame:
-    """Of each sample that lies in several silos its group of copies, by silo."""
-    held = DataFrame(
-        [(facts.copies[key], silo.number) for silo in silos for key in silo.keys],
-        columns=["copy", "silo"],
-    ).drop_duplicates()
-    return held[held.duplicated("copy", keep=False)]
+    """Rows (copy, silo) of the groups of copies that several silos have."""
+    copies = [(copy, silo.number) for silo in silos for copy in facts.copies[silo.keys]]
+    table = DataFrame(copies, columns=["copy", "silo"]).drop_duplicates()
+    return table[table.duplicated("copy", keep=False)]
 
 
 def _without_shared(silo: Silo, shared: DataFrame, facts: Facts) -> Silo:
@@ -136,23 +145,20 @@ def _without_shared(silo: Silo, shared: DataFrame, facts: Facts) -> Silo:
     there."""
     copies = facts.copies[silo.keys]
     others = shared[shared["silo"] != silo.number]
-    counts = {
-        int(number): int(np.isin(copies, held["copy"]).sum())
-        for number, held in others.groupby("silo")
-    }
-    counts = {number: count for number, count in counts.items() if count}
+    counts = {}
+    for number, group in others.groupby("silo"):
+        if count := int(np.isin(copies, group["copy"]).sum()):
+            counts[int(number)] = count
     if counts:
-        left_in = ~np.isin(copies, others["copy"])
-        silo = replace(_kept(silo, left_in), shared=counts, left_out=int((~left_in).sum()))
-    return replace(silo, units=len(np.unique(silo.samples.units)) if facts.kind else 0)
+        is_shared = np.isin(copies, others["copy"])
+        silo = replace(_part(silo, ~is_shared), shared=counts, left_out=int(is_shared.sum()))
+    units = len(np.unique(silo.samples.units)) if facts.kind else 0
+    return replace(silo, units=units)
 
 
-def _kept(silo: Silo, kept: np.ndarray) -> Silo:
-    """The silo with the samples `kept` (n,) alone."""
-    samples = silo.samples
-    rows = {
-        label: Scores(row.right[:, kept], None if row.outputs is None else row.outputs[:, kept])
-        for label, row in silo.rows.items()
-    }
-    part = Samples(samples.labels[kept], samples.folds[:, kept], samples.units[kept])
-    return replace(silo, samples=part, rows=rows, keys=silo.keys[kept])
+def _part(silo: Silo, chosen: Array) -> Silo:
+    """The silo with the samples `chosen` (n,) alone."""
+    every = slice(None)
+    rows = {label: scores.part(every, chosen) for label, scores in silo.rows.items()}
+    samples = silo.samples.part(every, chosen)
+    return replace(silo, samples=samples, rows=rows, keys=silo.keys[chosen])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fl_lightning.lab.worth import LINEAR
 from fl_lightning.lab.worth.statistics import Estimate, Name, Samples, Scores, Verdict
 
 
@@ -19,7 +21,7 @@ class Facts:
     sizes: Sequence[int]
     """In samples."""
     copies: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each sample by its number, that of the first sample which it is a copy of, or its own."""
+    """Of each sample by its number, a group number that is equal for copies; not an index."""
     kind: str = ""
     """What several samples may be of: `units`, `recordings`; empty: each stands for itself."""
     counts: Sequence[int] = ()
@@ -52,7 +54,7 @@ class Silo:
     repeated: int = 0
     """Samples that the silo has more than once."""
     size: int = 0
-    """Own samples, those that are shared included."""
+    """Own samples, each once: those that are shared included, which `samples` lacks."""
     units: int = 0
     """What its samples are of, and what is independent; 0: each stands for itself."""
     kind: str = "units"
@@ -84,6 +86,11 @@ class Answer:
     sentence: str = ""
     methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Of each row `score`, `gain`, `low` and `high`, without regard to the choice among them."""
+
+    @property
+    def linear(self) -> float:
+        """The score of the silo's own linear model; NaN where none was fitted."""
+        return self.methods[LINEAR]["score"] if LINEAR in self.methods else math.nan
 
 
 @dataclass

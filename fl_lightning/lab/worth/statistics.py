@@ -4,27 +4,29 @@ docs/decisions/0027.
 Each cycle of folds tests every sample of the silo once, so a model's scores are (C, n): C cycles, n
 samples. What is independent are the samples (or units: recordings, persons), not the cycles. A
 *contribution* is what one tested sample adds to the metric; the sum over a cycle's samples, times
-`Metric.share`, is the metric.
+`share`, is the metric.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 from scipy.special import softmax
 
+from fl_lightning.lab.statistics import LEVEL
+
 Name = Literal["accuracy", "balanced_accuracy", "auroc", "mae"]
+Array = np.ndarray
 Verdict = Literal["gains", "harmed", "no difference that matters", "cannot tell yet"]
 WIDER = 1.1
 """Factor of every half-width. No resample of a silo shows how much its training set itself owes to
 chance; this pays for it (simulated: docs/decisions/0027)."""
-LEVEL = 0.05
-"""1 - LEVEL is the level of the intervals; the field's custom."""
 LEAST, LEAST_OF_CLASS = 40, {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
 sizes: 20 and 60)."""
@@ -53,8 +55,13 @@ class Scores:
         outputs: (C, n, classes) class scores, where they are needed (AUROC).
     """
 
-    right: np.ndarray
-    outputs: np.ndarray | None = None
+    right: Array
+    outputs: Array | None = None
+
+    def part(self, cycles: Any, samples: Any) -> Scores:
+        """Those of some cycles and samples, by index."""
+        outputs = None if self.outputs is None else self.outputs[cycles][:, samples]
+        return Scores(self.right[cycles][:, samples], outputs)
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,17 @@ class Samples:
             are of.
     """
 
-    labels: np.ndarray
-    folds: np.ndarray
-    units: np.ndarray
+    labels: Array
+    folds: Array
+    units: Array
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, cycles: Any, samples: Any) -> Samples:
+        """Those of some cycles and samples, by index."""
+        folds = self.folds[cycles][:, samples]
+        return Samples(self.labels[samples], folds, self.units[samples])
 
 
 @dataclass(frozen=True)
@@ -101,8 +113,8 @@ class Estimate:
         return math.sqrt(self.common * self.fits)
 
     def half_after(self, cycles: int) -> float:
-        """The same after as many cycles in all, about; at least what is left where all of it is
-        luck of fits."""
+        """Half of the width after so many cycles in all, about; it falls at most as the root of
+        their number, as where all of it is luck of fits."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
@@ -119,10 +131,10 @@ class Estimate:
         """
         if half_width >= self.half:
             return samples
-        allowed = self.variance * (half_width / (CAREFUL * self.half)) ** 2
-        if allowed <= self.common:
+        variance = self.variance * (half_width / (CAREFUL * self.half)) ** 2
+        if variance <= self.common:
             return None
-        exact = samples * (self.variance - self.common) / (allowed - self.common)
+        exact = samples * (self.variance - self.common) / (variance - self.common)
         step = 10 ** max(0, math.floor(math.log10(exact)) - 1)
         return math.ceil(exact / step) * step
 
@@ -135,7 +147,7 @@ class Estimate:
 # ---------------------------------------------------------------- metrics as sums over samples
 
 
-def contributions(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
+def contributions(metric: Name, scores: Scores, samples: Samples) -> Array:
     """What each tested sample adds to the metric, (C, n); NaN where it is not defined. More is
     better.
 
@@ -162,33 +174,33 @@ def share(metric: Name) -> float:
     return 0.5 if metric == "auroc" else 1.0
 
 
-def _auroc(scores: Scores, samples: Samples, classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _auroc(scores: Scores, samples: Samples, classes: Array, counts: Array) -> Array:
+    """Placements of each sample within its fold, (C, n), by each class against the rest; of two
+    classes the second's."""
     assert scores.outputs is not None
-    labels, n = samples.labels, len(samples)
-    if len(classes) < 2:
-        return np.full(samples.folds.shape, np.nan)
-    chances = softmax(scores.outputs.astype(np.float64), axis=-1)
-    ones = classes if len(classes) > 2 else classes[1:]
     total = np.zeros(samples.folds.shape)
+    if len(classes) < 2:
+        return total + np.nan
+    chances = softmax(scores.outputs.astype(np.float64), axis=-1)
+    sizes = dict(zip(classes, counts.tolist(), strict=True))
+    ones = classes if len(classes) > 2 else classes[1:]
     for cycle, folds in enumerate(samples.folds):
-        for k in ones:
-            size = int(counts[np.searchsorted(classes, k)])
-            for fold in np.unique(folds):
-                here = np.flatnonzero(folds == fold)
-                positive, negative = here[labels[here] == k], here[labels[here] != k]
-                if not len(positive) or not len(negative):
-                    total[cycle, here] = np.nan
-                    continue
-                above = (
-                    np.sign(chances[cycle, positive, k][:, None] - chances[cycle, negative, k]) / 2
-                    + 0.5
-                )
-                total[cycle, positive] += above.mean(1) / (size * len(ones))
-                total[cycle, negative] += above.mean(0) / ((n - size) * len(ones))
+        for fold, k in itertools.product(np.unique(folds), ones):
+            tested = np.flatnonzero(folds == fold)
+            is_k = samples.labels[tested] == k
+            positive, negative = tested[is_k], tested[~is_k]
+            if not len(positive) or not len(negative):
+                total[cycle, tested] = np.nan
+                continue
+            chance = chances[cycle, :, k]
+            above = np.sign(chance[positive][:, None] - chance[negative]) / 2 + 0.5
+            others = len(samples) - sizes[k]
+            total[cycle, positive] += above.mean(1) / (sizes[k] * len(ones))
+            total[cycle, negative] += above.mean(0) / (others * len(ones))
     return total
 
 
-def value(metric: Name, parts: np.ndarray) -> float:
+def value(metric: Name, parts: Array) -> float:
     """The metric of these `contributions`, mean over cycles; of mae the error itself. NaN where it
     is not defined."""
     with np.errstate(invalid="ignore"):
@@ -196,34 +208,24 @@ def value(metric: Name, parts: np.ndarray) -> float:
     return -total if metric == "mae" else total
 
 
-def by_merit(metric: Name, parts: np.ndarray) -> float:
-    """The metric of these `contributions`, greater where it is better."""
-    value_of = value(metric, parts)
-    return -value_of if metric == "mae" else value_of
-
-
-def by_fold(metric: Name, scores: Scores, samples: Samples) -> np.ndarray:
+def by_fold(metric: Name, scores: Scores, samples: Samples) -> Array:
     """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not
     defined."""
     table = np.full((len(samples.folds), int(samples.folds.max()) + 1), np.nan)
     for cycle, folds in enumerate(samples.folds):
         for fold in np.unique(folds):
-            here = folds == fold
-            part = Samples(
-                samples.labels[here], np.zeros((1, int(here.sum())), np.int64), samples.units[here]
+            tested = folds == fold
+            parts = contributions(
+                metric, scores.part([cycle], tested), samples.part([cycle], tested)
             )
-            outputs = None if scores.outputs is None else scores.outputs[cycle : cycle + 1, here]
-            only = Scores(scores.right[cycle : cycle + 1, here], outputs)
-            table[cycle, fold] = share(metric) * contributions(metric, only, part).sum()
+            table[cycle, fold] = share(metric) * parts.sum()
     return table
 
 
 # ---------------------------------------------------------------- one silo
 
 
-def estimate(
-    metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Samples
-) -> Estimate | None:
+def estimate(metric: Name, alone: Array, federated: Array, samples: Samples) -> Estimate | None:
     """The gain of `federated` over `alone`, both `contributions`; None where the metric is not
     defined.
 
@@ -236,87 +238,97 @@ def estimate(
         return None
     cycles = len(difference)
     variance, degrees, common = _variance(metric, difference, samples)
-    single = [
-        _variance(
-            metric,
-            difference[c : c + 1],
-            Samples(samples.labels, samples.folds[c : c + 1], samples.units),
-        )[0]
-        for c in range(cycles)
-    ]
-    slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles)) if cycles > 1 else 0.0
-    fits = sum(len(np.unique(folds)) for folds in samples.folds)
+    slope = 0.0
+    if cycles > 1:
+        single = [
+            _variance(metric, difference[[cycle]], samples.part([cycle], slice(None)))[0]
+            for cycle in range(cycles)
+        ]
+        slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
-    return Estimate(gain, variance, degrees, common, fits, slope, cycles)
+    return Estimate(gain, variance, degrees, common, _fits(samples), slope, cycles)
 
 
-def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[float, float, float]:
+def _fits(samples: Samples) -> int:
+    """Models that tested the samples: one for each fold of each cycle."""
+    return sum(len(np.unique(folds)) for folds in samples.folds)
+
+
+def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float, float, float]:
     """Variance of the gain, its degrees of freedom, and the part of it that all samples of a fit
     have in common."""
-    strata = np.zeros(len(samples), np.int64) if metric in ("accuracy", "mae") else samples.labels
-    cycles = len(difference)
-    kinds, stratum = np.unique(strata, return_inverse=True)
-    _, unit = np.unique(samples.units, return_inverse=True)
-    missing = np.isnan(difference)
     mean = _over_cycles(difference)
+    strata = samples.labels
+    if metric in ("accuracy", "mae"):
+        strata = np.zeros_like(strata)
+    _, stratum = np.unique(strata, return_inverse=True)
+    _, unit = np.unique(samples.units, return_inverse=True)
     centre = np.bincount(stratum, mean) / np.bincount(stratum)
-    each = np.where(missing, 0.0, difference - centre[stratum])
-    sampled, below = 0.0, 0.0
-    for k in range(len(kinds)):
-        own = stratum == k
-        sums = np.bincount(unit[own], mean[own] - centre[k])
-        count = len(np.unique(unit[own]))
-        factor = count / max(count - 1, 1)
-        part = factor * float(np.square(sums).sum())
+
+    # V_s + a, and Satterthwaite's sum of squares over degrees of freedom
+    v_samples, squares = 0.0, 0.0
+    for k, middle in enumerate(centre):
+        members = stratum == k
+        sums = np.bincount(unit[members], mean[members] - middle)
+        count = len(np.unique(unit[members]))
+        others = max(count - 1, 1)
+        factor = count / others
         # a recording alone tells nothing: the whole of it might differ
-        made_up = int(own.sum()) if count == 1 else 1
-        part += MADE_UP * factor * (made_up * _largest(metric, difference, samples, own)) ** 2
-        sampled += part
-        below += part**2 / max(count - 1, 1)
-    fits, within = 0.0, 0.0
-    for cycle in range(cycles):
+        made_up = int(members.sum()) if count == 1 else 1
+        most = made_up * _largest(metric, difference, samples, members)
+        v_stratum = factor * float(np.square(sums).sum()) + MADE_UP * factor * most**2
+        v_samples += v_stratum
+        squares += v_stratum**2 / others
+
+    # V_x: squares of the sums over a fit's samples, less those that its units explain alone
+    rest = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
+    of_fits, of_units = 0.0, 0.0
+    for folds, values in zip(samples.folds, rest, strict=True):
         # contributions to AUROC sum up to twice a fit's
-        by_fold = share(metric) * np.bincount(samples.folds[cycle], each[cycle])
-        fits += float(np.square(by_fold).sum())
-        pairs = samples.folds[cycle] * (int(unit.max()) + 1) + unit
-        within += float(np.square(np.bincount(pairs, each[cycle])).sum())
-    common = max(0.0, (fits - within) / cycles**2)
-    number = sum(len(np.unique(folds)) for folds in samples.folds)
-    variance = sampled + common
-    return variance, variance**2 / (below + common**2 / max(number - 1, 1)), common
+        by_fit = share(metric) * np.bincount(folds, values)
+        by_unit = np.bincount(folds * (int(unit.max()) + 1) + unit, values)
+        of_fits += float(np.square(by_fit).sum())
+        of_units += float(np.square(by_unit).sum())
+    v_fits = max(0.0, (of_fits - of_units) / len(difference) ** 2)
+
+    variance = v_samples + v_fits
+    degrees = variance**2 / (squares + v_fits**2 / max(_fits(samples) - 1, 1))
+    return variance, degrees, v_fits
 
 
-def _largest(metric: Name, difference: np.ndarray, samples: Samples, own: np.ndarray) -> float:
-    """What one sample of a class, `own` (n,), can contribute to the difference; of errors and
-    placements, which are hardly ever that far apart, the most that was seen."""
-    if metric in ("mae", "auroc"):
-        # equal models: hardly any width, but one
-        least = 1e-12 if metric == "mae" else 1 / (int(own.sum()) * len(samples))
-        return max(float(np.nanmax(np.abs(difference[:, own]))), least)
+def _largest(metric: Name, difference: Array, samples: Samples, members: Array) -> float:
+    """The most that one sample of a class, `members` (n,), can contribute to the difference; of
+    errors and placements, which are hardly ever that far apart, the most that was seen."""
+    count = int(members.sum())
     if metric == "accuracy":
         return 1 / len(samples)
-    return 1 / (int(own.sum()) * len(np.unique(samples.labels)))
+    if metric == "balanced_accuracy":
+        return 1 / (count * len(np.unique(samples.labels)))
+    # equal models: hardly any width, but one
+    least = 1e-12 if metric == "mae" else 1 / (count * len(samples))
+    return max(float(np.nanmax(np.abs(difference[:, members]))), least)
 
 
-def _over_cycles(parts: np.ndarray) -> np.ndarray:
+def _over_cycles(parts: Array) -> Array:
     """Mean over the cycles that have a value, (n,); NaN without any."""
     there = ~np.isnan(parts)
     with np.errstate(invalid="ignore"):
-        mean: np.ndarray = np.where(there, parts, 0.0).sum(0) / there.sum(0)
+        mean: Array = np.where(there, parts, 0.0).sum(0) / there.sum(0)
     return mean
 
 
-def heavy(parts: np.ndarray, samples: Samples, share: float = HEAVY) -> bool:
+def heavy(parts: Array, samples: Samples, share: float = HEAVY) -> bool:
     """Whether a sample or unit makes up more than this share of the variance of `parts` (C, n)."""
     mean = _over_cycles(parts)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
+    # one of fewer makes up more by chance
     most = share * max(1.0, LEAST / len(sums))
     return bool(sums.max() > most * sums.sum() > 0)
 
 
 def too_few(
-    metric: Name, labels: np.ndarray, size: int | None = None, units: int = 0, kind: str = "units"
+    metric: Name, labels: Array, size: int | None = None, units: int = 0, kind: str = "units"
 ) -> str:
     """Why a silo with these labels gets no verdict; empty where it does.
 
@@ -349,13 +361,15 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
     point."""
     if -margin < low and high < margin:
         return "no difference that matters"
-    return "gains" if low > 0 else "harmed" if high < 0 else "cannot tell yet"
+    if low > 0:
+        return "gains"
+    return "harmed" if high < 0 else "cannot tell yet"
 
 
 # --------------------------------------------------------- choice of the method, and the consortium
 
 
-def chosen(tables: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, int]:
+def choose_by_other_folds(tables: Array, sizes: Array) -> tuple[Array, int]:
     """The method for each fold of each cycle, (C, folds), and the one that is best over all folds.
 
     A fold's method is chosen by the *other* folds of its cycle, for all silos at once: the winner
@@ -374,25 +388,24 @@ def chosen(tables: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, int]:
     return picks, _best(tables.reshape(methods, len(sizes), -1), sizes.reshape(len(sizes), -1))
 
 
-def _best(tables: np.ndarray, sizes: np.ndarray) -> int:
+def _best(tables: Array, sizes: Array) -> int:
     """The method with the best mean over silos of means over folds; the first of equal ones."""
-    there = ~np.isnan(tables)
-    weights = np.where(there, sizes, 0.0)
-    sums, totals = (np.where(there, tables, 0.0) * weights).sum(-1), weights.sum(-1)
+    weights = np.where(np.isnan(tables), 0.0, sizes)
+    totals = weights.sum(-1)
     votes = (totals > 0).all(0)
-    return int(np.argmax((sums[:, votes] / totals[:, votes]).mean(1))) if votes.any() else 0
+    if not votes.any():
+        return 0
+    sums = (np.nan_to_num(tables) * weights).sum(-1)
+    means = sums[:, votes] / totals[:, votes]
+    return int(means.mean(1).argmax())
 
 
 def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
     """Mean over silos, and its interval. Errors of silos of one federation are hardly correlated
     (simulated)."""
-    gain = float(np.mean([one.gain for one in estimates]))
-    half = (
-        WIDER
-        * stats.norm.ppf(1 - LEVEL / 2)
-        * math.sqrt(sum(one.variance for one in estimates))
-        / len(estimates)
-    )
+    gain = float(np.mean([estimate.gain for estimate in estimates]))
+    variance = sum(estimate.variance for estimate in estimates)
+    half = WIDER * stats.norm.ppf(1 - LEVEL / 2) * math.sqrt(variance) / len(estimates)
     return gain, gain - float(half), gain + float(half)
 
 
@@ -401,5 +414,6 @@ def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
     fewer than three."""
     if len(gains) < 3:
         return None
+    mean = float(np.mean(gains))
     half = float(stats.t.ppf(1 - LEVEL / 2, len(gains) - 1) * stats.sem(gains))
-    return float(np.mean(gains)) - half, float(np.mean(gains)) + half
+    return mean - half, mean + half

@@ -26,8 +26,8 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        need = f"{run.method_name} needs low-rank adapters in {group.name}"
-        requirement = f"{need}, such as --model.adapters.rank 8"
+        problem = f"{run.method_name} needs low-rank adapters in {group.name}"
+        requirement = f"{problem}, such as --model.adapters.rank 8"
         check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), requirement)
 
 
@@ -41,13 +41,15 @@ class AdapterError(Observer):
         """Raise `BadInput` where clients of one network upload adapters of several ranks."""
         ranks: dict[str, set[int]] = {}
         for group, model in zip(run.groups, run.config.models, strict=True):
-            network = ranks.setdefault(model.component.class_path, set())
-            for block, up in zip(group.layout.blocks, group.up_mask, strict=True):
-                if up and (is_a(block) or is_b(block)):
-                    network.add(block.shape[0 if is_a(block) else 1])
+            of_network = ranks.setdefault(model.component.class_path, set())
+            for block, is_uploaded in zip(group.layout.blocks, group.up_mask, strict=True):
+                if is_uploaded and is_a(block):
+                    of_network.add(block.shape[0])
+                if is_uploaded and is_b(block):
+                    of_network.add(block.shape[1])
             problem = f"clients of {group.name} upload adapters, which {run.method_name} cannot mix"
             requirement = f"{problem}: one rank for all"
-            check("model.adapters.rank", sorted(network), len(network) <= 1, requirement)
+            check("model.adapters.rank", sorted(of_network), len(of_network) <= 1, requirement)
 
     def on_aggregate(self, run: RunContext, server: Server) -> None:
         """Measure what this round's mean of uploads, which averages A and B apart, errs about their
@@ -78,22 +80,23 @@ def _errors(group: GroupServer) -> list[float]:
     """The error of each layer whose A and B are both sent both ways; none where nobody answered."""
     travels = group.group.up_mask & group.group.down_mask
     blocks = zip(group.layout.blocks, travels, strict=True)
-    sent = {block.name: block for block, both in blocks if both}
+    travelling = {block.name: block for block, both_ways in blocks if both_ways}
     pairs = []
-    for block in filter(is_a, sent.values()):
-        other = block.name.replace("lora_A", "lora_B")
-        if other in sent:
-            pairs.append((block, sent[other]))
-    if not pairs or not group.answered or group.weighed is None or len(group.weighed.weights) > 1:
+    for block in filter(is_a, travelling.values()):
+        b = travelling.get(block.name.replace("lora_A", "lora_B"))
+        if b is not None:
+            pairs.append((block, b))
+    weighed = group.weighed
+    if not pairs or not group.answered or weighed is None or len(weighed.weights) > 1:
         return []
-    weights = group.weighed.weights[0, 0]
-    apart = _products(group.mean(weights, group.answered), pairs)
-    exact = [torch.zeros_like(product) for product in apart]
+    weights = weighed.weights[0, 0]
+    of_means = _products(group.mean(weights, group.answered), pairs)
+    exact = [torch.zeros_like(product) for product in of_means]
     for client, p in zip(group.answered, weights.tolist(), strict=True):
         for total, product in zip(exact, _products(group.vector(client), pairs), strict=True):
             total += p * product
     errors = []
-    for total, product in zip(exact, apart, strict=True):
+    for total, product in zip(exact, of_means, strict=True):
         size = float(total.norm())
         errors.append(float((total - product).norm()) / size if size else 0.0)
     return errors
@@ -102,8 +105,10 @@ def _errors(group: GroupServer) -> list[float]:
 def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tensor]:
     """B A (outputs, inputs) of each pair (A, B) of blocks of `vector` (D,); kernels of a
     convolution are flattened."""
+    numbers = vector.to(wide(vector.device))
     products = []
-    for pair in pairs:
-        a, b = (vector[x.columns].to(wide(vector.device)).reshape(x.shape).flatten(1) for x in pair)
-        products.append(b @ a)
+    for a, b in pairs:
+        A = numbers[a.columns].reshape(a.shape).flatten(1)
+        B = numbers[b.columns].reshape(b.shape).flatten(1)
+        products.append(B @ A)
     return products

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
 from fl_lightning.core import RunContext
+from fl_lightning.models import has_own_step
 
 
 def check_batches(run: RunContext, **sizes: int) -> None:
@@ -21,14 +21,18 @@ def check_batches(run: RunContext, **sizes: int) -> None:
 def check_plain_loss(model: nn.Module, why: str) -> None:
     """Raise `BadInput` where the network has a `training_step` of its own, which would not run:
     `why`."""
-    step = getattr(type(model), "training_step", None)
-    plain = step in (None, LightningModule.training_step)
-    check("model", type(model).__name__, plain, f"{why}, and would pass its training_step by")
+    requirement = f"{why}, and would pass its training_step by"
+    check("model", type(model).__name__, not has_own_step(model), requirement)
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, or float32 where that has more bits."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def wide(x: Tensor) -> Tensor:
-    """In 32 bits at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """`x` in 32 bits at least."""
+    return x.to(wide_type(x.dtype))
 
 
 def norms(rows: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ What the classifier sees (`ClientModule.features`) is then what the body gives, 
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Block
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.methods import Block, Method, Scope
 from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 
@@ -30,18 +31,22 @@ class NewClassifier(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, make: Callable[[nn.Linear], nn.Module], method: str, inner: str = ""
+        self,
+        model: nn.Module,
+        make: Callable[[nn.Linear], nn.Module],
+        method: str,
+        inner: str = "",
     ) -> None:
         super().__init__()
         path = head_of(model)
-        name = type(model).__name__
-        own = model.get_submodule(path)
-        if not (path and isinstance(own, nn.Linear)):
-            raise BadInput("model", name, f"{method} needs a classifier that is one linear layer")
+        classifier = model.get_submodule(path)
+        if not (path and isinstance(classifier, nn.Linear)):
+            requirement = f"{method} needs a classifier that is one linear layer"
+            raise BadInput("model", type(model).__name__, requirement)
         check_plain_loss(model, f"{method} changes the classifier")
         self.model = model
         self.head = f"model.{path}.{inner}".rstrip(".")
-        model.set_submodule(path, make(own))
+        model.set_submodule(path, make(classifier))
 
     def forward(self, x: Tensor) -> Tensor:
         """The new classifier's scores."""
@@ -52,6 +57,15 @@ class NewClassifier(nn.Module):
 def is_personal(block: Block) -> bool:
     """Whether it is the part of such a classifier that is the client's own."""
     return block.head and block.name.endswith((".personal", ".personal.weight", ".personal.bias"))
+
+
+@dataclass(frozen=True)
+class PersonalPart(Method):
+    """Base: everything travels both ways but the client's own part of such a classifier."""
+
+    def scope(self, block: Block) -> Scope:
+        """The own part stays."""
+        return "personal" if is_personal(block) else "shared"
 
 
 class InContext(nn.Module):

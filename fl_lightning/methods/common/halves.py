@@ -32,7 +32,8 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     Returns:
         Both halves; None: there were too few samples.
     """
-    start = client["model"].clone()
+    model = client["model"]
+    start = model.clone()
     config = client.run.config.federation
     part = client.data.train
     # BatchNorm cannot train on one sample
@@ -44,20 +45,20 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
         yield Phase()
         return None
     order = torch.randperm(len(part), generator=client.generator("halves"))
-    one, other = (part.subset(half.sort().values) for half in order.chunk(2))
-    yield Phase(part=one, batch_size=size, steps=steps)
-    first = Half(one, client["model"].clone())
-    client["model"].copy_(start)
-    yield Phase(part=other, batch_size=size, steps=steps, purpose="train half")
-    second = Half(other, client["model"].clone())
-    client["model"].lerp_(first.model, 0.5)
+    first_part, second_part = (part.subset(half.sort().values) for half in order.chunk(2))
+    yield Phase(part=first_part, batch_size=size, steps=steps)
+    first = Half(first_part, model.clone())
+    model.copy_(start)
+    yield Phase(part=second_part, batch_size=size, steps=steps, purpose="train half")
+    second = Half(second_part, model.clone())
+    model.lerp_(first.model, 0.5)
     return first, second
 
 
 def noise_of(client: Client, halves: Halves) -> Tensor:
     """The variance of the halves' mean model by layer, float32 (L,): ||w_A - w_B||^2 / 4."""
-    one, other = halves
-    return client.layout.squared_norms(other.model - one.model).float() / 4
+    first, second = halves
+    return client.layout.squared_norms(second.model - first.model).float() / 4
 
 
 def step_of(client: Client, start: Tensor) -> Tensor:
@@ -65,10 +66,15 @@ def step_of(client: Client, start: Tensor) -> Tensor:
     return client.layout.squared_norms(client["model"] - start).float()
 
 
-def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Tensor:
+def shrunk(
+    client: Client,
+    start: Tensor,
+    model: Tensor,
+    factors: Tensor,
+) -> Tensor:
     """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`:
     (L,)."""
-    if bool((factors == 1).all()):
+    if (factors == 1).all():
         return model
     nearer = model.clone()
     layout = client.layout
@@ -85,12 +91,11 @@ def held_out(client: Client, halves: Halves) -> Tensor:
     After training each sample counts with the model of the half that it is not in, nearer to the
     start by its noise.
     """
-    one, other = halves
     part = client.data.train
     start = client["start"]
     factors = 1 - client.memory["share"]
     total = 0.0
-    for trained, unseen in ((one, other), (other, one)):
+    for trained, unseen in (halves, halves[::-1]):
         model = shrunk(client, start, trained.model, factors)
         total += len(unseen.part) * client.loss(unseen.part, model)
     return torch.tensor([client.loss(part, start), total / len(part)])

@@ -8,8 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Phase, Phases, RunContext, Tensors
-from fl_lightning.foundation.rng import key
+from fl_lightning.core import Tensors
 
 
 class Hypernetwork(nn.Sequential):
@@ -70,7 +69,11 @@ class Hypernetwork(nn.Sequential):
         return network
 
     def optimizer(
-        self, memory: Tensors, lr: float, momentum: float, decay: float
+        self,
+        memory: Tensors,
+        lr: float,
+        momentum: float,
+        decay: float,
     ) -> torch.optim.SGD:
         """SGD that goes on with the momenta in `memory`, in place."""
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
@@ -81,60 +84,22 @@ class Hypernetwork(nn.Sequential):
     @torch.no_grad()
     def write(self, client: int, vector: Tensor) -> Tensor:
         """`vector` (D,), with the client's model as it is made now in its first columns."""
-        made: Tensor = self(torch.tensor(client))
-        vector[: len(made)] = made.to(vector)
+        output = self(torch.tensor(client))
+        vector[: len(output)] = output.to(vector)
         return vector
 
     def descend(
         self,
-        made: Tensor,
+        output: Tensor,
         gradient: Tensor,
         optimizer: torch.optim.Optimizer,
         clip: float = math.inf,
     ) -> None:
-        """A step down J^T gradient, where J is how what it has `made` depends on all parameters.
+        """A step down J^T gradient, where J is the Jacobian of its `output` by all parameters.
 
         The norm of the whole is clipped to `clip`.
         """
         optimizer.zero_grad()
-        made.backward(gradient.to(made))
+        output.backward(gradient.to(output))
         nn.utils.clip_grad_norm_(self.parameters(), clip)
         optimizer.step()
-
-
-def first_hypernetwork(
-    run: RunContext, embedding: int | None, hidden: int, layers: int, *, last_relu: bool
-) -> Tensors:
-    """The server's first parameters and momenta of one for all clients, drawn from the seed.
-
-    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a
-    client comes to those that the server has already, its embedding is the mean of theirs.
-    """
-    known = run.server.memory.get("hypernetwork.0.weight")
-    width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
-    numbers = run.groups[0].layout.parameters.stop
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(run.config.seed, "hypernetwork"))
-        network = Hypernetwork(run.clients, numbers, width, hidden, layers, last_relu=last_relu)
-    if known is not None:
-        network.get_parameter("0.weight").data[len(known) :] = known.mean(0)
-    return network.tensors() | network.momenta()
-
-
-def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Phases:
-    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all
-    else stays.
-
-    Its model is then what is made of it.
-    """
-    network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
-    embeddings = network.get_parameter("0.weight").requires_grad_()
-    optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
-    model = client["model"]
-    columns = client.layout.parameters
-    for step in range(client.run.server.round):
-        made = network(torch.tensor(client.id))
-        model[columns] = made.detach().to(model)
-        yield Phase(purpose=f"newcomer {step}")  # other batches in each
-        network.descend(made, made.detach() - model[columns].to(made), optimizer, clip)
-    network.write(client.id, model)

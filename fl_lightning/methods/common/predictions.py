@@ -29,7 +29,7 @@ def check_public(run: RunContext, samples: int | None) -> None:
     """Raise `BadInput` where there are fewer public samples than the method draws in a round."""
     size = run.data.public_size
     if not size:
-        run.data.public()  # says what may be done about it
+        run.data.public()  # raises: it names the way to public data
     requirement = f"there are {size} public samples: at most as many"
     check("method.samples", samples, drawn(run, samples) <= size, requirement)
 
@@ -45,14 +45,14 @@ def drawn(run: RunContext, samples: int | None) -> int:
 
 def public_subset(run: RunContext, t: int, samples: int | None) -> Tensor:
     """The public inputs of round `t`, `drawn` of them, the same for everybody."""
-    kept = _SUBSETS.get(run, {})
-    if t not in kept:
+    subsets = _SUBSETS.setdefault(run, {})
+    if t not in subsets:
         draws = numpy_rng(run.config.seed, "public", t)
         index = draws.choice(run.data.public_size, drawn(run, samples), replace=False)
-        kept = {k: v for k, v in kept.items() if k == t - 1}  # nobody looks further back
-        kept[t] = run.data.public(torch.from_numpy(np.sort(index)), run.device, run.dtype)
-        _SUBSETS[run] = kept
-    return kept[t]
+        last = {k: subset for k, subset in subsets.items() if k == t - 1}  # none older is needed
+        subset = run.data.public(torch.from_numpy(np.sort(index)), run.device, run.dtype)
+        subsets = _SUBSETS[run] = last | {t: subset}
+    return subsets[t]
 
 
 def class_scores(module: Module, x: Tensor) -> Tensor:
@@ -61,7 +61,10 @@ def class_scores(module: Module, x: Tensor) -> Tensor:
 
 
 def gap(
-    scores: Tensor, teacher: Tensor, loss: Literal["mae", "mse", "kl"], temperature: float
+    scores: Tensor,
+    teacher: Tensor,
+    loss: Literal["mae", "mse", "kl"],
+    temperature: float,
 ) -> Tensor:
     """Between class scores (n, C) and the teacher's predictions, shape ().
 

@@ -1,5 +1,4 @@
-"""What an executor is: it trains clients of a cohort that share a model, one after the other or
-many at once.
+"""Executors train clients of a cohort that share a model, one after the other or many at once.
 
 All executors take the same batches, in the same order, from the same draws; their numbers differ by
 rounding.
@@ -35,6 +34,14 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
 rounding."""
 
 
+def equal_but_rounding(gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether each of the gradients is the expected one within `TOLERANCE`."""
+    for gradient, target in zip(gradients, expected, strict=True):
+        if (gradient - target).norm() > TOLERANCE[target.dtype] * (1 + target.norm()):
+            return False
+    return True
+
+
 @dataclass
 class LocalJob:
     """One client's local training in a round."""
@@ -51,16 +58,16 @@ class LocalJob:
     """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or
     momentum."""
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """State of its optimiser that it comes with; afterwards a copy of what it is left with, if
-    `keep`."""
+    """State of its optimiser before the training; with `keep` afterwards a copy of the state after
+    it."""
     keep: bool = False
     step: Step | None = None
-    """An own local step, which writes to what it trains by itself; None: the optimiser's."""
+    """An own local step, which writes to the trained vectors itself; None: the optimiser's."""
     asker: Client | None = None
-    """Whose `gradient` the own step asks, where it looks at the model in no other way; None: it
-    may."""
+    """The client whose `gradient` the own step calls, if it looks at the model in no other way;
+    None: it may look in other ways."""
     outcome: Fit | Exception | None = None
-    """Afterwards, where such a step was taken beside others': what the training came to."""
+    """Afterwards, where such steps ran side by side: the result of the training."""
     place: int = 0
     """Its place among the clients of the cohort that train at once, wherever they live: below
     `at_once`, no two alike. Kernels may round differently from place to place."""
@@ -85,7 +92,7 @@ class LocalJob:
 
     @property
     def alone(self) -> bool:
-        """Whether no stack takes its steps: they are its own or private, or its loss depends on
+        """Whether it cannot be stacked: its steps are its own or private, or its loss depends on
         more than tensors."""
         own_loss = self.objective.loss is not self.pure
         return self.step is not None or self.private is not None or own_loss
@@ -102,7 +109,7 @@ class ScoreJob:
 
 
 class Scored(NamedTuple):
-    """How a model did on one part."""
+    """A model's score on one part."""
 
     total: Tensor
     """Shape (): the sum of the run's metric over the samples: the number of right answers."""
@@ -112,7 +119,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """What an executor needs to know of a run. Nothing in it depends on the rank."""
+    """Facts about a run that an executor needs. Nothing in it depends on the rank."""
 
     config: OptimizerConfig
     input_shape: tuple[int, ...]
@@ -129,7 +136,7 @@ class ExecutorSpec:
     channels_last: bool = False
     """Images come with their channels side by side."""
     text: Text | None = None
-    """What samples are, where they are tokens."""
+    """The text data's description; None: samples are no tokens."""
     weighted: bool = False
     """Classes have weights in the task loss (`data.balance`)."""
 
@@ -139,17 +146,16 @@ class ExecutorSpec:
         return min(self.batch_size, max(self.train_sizes))
 
 
+@dataclass(eq=False)
 class Executor(ABC):
     """Trains clients that share a model, with the rank's module and optimiser for it."""
 
+    fabric: Fabric
+    module: ClientModule
+    optimizer: LocalOptimizer
     name: ClassVar[Name] = "loop"
     at_once = 1
     """How many jobs `train` takes at most."""
-
-    def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer) -> None:
-        self.fabric = fabric
-        self.module = module
-        self.optimizer = optimizer
 
     def takes(self, job: LocalJob) -> bool:
         """Whether it can train this job; else the loop does."""
@@ -165,10 +171,10 @@ class Executor(ABC):
 
     @abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train each job's client. If it raises, no job has been written to (`at_once` above 1),
-        but for those with an `outcome`: given again, they are not trained again.
+        """Train each job's client. Afterwards any vector may be bound to the module.
 
-        Afterwards anything may be bound to the module.
+        If an executor for several jobs raises, it has written only to jobs with an `outcome`, and
+        does not train these again.
         """
 
 
@@ -176,32 +182,32 @@ class Loop(Executor):
     """The module, bound to one client after the other."""
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """One after the other."""
-        return [self._one(job) for job in jobs]
+        """Train one job after the other."""
+        return [self._train(job) for job in jobs]
 
-    def _one(self, job: LocalJob) -> Fit:
+    def _train(self, job: LocalJob) -> Fit:
         module = self.module
         optimizer = self.optimizer
-        module.binding.rebind(job.vector, job.buffers)  # where it has just been scored, it is bound
+        module.binding.rebind(job.vector, job.buffers)  # a model that was just scored is bound
         module.set_objective(job.objective)
         job.proximal_numbers = module.proximal_numbers
         module.train_only(job.trains)
-        module.weights, module.weighed = job.part.class_weights, False
+        module.weights = job.part.class_weights
+        module.weighed = False
+        arguments = (self.fabric, module, job.part, optimizer, job.schedule)
         try:
             optimizer.reset(job.lr)
             if job.kept:
                 optimizer.load(job.kept)
             if job.private is None:
-                fit = train(self.fabric, module, job.part, optimizer, job.schedule, job.step)
+                fit = train(*arguments, job.step)
             else:
-                fit = train_private(
-                    self.fabric, module, job.part, optimizer, job.schedule, job.private
-                )
+                fit = train_private(*arguments, job.private)
             if job.keep:
                 job.kept = {k: v.clone() for k, v in optimizer.state().items()}
-            allowed = f"a loss of {module.method} has no weights for classes: sampler, or null"
             weighed = module.weighed or module.weights is None or not fit.samples
-            check("data.balance", "weights", weighed, allowed)
+            requirement = f"a loss of {module.method} has no weights for classes: sampler, or null"
+            check("data.balance", "weights", weighed, requirement)
         finally:
             module.weights = None
             module.train_only(None)

@@ -1,4 +1,4 @@
-"""Which executor: the one that is asked for, where it is fit for the model and the run, or the
+"""Chooses the executor: the configured one, if it is fit for the model and the run, or the
 fastest."""
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MEASURED_STEPS = 4
 """Steps of each client that `auto` measures."""
 
 WORTH = 0.9
-"""`auto` leaves the loop only for what takes at most this share of its time: timings scatter by
-about a tenth."""
+"""`auto` leaves the loop only for an executor that takes at most this share of its time: timings
+scatter by about a tenth."""
 
 
 def make(
@@ -46,10 +46,10 @@ def make(
     together: Together | None = None,
     kind: Hashable = None,
 ) -> tuple[Executor, str | None]:
-    """The executor `name` for the `module`; or the loop, and why the other is not fit for this run.
+    """The executor `name` for the `module` and None; or the loop, and why `name` is unfit here.
 
-    It writes to nothing but what is bound to it, and draws no random number. With `together`,
-    `vmap` is shared by all runs that it drives whose clients are of this `kind`.
+    Only the module's bound tensors are written to, and no random number is drawn. With `together`,
+    all runs that it drives whose clients are of this `kind` share one `vmap`.
     """
     loop = Loop(fabric, module, optimizer)
     if name == "loop":
@@ -59,23 +59,23 @@ def make(
         x, y, gradients, reason = _probed(fabric, module, spec)
     if reason is not None:
         return loop, reason
-
-    def stacked(cohort: int) -> Vmap:
-        return Vmap(fabric, module, optimizer, replace(spec, cohort=cohort))
-
     if together is None:
-        vmap = stacked(spec.cohort)
+        vmap = Vmap(fabric, module, optimizer, spec)
     else:
-        vmap = together.executor(kind, lambda: stacked(MOST_AT_ONCE))
+        widest = replace(spec, cohort=MOST_AT_ONCE)
+        vmap = together.executor(kind, lambda: Vmap(fabric, module, optimizer, widest))
     reason = vmap.unlike(x, y, gradients, module)
     if reason is not None:
         return loop, reason
     return vmap if together is None else Shared(vmap, together), None
 
 
-def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
-    """Why what this run asks of a step is beyond `vmap`, as far as its settings tell; None: it is
-    not."""
+def unfit(
+    fabric: Fabric,
+    module: ClientModule,
+    spec: ExecutorSpec,
+) -> str | None:
+    """Why `vmap` cannot take this run's steps, as far as its settings tell; None: it can."""
     if module.own_step:
         return "the model has a training_step of its own"
     if module.draws_in_evaluation:
@@ -96,58 +96,68 @@ def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | Non
 
 
 def _probed(
-    fabric: Fabric, module: ClientModule, spec: ExecutorSpec
+    fabric: Fabric,
+    module: ClientModule,
+    spec: ExecutorSpec,
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
-    """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does
-    not depend on), and what is unfit in its forward pass."""
+    """A made-up batch x, y, the gradients of a copy of the bound model on it (None: the loss does
+    not depend on a parameter), and why its forward pass is unfit (None: it is fit)."""
     device = fabric.device
     binding = module.binding
+    model = module.model
     # less than a whole batch, which is then filled up
     size = max(1, min(3, spec.largest_batch - 1))
     draws = torch.Generator().manual_seed(0)
-    x = inputs(size, spec.input_shape, spec.text, draws)
-    y = targets(
-        size, spec.input_shape, spec.num_classes, spec.text, floats=not module.metric.rises
-    ).to(device)
+    shape = spec.input_shape
+    x = inputs(size, shape, spec.text, draws)
     x = x.to(device, spec.dtype if spec.text is None else x.dtype)
+    floats = not module.metric.rises
+    y = targets(
+        size,
+        shape,
+        spec.num_classes,
+        spec.text,
+        floats=floats,
+    ).to(device)
     assert binding.vector is not None
-    own = dict(module.model.named_buffers())
-    binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])
+    buffers = dict(model.named_buffers())
+    copies = [buffers[name].detach().clone() for name in module.layout.own_names]
+    binding.bind(binding.vector.clone(), copies)
     module.set_objective(PLAIN)
-    module.model.train()
-    before = {n: b.clone() for n, b in module.model.named_buffers()}
-    counted = _counted(module.model)
+    model.train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    attributes = _plain_attributes(model)
     parameters = [p for p in binding.parameters if p.requires_grad]
     module.last.read = None
     with no_draws(device), module.last.trial():
         states = random_states(device)
-        loss = module.metric.loss(module.model(x), y)
+        loss = module.metric.loss(model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        drawn = not same_states(states, random_states(device))
-    changed = {
-        place for place, value in _counted(module.model).items() if counted.get(place) != value
-    }
+        draws_numbers = not same_states(states, random_states(device))
+    after = _plain_attributes(model)
+    changed = [name for name, value in after.items() if attributes.get(name) != value]
     reason = None
-    if drawn:
+    if draws_numbers:
         reason = "the model draws random numbers (dropout)"
     elif module.last.read is not None:
         reason = f"the model reads {module.last.read}"
     elif changed:
         reason = f"the model's forward pass changes its {min(changed)}"
-    elif any(not torch.equal(b, before[n]) for n, b in module.model.named_buffers()):
+    elif any(not torch.equal(b, before[name]) for name, b in model.named_buffers()):
         reason = "the model's forward pass writes to its buffers"
     return x, y, gradients, reason
 
 
-def _counted(model: nn.Module) -> dict[str, str]:
+def _plain_attributes(model: nn.Module) -> dict[str, str]:
     """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted
     name."""
-    return {
-        f"{path}.{name}".lstrip("."): repr(value)
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(value))
-    }
+    attributes = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            leaves = tree_leaves(value)
+            if all(isinstance(leaf, int | float | str | None) for leaf in leaves):
+                attributes[f"{path}.{name}".lstrip(".")] = repr(value)
+    return attributes
 
 
 # ---------------------------------------------------------------- the fastest
@@ -155,7 +165,7 @@ def _counted(model: nn.Module) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Contest:
-    """The executors that are fit for the clients of one model, and what they are measured on."""
+    """The executors that are fit for the clients of one model, and jobs to measure them by."""
 
     name: str
     """Of the model."""
@@ -164,44 +174,48 @@ class Contest:
     """Makes the measured jobs anew: at most `MEASURED_STEPS` steps of some of this rank's clients,
     on copies."""
     steps: Sequence[int]
-    """Steps that those clients will take, in an epoch or in a round: what is measured is scaled to
+    """Steps that those clients will take, in an epoch or in a round: measured seconds are scaled to
     them."""
 
 
-def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool) -> list[Name]:
-    """The fastest executor for each model, equal on every rank; `file` keeps it, and a resumed run
-    goes by that.
+def fastest(
+    group: Group,
+    file: Path,
+    contests: Sequence[Contest],
+    resumed: bool,
+) -> list[Name]:
+    """The fastest executor for each model, equal on every rank; written to `file`, from which a
+    resumed run reads it.
 
     Each rank takes a few steps of some of its clients, on copies of the initial model and with
     draws of their own.
     """
-    known: list[Name] | None = _known(file, len(contests)) if resumed and group.rank == 0 else None
-    known = group.gather_objects(known)[0]
-    if known is not None:
-        return known
+    stored: list[Name] | None = None
+    if resumed and group.rank == 0:
+        stored = _stored(file, len(contests))
+    stored = group.gather_objects(stored)[0]
+    if stored is not None:
+        return stored
     chosen: list[Name] = []
     seconds: list[dict[Name, float]] = []
     for contest in contests:
         here = _measured(contest) if len(contest.executors) > 1 else {}
-        everywhere = [part for part in group.gather_objects(here) if part]
-        able = [
-            n for n in contest.executors if everywhere and all(n in part for part in everywhere)
-        ]
-        total = {n: sum(part[n] for part in everywhere) / len(everywhere) for n in able}
-        worth = [name for name, one in total.items() if one < WORTH * total["loop"]]
-        best: Name = min(worth, key=total.__getitem__, default="loop")
+        everywhere = [times for times in group.gather_objects(here) if times]
+        means: dict[Name, float] = {}
+        for name in contest.executors if everywhere else ():
+            if all(name in times for times in everywhere):
+                means[name] = sum(times[name] for times in everywhere) / len(everywhere)
+        faster = [name for name, mean in means.items() if mean < WORTH * means["loop"]]
+        best: Name = min(faster, key=means.__getitem__, default="loop")
         chosen.append(best)
-        seconds.append(total)
+        seconds.append(means)
         if group.rank == 0:
-            times = (
-                ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items())
-                or "no other is fit"
-            )
+            listed = ", ".join(f"{name} {1000 * mean:.3g} ms" for name, mean in means.items())
+            times = listed or "no other is fit"
             log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
     if group.rank == 0:
-        write_whole(
-            file, json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n"
-        )
+        content = {"executors": chosen, "seconds_by_client": seconds}
+        write_whole(file, json.dumps(content, indent=2) + "\n")
     return chosen
 
 
@@ -212,20 +226,19 @@ def _measured(contest: Contest) -> dict[Name, float]:
     device = executors["loop"].fabric.device
     with no_draws(device):
         try:
-            taken = seconds_by_client(executors, contest.jobs) if steps else {}
-            return {
-                name: one * more_steps(steps, executors[name].at_once)
-                for name, one in taken.items()
-            }
-        # a client fails; it will again in its visit, where client and round are named
+            seconds = seconds_by_client(executors, contest.jobs) if steps else {}
+            for name in seconds:
+                seconds[name] *= more_steps(steps, executors[name].at_once)
+            return seconds
+        # a client that fails here fails again in its visit, where client and round are named
         except Exception:
             return {}
         finally:
             executors["loop"].module.set_objective(PLAIN)
 
 
-def _known(file: Path, architectures: int) -> list[Name] | None:
-    """What an earlier part of the run has found."""
+def _stored(file: Path, architectures: int) -> list[Name] | None:
+    """The executors that an earlier part of the run has chosen; None: there is no file."""
     try:
         names: list[Name] = json.loads(file.read_text(encoding="utf-8"))["executors"]
         if len(names) == architectures and set(names) <= set(get_args(Name)):
@@ -234,22 +247,24 @@ def _known(file: Path, architectures: int) -> list[Name] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    allowed = f"its {file.name} is damaged: name a fabric.executor"
-    raise BadInput("run", str(file.parent), allowed)
+    requirement = f"its {file.name} is damaged: name a fabric.executor"
+    raise BadInput("run", str(file.parent), requirement)
 
 
 def more_steps(steps: Sequence[int], at_once: int) -> float:
-    """How many times as long an epoch of clients with so many `steps` takes as the first
-    `MEASURED_STEPS` of each.
+    """The ratio of all `steps` of clients to the measured ones, at most `MEASURED_STEPS` of each.
 
     Clients that train at once take as many as the one with most of them.
     """
     most = [max(steps[first : first + at_once]) for first in range(0, len(steps), at_once)]
-    return sum(most) / max(1, sum(min(MEASURED_STEPS, m) for m in most))
+    measured = sum(min(MEASURED_STEPS, count) for count in most)
+    return sum(most) / max(1, measured)
 
 
 def seconds_by_client(
-    executors: Mapping[Name, Executor], jobs: Callable[[], list[LocalJob]], repeats: int = 3
+    executors: Mapping[Name, Executor],
+    jobs: Callable[[], list[LocalJob]],
+    repeats: int = 3,
 ) -> dict[Name, float]:
     """Seconds that each executor takes for one of the `jobs`, which are made anew for every
     measurement.
@@ -265,19 +280,21 @@ def seconds_by_client(
             except Exception as error:
                 if name == "loop":
                     raise
-                why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
-                log.say(f"fabric.executor auto: {name} fails and is left out ({why})")
+                reason = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+                log.say(f"fabric.executor auto: {name} fails and is left out ({reason})")
                 del seconds[name]
     return {name: min(times[1:]) for name, times in seconds.items()}
 
 
-def _seconds(executor: Executor, todo: list[LocalJob]) -> float:
-    """Seconds that the executor takes for one of the jobs `todo`."""
-    for k, job in enumerate(todo):
-        job.place = k % executor.at_once
-    synchronize(executor.fabric.device)
+def _seconds(executor: Executor, jobs: list[LocalJob]) -> float:
+    """Seconds that the executor takes for one of the jobs."""
+    at_once = executor.at_once
+    device = executor.fabric.device
+    for k, job in enumerate(jobs):
+        job.place = k % at_once
+    synchronize(device)
     start = time.perf_counter()
-    for first in range(0, len(todo), executor.at_once):
-        executor.train(todo[first : first + executor.at_once])
-    synchronize(executor.fabric.device)
-    return (time.perf_counter() - start) / len(todo)
+    for first in range(0, len(jobs), at_once):
+        executor.train(jobs[first : first + at_once])
+    synchronize(device)
+    return (time.perf_counter() - start) / len(jobs)

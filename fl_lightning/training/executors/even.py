@@ -17,52 +17,60 @@ costs as much as one that trains: without 48, 80, 96 and 112, ten seeds of ten c
 
 
 def widened(count: int) -> int:
-    """The width of a CPU's pass for so many models, or of the widest."""
+    """The width of a CPU's pass for so many models, or of the widest pass."""
     return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
-def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tensor:
+def unlike_each_other(
+    rows: Tensor,
+    size: float,
+    draws: torch.Generator,
+) -> Tensor:
     """A copy of `rows` (width, ...) with noise of this size on all but the first."""
     rows = rows.clone()
-    rows[1:] += torch.randn(rows[1:].shape, generator=draws).mul_(size).to(rows.dtype)
+    noise = torch.randn(rows[1:].shape, generator=draws)
+    rows[1:] += noise.mul_(size).to(rows.dtype)
     return rows
 
 
 def even(
-    rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor], Sequence[Tensor]]
+    rows: Tensor,
+    x: Tensor,
+    y: Tensor,
+    run: Callable[[int, Tensor, Tensor], Sequence[Tensor]],
 ) -> bool:
-    """Whether the results of models that differ have the same bits at each of the `WIDTHS`, and in
-    each slot.
+    """Whether each of several unlike models has results of the same bits at all `WIDTHS`, and in
+    all slots.
 
     Args:
         rows: of a stack, (width, D): the first is a model, and all are written over by others like
             it.
-        x, y: a batch, after which each model has one of its own.
+        x, y: a batch; each model gets one like it with noise.
         run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results
             (so many, ...).
     """
     draws = torch.Generator().manual_seed(0)
     models = len(rows)
-    first = list[Tensor]()
-    own = unlike_each_other(rows, 0.1, draws)
+    first: list[Tensor] = []  # each model's first results
+    unlike = unlike_each_other(rows, 0.1, draws)
     labels = y.expand(models, *y.shape)
     images = x.expand(models, *x.shape)
     if images.is_floating_point():
         images = unlike_each_other(images, 1.0, draws)
-    for size in (width for width in WIDTHS if width <= models):
+    for size in WIDTHS:
+        if size > models:
+            break
         for order in torch.randperm(models, generator=draws).split(size):
             if len(order) < size:
                 continue
-            rows[:size] = own[order]
-            parts = run(size, images[order], labels[order])
+            rows[:size] = unlike[order]
+            results = run(size, images[order], labels[order])
             if not first:
-                first = [
-                    torch.full((models, *part.shape[1:]), torch.nan, dtype=part.dtype)
-                    for part in parts
-                ]
-            for known, part in zip(first, parts, strict=True):
-                fresh = known[order].isnan()
-                if not bool((fresh | (known[order] == part)).all()):
+                empty = [result.new_empty(models, *result.shape[1:]) for result in results]
+                first = [room.fill_(torch.nan) for room in empty]
+            for before, result in zip(first, results, strict=True):
+                is_first = before[order].isnan()
+                if not bool((is_first | (before[order] == result)).all()):
                     return False
-                known[order] = part
+                before[order] = result
     return True

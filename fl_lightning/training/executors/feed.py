@@ -1,4 +1,4 @@
-"""The batches of jobs that train side by side, laid out for a stretch of steps at a time."""
+"""The batches of jobs that train side by side, laid out for several steps at a time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Feed:
         part = job.part
         schedule = job.schedule
         self.size = size
-        self._pieces = list(schedule.pieces(len(part)))
-        sizes = (
-            batch_sizes(len(part), schedule.batch_size, schedule.whole_last) if self._pieces else []
-        )
-        self.counts = [n for _, first, count in self._pieces for n in sizes[first : first + count]]
-        """Samples of each batch."""
         self._job = job
-        self._sizes = sizes
+        self._pieces = list(schedule.pieces(len(part)))
+        self._sizes: list[int] = []
+        if self._pieces:
+            self._sizes = batch_sizes(len(part), schedule.batch_size, schedule.whole_last)
+        self.counts: list[int] = []
+        """Samples of each batch."""
+        for _, first, count in self._pieces:
+            self.counts += self._sizes[first : first + count]
         self._tensors = part.tensors
         self._index: Tensor | None = None
         self._rest = iter(()) if self._tensors is not None else stream(part, schedule)
@@ -41,33 +42,37 @@ class Feed:
 
     @property
     def like(self) -> tuple[Tensor, Tensor]:
-        """Some of its samples."""
+        """A few of its samples: x and y."""
         return self._tensors or next(iter(self._job.part.batches(1)))
 
-    def fill(self, x: Tensor, y: Tensor, first: int, count: int) -> None:
+    def fill(
+        self,
+        x: Tensor,
+        y: Tensor,
+        first: int,
+        count: int,
+    ) -> None:
         """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there
         are so many.
 
-        A batch that is smaller is filled up with the first sample, which is finite if the others
+        A batch that is smaller is filled up with its first sample, which is finite if the others
         are.
         """
-        stop = min(first + count, len(self)) - first
-        if stop > 0 and self._tensors is not None:
+        size = self.size
+        left = max(0, min(count, len(self) - first))
+        if left and self._tensors is not None:
             assert self._index is not None
-            rows = self._index[first * self.size : (first + stop) * self.size]
+            rows = self._index[first * size : (first + left) * size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
-                own = into if stop == count else into[: stop * self.size]
-                torch.index_select(tensor, 0, sent(rows, tensor.device), out=own)
-        elif stop > 0:
-            for k, (images, labels) in enumerate(islice(self._rest, stop)):
-                start = k * self.size
-                n = self.counts[first + k]
-                for batch, into in ((images, x), (labels, y)):
-                    into[start : start + n] = batch
-                    into[start + n : start + self.size] = batch[:1]
-        if stop < count:
-            for into in (x, y):
-                into[max(stop, 0) * self.size :].zero_()
+                target = into[: left * size]
+                torch.index_select(tensor, 0, sent(rows, tensor.device), out=target)
+        elif left:
+            for k, (images, labels) in enumerate(islice(self._rest, left)):
+                fill_up(x[k * size :][:size], images)
+                fill_up(y[k * size :][:size], labels)
+        if left < count:
+            x[left * size :].zero_()
+            y[left * size :].zero_()
 
     @property
     def undrawn(self) -> list[tuple[BatchSchedule, int]]:
@@ -77,28 +82,43 @@ class Feed:
         return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
 
     def draw(self, keys: Sequence[int]) -> None:
-        """Draw the places of the samples, batch after batch, each of `size`, by the keys of the
-        epochs."""
+        """Draw the places of the samples by the keys of the epochs, batch after batch, each of
+        `size` places (those that fill a batch up are 0)."""
         sizes = self._sizes
         draws = torch.Generator()
-        total = sum(self._sizes)
+        total = sum(sizes)
         padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
-        # but for what fills up the last
+        # only the last batch of an epoch is filled up: its samples lie without a gap
         gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size
         orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(keys), total)
         for order, key in zip(orders.unbind(), keys, strict=True):
             self._job.part.order(draws.manual_seed(key), order)
         if not gapless:
-            for k, some in enumerate(orders.split(sizes, 1)):
-                padded[:, k, : some.shape[1]] = some
+            for k, places in enumerate(orders.split(sizes, 1)):
+                padded[:, k, : places.shape[1]] = places
         if len(self) < len(keys) * len(sizes):
-            padded = torch.cat(
-                [
-                    padded[k, first : first + count]
-                    for k, (_, first, count) in enumerate(self._pieces)
-                ]
-            )
+            pieces = enumerate(self._pieces)
+            padded = torch.cat([padded[k, first:][:count] for k, (_, first, count) in pieces])
         self._index = padded.view(-1)
+
+
+def fill_up(room: Tensor, batch: Tensor) -> None:
+    """Write a batch to the beginning of `room`, and its first sample to the rest."""
+    room[: len(batch)] = batch
+    if len(batch) < len(room):
+        room[len(batch) :] = batch[:1]
+
+
+def sample_weights(
+    counts: np.ndarray,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Weights (..., size) in batches of `counts` (...) samples: 1 / count for each sample, 0 for
+    what fills the batch up."""
+    counts = counts[..., None]
+    weights = (np.arange(size) < counts) / np.maximum(counts, 1)
+    return torch.from_numpy(weights).to(dtype)
 
 
 def laid_out(
@@ -118,21 +138,20 @@ def laid_out(
     keys = iter(order_keys([epoch for feed in undrawn for epoch in feed.undrawn]))
     for feed in undrawn:
         feed.draw([next(keys) for _ in feed.undrawn])
-    some = next(iter(feeds.values()))
-    size, (like, label) = some.size, some.like
-    x = like.new_empty(width, count * size, *like.shape[1:])
+    any_feed = next(iter(feeds.values()))
+    size = any_feed.size
+    image, label = any_feed.like
+    x = image.new_empty(width, count * size, *image.shape[1:])
     y = label.new_empty(width, count * size, *label.shape[1:])
     counts = np.zeros((width, count), dtype=np.int64)
-    for slot, (own_x, own_y) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
+    for slot in range(width):
         if slot in feeds:
-            feeds[slot].fill(own_x, own_y, first, count)
-            here = feeds[slot].counts[first : first + count]
-            counts[slot, : len(here)] = here
+            feeds[slot].fill(x[slot], y[slot], first, count)
+            samples = feeds[slot].counts[first : first + count]
+            counts[slot, : len(samples)] = samples
         else:
-            own_x.zero_()
-            own_y.zero_()
-    each = torch.from_numpy(
-        np.where(np.arange(size) < counts[..., None], 1 / np.maximum(counts, 1)[..., None], 0.0)
-    )
-    weight = sent(each.to(torch.promote_types(dtype, torch.float32)), like.device)
-    return x.unflatten(1, (count, size)), y.unflatten(1, (count, size)), weight
+            x[slot].zero_()
+            y[slot].zero_()
+    weight = sample_weights(counts, size, torch.promote_types(dtype, torch.float32))
+    shape = count, size
+    return x.unflatten(1, shape), y.unflatten(1, shape), sent(weight, image.device)

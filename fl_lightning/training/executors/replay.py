@@ -1,4 +1,4 @@
-"""A function of tensors as the list of torch's operations that it came to, without what chose them.
+"""Records a function of tensors as a list of torch's operations.
 
 `torch.func` interprets every operation of a stacked step anew: on small models that takes longer
 than the operations. They are the same in every step of one shape, so they are written down once and
@@ -8,7 +8,6 @@ run from there, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -27,16 +26,16 @@ class _Writer(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.known: dict[str, Any] = {}
-        """What lines name that is no tensor of theirs: operations, numbers, tensors from
+        """Values that lines name beside their own tensors: operations, numbers, tensors from
         outside."""
         self.lines: list[tuple[list[str], str, list[str]]] = []
-        """The names that a line gives, its operation, and its arguments."""
+        """The names of a line's results, its operation, and its arguments."""
         self.writes: set[str] = set()
         """Operations that write to one of their arguments."""
         self.constants: dict[str, Tensor] = {}
-        """Tensors that are made of nothing but a shape."""
-        self._turned: dict[tuple[str, Any], Tensor] = {}
-        """By a transposed tensor and the dimensions, what it was made of."""
+        """Tensors that follow from a shape alone."""
+        self._transposed: dict[tuple[str, Any], Tensor] = {}
+        """The original of each transposed tensor, by name and dimensions."""
         self._kept: list[Tensor] = []  # an id is a tensor's own as long as the tensor is there
         self._names: dict[int, str] = {}
         for tensor in inputs:
@@ -49,38 +48,46 @@ class _Writer(TorchDispatchMode):
 
     def word(self, argument: Any) -> str:
         """How a line names an argument."""
-        if isinstance(argument, Tensor):
-            if id(argument) not in self._names:
-                self.known[self._name(argument, name := f"given_{len(self.known)}")] = argument
-                return name
+        if isinstance(argument, Tensor) and id(argument) in self._names:
             return self._names[id(argument)]
-        if isinstance(argument, list | tuple) and any(isinstance(one, Tensor) for one in argument):
+        if isinstance(argument, list | tuple) and any(
+            isinstance(item, Tensor) for item in argument
+        ):
             return f"[{', '.join(map(self.word, argument))}]"
-        self.known[name := f"given_{len(self.known)}"] = argument
+        name = f"given_{len(self.known)}"
+        self.known[name] = argument
+        if isinstance(argument, Tensor):
+            self._name(argument, name)
         return name
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operation, and write it down."""
-        words = [self.word(a) for a in args] + [
-            f"{k}={self.word(v)}" for k, v in (kwargs or {}).items()
-        ]
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        words = [self.word(argument) for argument in args]
+        words += [f"{key}={self.word(argument)}" for key, argument in kwargs.items()]
+        result = func(*args, **kwargs)
         if _changes_nothing(func, args, result):
             self._name(result, words[0])
             return result
+        number = len(self.lines)
         if func is aten.transpose.int:
             dims = frozenset(args[1:])
-            if (before := self._turned.get((words[0], dims))) is not None:  # turned back
-                self._name(result, self.word(before))
+            original = self._transposed.get((words[0], dims))
+            if original is not None:  # transposed back
+                self._name(result, self.word(original))
                 return result
-            self._turned[f"t{len(self.lines)}_0", dims] = args[0]
+            self._transposed[f"t{number}_0", dims] = args[0]
         several = isinstance(result, list | tuple)
         values = result if several else [result]
-        names = [self._given(value, f"t{len(self.lines)}_{k}") for k, value in enumerate(values)]
-        # less Python around it
-        self.known[operation := f"operation_{len(self.lines)}"] = getattr(func, "_op", func)
+        names = [self._result(value, f"t{number}_{k}") for k, value in enumerate(values)]
+        operation = f"operation_{number}"
+        self.known[operation] = getattr(func, "_op", func)  # with less Python around it
         if func._schema.is_mutable:
             self.writes.add(operation)
         if func in _CONSTANT:
@@ -88,9 +95,8 @@ class _Writer(TorchDispatchMode):
         self.lines.append(([*names, ""] if several else names, operation, words))
         return result
 
-    def _given(self, value: Any, name: str) -> str:
-        """The name of what an operation gives: where it writes in place, the one that its tensor
-        has."""
+    def _result(self, value: Any, name: str) -> str:
+        """The name of an operation's result: that of its tensor, where it writes in place."""
         if not isinstance(value, Tensor):
             return name
         return self._names[id(value)] if id(value) in self._names else self._name(value, name)
@@ -103,8 +109,13 @@ class Recordings:
         self.module = module
         self._functions: dict[Hashable, Function] = {}
 
-    def run(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What `function` does to `inputs`: the same for all inputs of one `key`."""
+    def run(
+        self,
+        key: Hashable,
+        function: Function,
+        inputs: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """The results of `function`, whose operations are the same for all inputs of one `key`."""
         if key not in self._functions:
             self._functions[key] = recorded(function, inputs)
             self.module.forget_features()
@@ -113,11 +124,10 @@ class Recordings:
 
 
 def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """What `function` does to tensors like `inputs`, operation by operation, for other tensors of
-    the same shapes.
+    """The operations of `function` on `inputs`, as a function of other tensors of the same shapes.
 
-    It must do the same whatever the tensors hold, and draw no random number. Its results are lists
-    of tensors; what it makes on the way is let go of where it is last used.
+    The operations of `function` must not depend on the tensors' numbers, and draw no random number.
+    It returns lists of tensors; intermediate tensors are freed after their last use.
     """
     writer = _Writer(inputs)
     with torch.no_grad(), writer:
@@ -126,28 +136,21 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     arguments = [f"input_{k}" for k in range(len(inputs))]
     body: list[str] = []
     if not writer.writes:
-        writer.known |= {
-            name: tensor for name, tensor in writer.constants.items() if name not in ends
-        }
+        for name in writer.constants.keys() - set(ends):
+            writer.known[name] = writer.constants[name]
     needed = {*ends, *arguments, *writer.known}
     for names, operation, words in reversed(writer.lines):
         unused = operation not in writer.writes and needed.isdisjoint(names)
         if unused or names[0] in writer.known:
             continue
         used = {name for word in words for name in _names_in(word)}
-        last = [
-            name
-            for name in dict.fromkeys(chain(names, sorted(used)))
-            if name and name not in needed
-        ]
+        last_used = {*names, *used} - {"", *needed}
         needed |= used
-        body += [f"    del {', '.join(last)}"] if last else []
+        if last_used:
+            body.append(f"    del {', '.join(sorted(last_used))}")
         body.append(f"    {', '.join(names)} = {operation}({', '.join(words)})")
-    source = (
-        f"def replay({', '.join(arguments)}):\n"
-        + "\n".join(body[::-1])
-        + f"\n    return [{', '.join(ends)}]\n"
-    )
+    lines = [f"def replay({', '.join(arguments)}):", *reversed(body)]
+    source = "\n".join([*lines, f"    return [{', '.join(ends)}]"])
     namespace = dict(writer.known)
     exec(source, namespace)  # its words are our own names
     replay: Function = namespace["replay"]
@@ -164,9 +167,12 @@ _VIEWS = (
 )
 
 
-def _changes_nothing(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Whether an operation gives the tensor that it was given: a view of the same form, or 1 times
-    it."""
+def _changes_nothing(
+    func: Any,
+    args: Sequence[Any],
+    result: Any,
+) -> bool:
+    """Whether an operation returns its argument: a view of the same form, or 1 times it."""
     if func in _VIEWS:
         return bool(result.shape == args[0].shape and result.stride() == args[0].stride())
     return func is aten.mul.Scalar and args[1] == 1 and result.dtype == args[0].dtype

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.configuration.config import OptimizerConfig
+from fl_lightning.core.layout import Block
 from fl_lightning.core.phase import Fit
 from fl_lightning.foundation.device import sent
 from fl_lightning.training.executors.base import LocalJob
@@ -26,12 +27,17 @@ class Stack:
     """`width` models side by side, and SGD over all of them in operations whose number does not
     grow with theirs.
 
-    Between two models there is a gap: no operation then takes the numbers of two models for one run
-    of them, and what becomes of a model does not depend on its slot.
+    `load` lays out jobs, `narrow(width).descend` takes a step, `take` copies results out, and
+    `Trained.write` writes them to the jobs. Between two models there is a gap: no operation then
+    runs on through two models, and a model's numbers do not depend on its slot.
     """
 
     def __init__(
-        self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype
+        self,
+        module: ClientModule,
+        config: OptimizerConfig,
+        width: int,
+        dtype: torch.dtype,
     ) -> None:
         layout = module.layout
         device = module.device_of_model
@@ -46,11 +52,12 @@ class Stack:
         self.momentum = self._bank() if config.momentum else None
         wide = torch.promote_types(dtype, torch.float32)
         self.lr = torch.zeros(width, 1, dtype=wide, device=device)
-        self.losses, self.pulls = (torch.zeros(width, dtype=wide, device=device) for _ in range(2))
-        own = dict(module.model.named_buffers())
-        self.buffers = [torch.stack([own[n].detach()] * width) for n in layout.own_names]
-        self.trainable = [k for k, t in enumerate(module.trainable.tolist()) if t]
-        """The blocks (parameters come first) that an optimiser's state counts."""
+        self.losses = torch.zeros(width, dtype=wide, device=device)
+        self.pulls = torch.zeros_like(self.losses)
+        buffers = dict(module.model.named_buffers())
+        self.buffers = [torch.stack([buffers[n].detach()] * width) for n in layout.own_names]
+        self.trainable = np.flatnonzero(module.trainable).tolist()
+        """Places of the blocks (parameters come first) that an optimiser's state counts."""
         self._masks: dict[int, np.ndarray] = {}
         self._banks: dict[tuple[str, int], Tensor] = {}
         self._chosen: np.ndarray | None = None
@@ -60,11 +67,10 @@ class Stack:
         self.decay: float | Tensor = 0.0
 
     def _bank(self, columns: int | None = None, width: int | None = None) -> Tensor:
-        """Memory for `columns` (None: those of parameters) of each model, with a gap behind them;
-        zeros."""
-        columns = self.module.used if columns is None else columns
-        apart = (columns // ALIGNED + 1) * ALIGNED
-        return self._like.new_zeros(self.width if width is None else width, apart)[:, :columns]
+        """Zeros for `columns` (None: those of parameters) of each model, with a gap behind them."""
+        columns = columns or self.module.used
+        distance = (columns // ALIGNED + 1) * ALIGNED
+        return self._like.new_zeros(width or self.width, distance)[:, :columns]
 
     def _hold(self, name: str, width: int) -> Tensor:
         """Memory (width, columns of parameters) by name."""
@@ -72,38 +78,21 @@ class Stack:
             self._banks[name, width] = self._bank(width=width)
         return self._banks[name, width]
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What the operations of `descend` and of a backward pass depend on, but for the batch."""
-        terms = self.terms
-        added = (
-            (False, False)
-            if terms is None
-            else (terms.anchor is not None, terms.linear is not None)
-        )
-        return *added, tuple(self.names)
-
     def choose(self, trains: np.ndarray) -> None:
-        """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to
-        find."""
+        """Choose the parameters (bool, in the order of the blocks) whose gradients a backward pass
+        finds."""
         if self._chosen is not None and (trains == self._chosen).all():
             return
         self._chosen = trains
         self._narrow.clear()
         layout = self.module.layout
-        trained = [b for b, t in zip(layout.blocks, trains.tolist(), strict=False) if t]
-        self.names = [b.name for b in trained]
-        self.views = [self._view(self.rows, b.start, b.stop, b.shape) for b in trained]
-        self.gradient_views = [
-            self._view(self.gradients, b.start, b.stop, b.shape) for b in trained
-        ]
-        rest = [b for b in layout.blocks if b.name not in set(self.names)]
-        self.fixed = {b.name: self._view(self.rows, b.start, b.stop, b.shape) for b in rest}
-        self.fixed |= dict(zip(layout.own_names, self.buffers, strict=True))
-
-    @staticmethod
-    def _view(bank: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
-        return bank[:, start:stop].unflatten(1, shape) if shape else bank[:, start]
+        trained = {layout.blocks[k].name: layout.blocks[k] for k in np.flatnonzero(trains)}
+        self.names = list(trained)
+        self.views = [_view(self.rows, block) for block in trained.values()]
+        self.gradient_views = [_view(self.gradients, block) for block in trained.values()]
+        rest = [block for block in layout.blocks if block.name not in trained]
+        self.fixed = {block.name: _view(self.rows, block) for block in rest}
+        self.fixed |= zip(layout.own_names, self.buffers, strict=True)
 
     def narrow(self, width: int) -> Narrow:
         """The first `width` of the models."""
@@ -131,64 +120,65 @@ class Stack:
                 None: all.
 
         Raises:
-            ValueError: one has a loss or a step of its own, which would be left out.
+            ValueError: a job has a loss or a step of its own, which would be left out.
         """
         if any(job.alone for job in jobs):
             raise ValueError("a loss or a step of one's own is for the loop")
         for bank in (self.losses, self.pulls, self.gradients, self.momentum):
             if bank is not None:
                 bank.zero_()
-        at = {job.place: job for job in jobs}
-        rates = [0.0] * self.width
-        slots = [at.get(slot, jobs[0]) for slot in range(self.width)]
-        self.place([(job.vector, job.buffers) for job in slots])
+        job_at = {job.place: job for job in jobs}
+        filled = [job_at.get(slot, jobs[0]) for slot in range(self.width)]
+        self.place([(job.vector, job.buffers) for job in filled])
         self._mask(jobs, reached)
         self._set_terms(jobs)
-        for slot, job in at.items():
+        rates = [0.0] * self.width
+        for slot, job in job_at.items():
             rates[slot] = job.lr
-            for name, value in job.kept.items():
+            for name, momentum in job.kept.items():
                 assert self.momentum is not None
                 k = self.trainable[int(name.rsplit(".", 1)[1])]
-                if self._masks[slot][k]:  # else it waits where it is
-                    block = self.module.layout.blocks[k]
-                    self.momentum[slot, block.start : block.stop].copy_(value.flatten())
+                if self._masks[slot][k]:  # else it stays with the job
+                    columns = self.module.layout.blocks[k].columns
+                    self.momentum[slot, columns].copy_(momentum.flatten())
         if len(set(rates)) == 1:
             self.lr.fill_(rates[0])  # the host does not wait for the device
         else:
             self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob], reached: np.ndarray | None) -> None:
-        """What trains, and decays: one row where that is the same for all of `jobs`. What neither
-        the loss nor a term reaches has no gradient, and stays with all that an optimiser would do
-        to it."""
-        all_of_them = self.module.trainable
-        masks = [
-            all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)]
-            for j in jobs
-        ]
-        if reached is not None and not reached.all():
-            masks = [m & (reached | _in_terms(j, len(m))) for m, j in zip(masks, jobs, strict=True)]
-        different = list({id(mask): mask for mask in masks}.values())
+        """Set the parameters that train, and decay: one row where they are the same for all jobs.
+        Where neither the loss nor a term reaches a parameter it has no gradient, and no optimiser
+        moves it."""
+        trainable = self.module.trainable
+        count = len(trainable)
+        self._masks = {}
+        for job in jobs:
+            mask = trainable if job.trains is None else trainable & job.trains[:count]
+            if reached is not None and not reached.all():
+                mask = mask & (reached | _in_terms(job, count))
+            self._masks[job.place] = mask
+        different = list({id(mask): mask for mask in self._masks.values()}.values())
         if not all(mask.any() for mask in different):
             raise ValueError("no block is left to train")
-        self._masks = {job.place: mask for job, mask in zip(jobs, masks, strict=True)}
         self.choose(np.logical_or.reduce(different))
-        alike = all((mask == masks[0]).all() for mask in different)
-        slots = [0] if alike else [job.place for job in jobs]
-        width = 1 if alike else self.width
+        masks = self._masks
+        width = self.width
+        if all((mask == different[0]).all() for mask in different):
+            masks = {0: different[0]}
+            width = 1
         self.trains = self._hold("trains", width).zero_()  # also 0 between two blocks
-        for slot, mask in zip(slots, masks, strict=False):
-            for block, t in zip(self.module.layout.blocks, mask.tolist(), strict=False):
-                if t:
-                    self.trains[slot, block.start : block.stop] = 1
+        for slot, mask in masks.items():
+            for k in np.flatnonzero(mask):
+                self.trains[slot, self.module.layout.blocks[k].columns] = 1
         if self.config.weight_decay:
-            self.decay = torch.mul(
-                self.trains, self.config.weight_decay, out=self._hold("decay", width)
-            )
+            decay = self._hold("decay", width)
+            self.decay = torch.mul(self.trains, self.config.weight_decay, out=decay)
 
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
-        pulls = any(job.objective.pulls for job in jobs)
-        has_linear = any(job.objective.linear is not None for job in jobs)
+        objectives = {job.place: job.objective for job in jobs}
+        pulls = any(objective.pulls for objective in objectives.values())
+        has_linear = any(objective.linear is not None for objective in objectives.values())
         layout = self.module.layout
         used = self.module.used
         width = self.width
@@ -199,51 +189,66 @@ class Stack:
             job.proximal_numbers = job.objective.proximal_numbers(layout)
         if not pulls and not has_linear:
             return
-        anchor = self._hold("anchor", width).zero_() if pulls else None
-        twice = self._hold("pull", width).zero_() if pulls else None
         linear = self._hold("linear", width).zero_() if has_linear else None
-        for job in jobs:
-            if anchor is not None and twice is not None and job.objective.anchor is not None:
-                anchor[job.place].copy_(job.objective.anchor[:used])
-                for start, stop, coefficient in job.objective.columns(layout):
-                    twice[job.place, start:stop] = coefficient
-            if linear is not None and job.objective.linear is not None:
-                linear[job.place].copy_(job.objective.linear[:used])
-        if anchor is not None and twice is not None:
-            # not finite, or left by others: it means nothing there
+        if linear is not None:
+            for slot, objective in objectives.items():
+                if objective.linear is not None:
+                    linear[slot].copy_(objective.linear[:used])
+        anchor = self._hold("anchor", width).zero_() if pulls else None
+        twice: float | Tensor = 0.0
+        if anchor is not None:
+            twice = self._hold("pull", width).zero_()
+            for slot, objective in objectives.items():
+                if objective.anchor is not None:
+                    anchor[slot].copy_(objective.anchor[:used])
+                    for start, stop, coefficient in objective.columns(layout):
+                        twice[slot, start:stop] = coefficient
+            # its other numbers mean nothing, and need not be finite
             anchor.masked_fill_(twice == 0, 0)
-        columns = [(0, used, 0.0 if twice is None else twice)]
-        self.terms = Terms(self._hold("room", width), anchor, linear, columns)
+        self.terms = Terms(self._hold("room", width), anchor, linear, [(0, used, twice)])
 
-    def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
-        """What has become of `jobs` after so many steps, and samples of each, as copies: what
-        follows may write over their slots."""
+    def take(
+        self,
+        jobs: Sequence[LocalJob],
+        steps: int,
+        samples: Sequence[int],
+    ) -> list[Trained]:
+        """Copies of the results of `jobs` after so many steps, and samples of each: later steps may
+        write over their slots."""
         slots = sent(torch.tensor([job.place for job in jobs]), self.rows.device)
-        each = max(steps, 1)
-        parts = [self.rows, self.losses, self.pulls, *self.buffers]
-        rows, losses, pulls, *buffers = (part.index_select(0, slots) for part in parts)
-        fits = (
-            Fit(loss, pull, steps, seen, step_sizes(self.config, job.lr, steps))
-            for job, loss, pull, seen in zip(
-                jobs, losses / each, pulls / each, samples, strict=True
+        rows = self.rows.index_select(0, slots)
+        losses = self.losses.index_select(0, slots) / max(steps, 1)
+        pulls = self.pulls.index_select(0, slots) / max(steps, 1)
+        buffers = [bank.index_select(0, slots) for bank in self.buffers]
+        trained = []
+        for k, job in enumerate(jobs):
+            moved = step_sizes(self.config, job.lr, steps)
+            fit = Fit(
+                losses[k],
+                pulls[k],
+                steps,
+                samples[k],
+                moved,
             )
-        )
-        copies = zip(rows, zip(*buffers, strict=True) if buffers else [()] * len(jobs), strict=True)
-        return [
-            Trained(vector, own, self._kept(job, steps), fit)
-            for job, (vector, own), fit in zip(jobs, copies, fits, strict=True)
-        ]
+            job_buffers = [bank[k] for bank in buffers]
+            trained.append(Trained(rows[k], job_buffers, self._kept(job, steps), fit))
+        return trained
 
     def _kept(self, job: LocalJob, steps: int) -> dict[str, Tensor]:
-        """What the optimiser of `job` is left with, as copies."""
+        """The state of the optimiser of `job`, as copies."""
         if not (job.keep and self.momentum is not None and steps):
             return job.kept
-        blocks = [(n, k, self.module.layout.blocks[k]) for n, k in enumerate(self.trainable)]
-        return job.kept | {
-            f"momentum.{n}": self._view(self.momentum, b.start, b.stop, b.shape)[job.place].clone()
-            for n, k, b in blocks
-            if self._masks[job.place][k]
-        }
+        kept = dict(job.kept)
+        for n, k in enumerate(self.trainable):
+            if self._masks[job.place][k]:
+                momentum = _view(self.momentum, self.module.layout.blocks[k])
+                kept[f"momentum.{n}"] = momentum[job.place].clone()
+        return kept
+
+
+def _view(bank: Tensor, block: Block) -> Tensor:
+    """A block of all models in a bank, (width, *shape)."""
+    return bank[:, block.columns].unflatten(1, block.shape) if block.shape else bank[:, block.start]
 
 
 def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
@@ -251,14 +256,15 @@ def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
     objective = job.objective
     if objective.linear is not None:
         return True
-    return (
-        objective.proximal_weight[:count] != 0 if objective.proximal_weight is not None else False
-    )
+    if objective.proximal_weight is None:
+        return False
+    reached: np.ndarray = objective.proximal_weight[:count] != 0
+    return reached
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What has become of a job, before anything of the job is written to."""
+    """The result of a job, before anything of the job is written to."""
 
     vector: Tensor
     buffers: Sequence[Tensor]
@@ -267,7 +273,7 @@ class Trained:
 
     @torch.no_grad()
     def write(self, job: LocalJob) -> Fit:
-        """Have the job be what has become of it."""
+        """Write the result into the job."""
         job.vector.copy_(self.vector)
         for buffer, value in zip(job.buffers, self.buffers, strict=True):
             buffer.copy_(value)
@@ -281,9 +287,8 @@ class Narrow:
     def __init__(self, stack: Stack, width: int) -> None:
         self.stack = stack
         self.width = width
-        self.views, self.gradient_views = (
-            [v[:width] for v in views] for views in (stack.views, stack.gradient_views)
-        )
+        self.views = [view[:width] for view in stack.views]
+        self.gradient_views = [view[:width] for view in stack.gradient_views]
         self.fixed = {name: view[:width] for name, view in stack.fixed.items()}
         self.parameters = stack.parameters[:width]
         self.gradients = stack.gradients[:width]
@@ -292,7 +297,7 @@ class Narrow:
         self.losses = stack.losses[:width]
         self.pulls = stack.pulls[:width]
         self.terms: Terms | None = None
-        """Those of the stack, once a step has been taken."""
+        """The terms of the stack, once a step has been taken."""
 
     @torch.no_grad()
     def descend(self, losses: Tensor) -> None:
@@ -309,7 +314,7 @@ class Narrow:
             losses = losses + added
             self.pulls.add_(added)
         self.losses.add_(losses)
-        # else nothing but what trains has a gradient
+        # else only parameters that train have a gradient
         if stack.terms is not None or len(stack.trains) > 1:
             gradients.mul_(stack.trains[: self.width])
         if config.clip_norm is not None:
@@ -318,6 +323,11 @@ class Narrow:
         momenta = [] if self.momentum is None else [self.momentum]
         decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
         [step] = direction(
-            [self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov
+            [self.parameters],
+            [gradients],
+            momenta,
+            decay,
+            config.momentum,
+            config.nesterov,
         )
         self.parameters.addcmul_(step, self.lr, value=-1)

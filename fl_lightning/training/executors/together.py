@@ -1,5 +1,5 @@
-"""Runs of one process that train together: each stops where it has something to train or to score,
-and what all of them have goes through the same passes.
+"""Runs of one process that train together: each stops where it has jobs to train or to score, and
+the jobs of all runs go through the same passes.
 
 Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's
 rounds stay plain functions, and a run's failures stay its own (docs/decisions/0028).
@@ -16,7 +16,6 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from fl_lightning.core.phase import Fit
-from fl_lightning.data import Part
 from fl_lightning.training.executors.base import Executor, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.vmap import Vmap
 
@@ -26,15 +25,15 @@ Work = Callable[[], Any]
 
 @dataclass
 class _Request:
-    """What a run waits for."""
+    """Jobs that a run has an executor train or score."""
 
     executor: Vmap
-    what: Literal["train", "score"]
+    action: Literal["train", "score"]
     jobs: Sequence[Any]
 
     def answer(self, jobs: Sequence[Any] | None = None) -> list[Any]:
-        """What it asks for, of its own `jobs` or of others."""
-        work = self.executor.train if self.what == "train" else self.executor.score
+        """The results of its own jobs, or of other `jobs` of its kind."""
+        work = self.executor.train if self.action == "train" else self.executor.score
         return work(self.jobs if jobs is None else jobs)
 
 
@@ -58,9 +57,9 @@ class Together:
         return self._executors[key]
 
     def wait(self, request: _Request) -> list[Any]:
-        """Stop the run that calls this until its request has been dealt with; raises what went
-        wrong."""
-        if getcurrent() is self._hub:  # nobody else is there
+        """Stop the run that calls this until its request is answered; raises the error of its
+        jobs."""
+        if getcurrent() is self._hub:  # no run is being driven
             return request.answer()
         self._requests[getcurrent()] = request
         graded = torch.is_grad_enabled()
@@ -71,12 +70,12 @@ class Together:
         return results
 
     def drive(self, more: Callable[[bool], tuple[Any, Work] | None]) -> Iterator[tuple[Any, Any]]:
-        """Run works, as many at a time as `more` gives, and say of each what it has returned, as it
-        ends.
+        """Run works, as many at a time as `more` gives; yields the name and the result of each as
+        it ends.
 
         Args:
-            more: the next work with a name; None: there is none now, or, asked with True (nothing
-                else is left to do), none at all.
+            more: returns (name, work), or None: there is no further work now or, if called with
+                True (all works have ended), at all.
 
         An exception that a work does not catch (Ctrl-C) ends all of them.
         """
@@ -116,25 +115,22 @@ class Together:
                 yield live.pop(run), result
 
     def _answers(self) -> dict[greenlet, Any]:
-        """Deal with what runs wait for: with scores first, so that as many as can train at the same
+        """Answer the runs that wait: scores first, so that as many as possible train at the same
         time."""
-        waiting = {
-            run: request for run, request in self._requests.items() if request.what == "score"
-        }
-        waiting = waiting or dict(self._requests)
+        requests = self._requests
+        waiting = {run: r for run, r in requests.items() if r.action == "score"} or requests
+        of_executor: dict[Vmap, dict[greenlet, _Request]] = {}
+        for run, request in waiting.items():
+            of_executor.setdefault(request.executor, {})[run] = request
         answers: dict[greenlet, Any] = {}
-        for executor in dict.fromkeys(request.executor for request in waiting.values()):
-            ours = {
-                run: request for run, request in waiting.items() if request.executor is executor
-            }
+        for group in of_executor.values():
             try:
-                jobs = [job for request in ours.values() for job in request.jobs]
-                results = iter(next(iter(ours.values())).answer(jobs))
-                answers |= {
-                    run: [next(results) for _ in request.jobs] for run, request in ours.items()
-                }
-            except Exception:  # whose fault it is shows when each is alone
-                for run, request in ours.items():
+                jobs = [job for request in group.values() for job in request.jobs]
+                results = iter(next(iter(group.values())).answer(jobs))
+                for run, request in group.items():
+                    answers[run] = [next(results) for _ in request.jobs]
+            except Exception:  # alone, each shows whether it is at fault
+                for run, request in group.items():
                     try:
                         answers[run] = request.answer()
                     except Exception as error:
@@ -146,7 +142,7 @@ class Together:
 
 def _ended(run: greenlet) -> None:
     """End a run that waits, as Ctrl-C would: it closes what is open."""
-    with contextlib.suppress(BaseException):  # it ends in its own way, and so do the others
+    with contextlib.suppress(BaseException):  # the other runs must be ended, too
         run.throw(KeyboardInterrupt)
 
 
@@ -157,25 +153,17 @@ class Shared(Executor):
     name = "vmap"
 
     def __init__(self, executor: Vmap, together: Together) -> None:
-        self.fabric = executor.fabric
-        self.module = executor.module
-        self.optimizer = executor.optimizer
+        super().__init__(executor.fabric, executor.module, executor.optimizer)
         self.executor = executor
         self.together = together
         self.at_once = executor.at_once
-
-    def takes(self, job: LocalJob) -> bool:
-        """What the executor takes."""
-        return self.executor.takes(job)
+        self.takes = executor.takes  # type: ignore[method-assign]
+        self.scores = executor.scores  # type: ignore[method-assign]
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """With the jobs of all runs that wait."""
+        """Train the jobs with those of all runs that wait."""
         return self.together.wait(_Request(self.executor, "train", jobs))
 
-    def scores(self, part: Part) -> bool:
-        """What the executor scores."""
-        return self.executor.scores(part)
-
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """With the models of all runs that wait."""
+        """Score the models with those of all runs that wait."""
         return self.together.wait(_Request(self.executor, "score", jobs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,16 +11,17 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from fl_lightning.core.objective import Tensors
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.training.executors.base import (
-    TOLERANCE,
     Executor,
     ExecutorSpec,
     LocalJob,
     Scored,
     ScoreJob,
+    equal_but_rounding,
 )
 from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
@@ -49,21 +49,26 @@ class Vmap(Executor):
     """Many clients at once: `torch.func` over stacked models, its operations written down once for
     each shape.
 
-    A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of
-    weight 0. On a CPU it has one of the `WIDTHS`, for which it has been tested on this machine that
-    a model's numbers depend neither on the width nor on the slot (`unlike`). An accelerator's
-    passes have one width, and a client's slot is its place in the cohort. Either way its numbers do
-    not depend on who trains beside it, nor on the number of ranks. A `PureLoss` is stacked on a
-    CPU, in batches as large as they are (`own.py`).
+    A pass has the shape [width, largest batch, ...]: smaller batches are filled up with copies of
+    weight 0. On a CPU its width is one of the `WIDTHS`, and a test has shown that on this machine a
+    model's numbers depend neither on the width nor on the slot (`unlike`). An accelerator's passes
+    have one width, and a client's slot is its place in the cohort. Either way its numbers do not
+    depend on who trains beside it, nor on the number of ranks. A `PureLoss` is stacked on a CPU, in
+    batches as large as they are (`own.py`).
     """
 
     name = "vmap"
 
     def __init__(
-        self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec
+        self,
+        fabric: Fabric,
+        module: ClientModule,
+        optimizer: LocalOptimizer,
+        spec: ExecutorSpec,
     ) -> None:
-        self.sorts = fabric.device.type == "cpu"
         super().__init__(fabric, module, optimizer)
+        self.sorts = fabric.device.type == "cpu"
+        """Whether jobs that are alike go through a pass of their own."""
         self.spec = spec
         self.at_once = width_of(spec.cohort, fabric.device.type)
         self.stack = Stack(module, spec.config, self.at_once, spec.dtype)
@@ -80,22 +85,26 @@ class Vmap(Executor):
         metric = module.metric
 
         def loss(
-            trained: dict[str, Tensor],
-            fixed: dict[str, Tensor],
+            trained: Tensors,
+            fixed: Tensors,
             x: Tensor,
             y: Tensor,
             weight: Tensor,
         ) -> Tensor:
-            return (
-                metric.loss(functional_call(model, trained | fixed, (x,)), y, "none") * weight
-            ).sum()
+            scores = functional_call(model, trained | fixed, (x,))
+            return (metric.loss(scores, y, "none") * weight).sum()
 
         self._differentiated = vmap(grad_and_value(loss))
 
     # ---------------------------------------------------------------- one step
 
     def gradients(
-        self, width: int, x: Tensor, y: Tensor, weight: Tensor, cast: bool = True
+        self,
+        width: int,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        cast: bool = True,
     ) -> tuple[list[Tensor], Tensor]:
         """Gradients of the first `width` models on their batches, one tensor for each parameter,
         and losses (width,); with `cast` in the precision of the run."""
@@ -116,14 +125,19 @@ class Vmap(Executor):
         return gradients, losses
 
     def unlike(
-        self, x: Tensor, y: Tensor, gradients: Sequence[Tensor | None], module: ClientModule
+        self,
+        x: Tensor,
+        y: Tensor,
+        gradients: Sequence[Tensor | None],
+        module: ClientModule,
     ) -> str | None:
-        """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must
-        have these `gradients` of what trains (None: the loss does not depend on it)."""
+        """Why the model of `module` cannot be stacked; None: it can. The bound model has the
+        `gradients` of its trainable parameters on (x, y) (None: the loss does not depend on
+        them)."""
         stack = self.stack
-        bound = module.binding
-        assert bound.vector is not None
-        stack.place([(bound.vector, bound.buffers)] * stack.width)
+        binding = module.binding
+        assert binding.vector is not None
+        stack.place([(binding.vector, binding.buffers)] * stack.width)
         self._reached = module.trainable.copy()
         self._reached[module.trainable] = [g is not None for g in gradients]
         stack.choose(self._reached)
@@ -131,23 +145,19 @@ class Vmap(Executor):
         width = WIDTHS[0] if self.sorts else stack.width
         size = self.spec.largest_batch
         n = len(y)
-        x, y = (
-            torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y)
-        )
+        x = torch.cat([x, x[:1].expand(size - n, *x.shape[1:])])
+        y = torch.cat([y, y[:1].expand(size - n, *y.shape[1:])])
         batch = x.expand(width, *x.shape), y.expand(width, *y.shape)
-        weight = torch.zeros(width, size, dtype=losses_type(self.spec.dtype), device=x.device)
+        weight = stack.losses.new_zeros(width, size)
         weight[:, :n] = 1 / n
         try:
-            self.gradients(width, *batch, weight)  # to see that it runs
-            measured, _ = self.gradients(width, *batch, weight, cast=False)
-        except Exception as error:  # whatever a user's forward pass does that torch.func cannot
-            return (
-                f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0]
-                + ")"
-            )
-        for ours, theirs in zip(measured, reached, strict=True):
-            if (ours[0] - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
-                return "the model does not treat the samples of a batch one by one"
+            self.gradients(width, *batch, weight)  # in the precision of the run, too
+            stacked, _ = self.gradients(width, *batch, weight, cast=False)
+        except Exception as error:  # torch.func cannot run every forward pass
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+            return f"torch.func cannot run the model ({first_line})"
+        if not equal_but_rounding([gradient[0] for gradient in stacked], reached):
+            return "the model does not treat the samples of a batch one by one"
         if self.sorts and self._even is None:
             self._even = self._same_everywhere(x, y)
         if self._even is False:
@@ -155,53 +165,56 @@ class Vmap(Executor):
         return None
 
     def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
-        """Whether models have the same bits at each width, and in each slot; batches are made up,
-        after (x, y)."""
-        weight = torch.full(
-            (self.stack.width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype)
-        )
+        """Whether models have the same bits at each width, and in each slot, on batches like
+        (x, y)."""
+        weight = self.stack.losses.new_full((self.stack.width, len(y)), 1 / len(y))
 
-        def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
-            slopes, losses = self.gradients(size, images, labels, weight[:size])
-            return [*slopes, losses]
+        def run(
+            size: int,
+            images: Tensor,
+            labels: Tensor,
+        ) -> list[Tensor]:
+            gradients, losses = self.gradients(size, images, labels, weight[:size])
+            return [*gradients, losses]
 
         return even(self.stack.parameters, x, y, run)
 
     # ---------------------------------------------------------------- scores
 
     def scores(self, part: Part) -> bool:
-        """Small parts that lie in memory, on a CPU."""
+        """Whether `part` is small and lies in memory, on a CPU."""
         return self.sorts and 0 < len(part) <= MOST_SCORED and part.tensors is not None
 
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """All at once, `SCORED` samples of a model in each slot."""
-        chunks = [
-            (k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)
-        ]
+        """Score all models at once, `SCORED` samples of a model in each slot."""
         stack = self.stack
-        sizes = [len(job.part) for job in jobs]
-        outputs = list[Tensor]()
         xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
+        chunks = []
+        for job, x in zip(jobs, xs, strict=True):
+            chunks += [(job, samples) for samples in x.split(SCORED)]
+        outputs = []
         for begin in range(0, len(chunks), stack.width):
-            some = chunks[begin : begin + stack.width]
-            width = widened(len(some))
-            stack.place([(jobs[k].vector, jobs[k].buffers) for k, _ in some])
-            x = xs[0].new_zeros(width, SCORED, *xs[0].shape[1:])
-            inputs = [xs[k][first : first + SCORED] for k, first in some]
-            torch._foreach_copy_(
-                [slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs
-            )
-            answers = self._outputs(width, x)
-            outputs += [slot[: len(own)] for slot, own in zip(answers, inputs, strict=False)]
-        every = torch.cat(outputs)
-        totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
-        classified = self.module.metric is ACCURACY and every.ndim == 2
-        predicted = every.argmax(1).split(sizes) if classified else [None] * len(jobs)
+            chosen = chunks[begin : begin + stack.width]
+            width = widened(len(chosen))
+            stack.place([(job.vector, job.buffers) for job, _ in chosen])
+            inputs = [samples for _, samples in chosen]
+            x = inputs[0].new_zeros(width, SCORED, *inputs[0].shape[1:])
+            filled = [slot[: len(samples)] for slot, samples in zip(x, inputs, strict=False)]
+            torch._foreach_copy_(filled, inputs)
+            for slot, samples in zip(self._outputs(width, x), inputs, strict=False):
+                outputs.append(slot[: len(samples)])
+        scores = torch.cat(outputs)
+        sizes = [len(job.part) for job in jobs]
+        metric = self.module.metric
+        totals = metric.totals(scores.split(sizes), ys, self.module.num_classes)
+        predicted: Sequence[Tensor | None] = [None] * len(jobs)
+        if metric is ACCURACY and scores.ndim == 2:
+            predicted = scores.argmax(1).split(sizes)
         return list(map(Scored, totals, predicted))
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
-        """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation
+        """Outputs of the first `width` models for inputs x (width, SCORED, ...), in evaluation
         mode."""
         narrow = self.stack.narrow(width)
         names = [*self.stack.names, *self.stack.fixed]
@@ -223,135 +236,132 @@ class Vmap(Executor):
     # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
-        """Not private steps, batches larger than its passes, or an own loss or step that cannot be
-        stacked."""
+        """Whether it can train this job: no private steps, no batches larger than its passes, no
+        own loss or step that cannot be stacked."""
+        fits = whole_batch(job) <= self.spec.largest_batch
         if job.asker is not None:
-            plain = job.trains is None and job.private is None and self._cast is nullcontext
-            return (
-                plain
-                and self.sorts
-                and job.objective is PLAIN
-                and whole_batch(job) <= self.spec.largest_batch
-            )
+            plain = job.trains is None and job.private is None and job.objective is PLAIN
+            return fits and plain and self.sorts and self._cast is nullcontext
         if job.alone:
             return False
         if job.own:
-            return self.sorts and self._own.known(job) is not None
-        return whole_batch(job) <= self.spec.largest_batch
+            return self.sorts and self._own.traits_of(job) is not None
+        return fits
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """All at once; of many, those together that are alike in what trains, and in the number of
-        their batches.
+        """Train all at once. On a CPU, jobs go together that are alike in the blocks that train and
+        in their terms, those with most batches first.
 
         Raises:
             ValueError: a job is for the loop.
         """
         if not all(map(self.takes, jobs)):
             raise ValueError(
-                "what is larger than its batches, or has a loss or step that cannot be stacked: "
-                "the loop"
+                "a batch is too large, or a loss or step cannot be stacked: train it in the loop"
             )
         self.module.model.train()
-        own = [job for job in jobs if job.asker is not None]
-        if own:
+        with_steps = [job for job in jobs if job.asker is not None]
+        if with_steps:
             self.stack.choose(self.module.trainable if self._reached is None else self._reached)
-            self._steps.train(own)
-        for job in own:
+            self._steps.train(with_steps)
+        for job in with_steps:
             if isinstance(job.outcome, Exception):
                 raise job.outcome
         trained: dict[int, Trained] = {}
-        for some in self._passes({k: job for k, job in enumerate(jobs) if job.asker is None}):
-            trained |= self._pass({k: jobs[k] for k in some})
-        for k, one in trained.items():
-            known = self._own.known(jobs[k]) if jobs[k].own else None
-            if known is not None:
-                jobs[k].passes = (
-                    known.passes[0] * one.fit.samples,
-                    known.passes[1] * one.fit.samples,
-                )
-        fits = [
-            job.outcome if job.outcome is not None else trained[k].write(job)
-            for k, job in enumerate(jobs)
-        ]
-        return cast("list[Fit]", fits)
+        for numbers in self._passes({k: job for k, job in enumerate(jobs) if job.asker is None}):
+            trained |= self._pass({k: jobs[k] for k in numbers})
+        fits: list[Fit] = []
+        for k, job in enumerate(jobs):
+            if k not in trained:
+                assert isinstance(job.outcome, Fit)
+                fits.append(job.outcome)
+                continue
+            fit = trained[k].write(job)
+            loss = self._own.traits_of(job) if job.own else None
+            if loss is not None:
+                forward, backward = loss.passes
+                job.passes = forward * fit.samples, backward * fit.samples
+            fits.append(fit)
+        return fits
 
     def _passes(self, jobs: Mapping[int, LocalJob]) -> Iterator[list[int]]:
-        """Which jobs, by their numbers, are in one pass, in the order of their slots."""
+        """The numbers of the jobs in each pass, in the order of their slots."""
         if not self.sorts:
             yield list(jobs)
             return
-        steps = {
-            k: sum(count for _, _, count in job.schedule.pieces(len(job.part)))
-            for k, job in jobs.items()
-        }
+        steps = {}
+        for k, job in jobs.items():
+            steps[k] = sum(count for _, _, count in job.schedule.pieces(len(job.part)))
         kinds: dict[Hashable, list[int]] = {}
         for k in sorted(jobs, key=lambda k: -steps[k]):
-            objective = jobs[k].objective
-            trains = jobs[k].trains
-            kind: Hashable = (
-                objective.pulls,
-                objective.linear is not None,
-                None if trains is None else trains.tobytes(),
-            )
-            if jobs[k].own:
-                known = self._own.known(jobs[k])
-                kind = kind, known and known.key
+            job = jobs[k]
+            objective = job.objective
+            blocks = None if job.trains is None else job.trains.tobytes()
+            loss = self._own.traits_of(job) if job.own else None
+            key = None if loss is None else loss.key
+            kind = (objective.pulls, objective.linear is not None, blocks, key)
             kinds.setdefault(kind, []).append(k)
         for alike in kinds.values():
             for first in range(0, len(alike), self.stack.width):
-                some = alike[first : first + self.stack.width]
-                for place, k in enumerate(some):
+                numbers = alike[first : first + self.stack.width]
+                for place, k in enumerate(numbers):
                     jobs[k].place = place
-                yield some
+                yield numbers
 
     def _pass(self, jobs: dict[int, LocalJob]) -> dict[int, Trained]:
-        """Train so many as there are slots; nothing of the jobs is written to."""
+        """Train the jobs of one pass; nothing of the jobs is written to."""
         stack = self.stack
-        trained = dict[int, Trained]()
-        some = list(jobs.values())
-        own = OwnPass(self._own, some) if some[0].own else None
-        size = self.spec.largest_batch if own is None else whole_batch(some[0])
-        stack.load(some, self._reached if own is None else own.reached)
+        trained: dict[int, Trained] = {}
+        alike = list(jobs.values())
+        own = OwnPass(self._own, alike) if alike[0].own else None
+        size = self.spec.largest_batch if own is None else whole_batch(alike[0])
+        stack.load(alike, self._reached if own is None else own.reached)
         feeds = {k: Feed(job, size) for k, job in jobs.items()}
         ends: dict[int, list[int]] = {}
         for k, feed in feeds.items():
             ends.setdefault(len(feed), []).append(k)
-        for step in range(max(ends) + 1):
-            if ended := ends.get(step):  # before a step of others writes over their slots
-                taken = stack.take(
-                    [jobs[k] for k in ended], step, [sum(feeds[k].counts) for k in ended]
-                )
-                trained |= zip(ended, taken, strict=True)
+        steps = max(ends)
+        for step in range(steps + 1):
+            ended = ends.get(step, [])
+            if ended:  # before a later step writes over their slots
+                samples = [sum(feeds[k].counts) for k in ended]
+                results = stack.take([jobs[k] for k in ended], step, samples)
+                trained |= zip(ended, results, strict=True)
             rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
                 break
             width = widened(len(rest)) if self.sorts else stack.width
             if step % AHEAD == 0:
-                count = min(AHEAD, max(ends) - step)
-                laid = laid_out(rest, width, step, count, self.spec.dtype)
-            x, y, weight = (tensor[:width, step % AHEAD] for tensor in laid)
+                count = min(AHEAD, steps - step)
+                batches = laid_out(
+                    rest,
+                    width,
+                    step,
+                    count,
+                    self.spec.dtype,
+                )
+            x, y, weight = (tensor[:width, step % AHEAD] for tensor in batches)
             if own is None:
                 self._step(width, x, y, weight)
-            else:
-                own.step(
-                    width,
-                    x,
-                    y,
-                    [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)],
-                )
+                continue
+            counts = [0] * width
+            for slot, feed in rest.items():
+                counts[slot] = feed.counts[step]
+            own.step(width, x, y, counts)
         return trained
 
-    def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """A step of the first `width` models."""
+    def _step(
+        self,
+        width: int,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+    ) -> None:
+        """Take a step of the first `width` models."""
         narrow = self.stack.narrow(width)
         gradients, losses = self.gradients(width, x, y, weight)
         torch._foreach_copy_(narrow.gradient_views, gradients)
         narrow.descend(losses)
-
-
-def losses_type(dtype: torch.dtype) -> torch.dtype:
-    """In which losses of models of `dtype` are weighted."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def width_of(cohort: int, device: str) -> int:
