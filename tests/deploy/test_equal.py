@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from refusals import refuses
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.sites.rehearsal import differences, rehearse, simulate
+from tests.faults.refusals import refuses
 from tests.methods.every import FEW
 
 SMALL = """
