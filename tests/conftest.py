@@ -1,22 +1,26 @@
 """Fixtures that every test folder shares."""
 
-from __future__ import annotations
-
 import os
 import re
+import shlex
 import sys
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
 
 # Equal bits need equal numbers of threads, and two cores have better to do than to wait for each
 # other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `fl-train` has it; torch reads it once
+# What tests of several folders share: forked.py, watching.py and the like.
+sys.path += [
+    str(Path(__file__).parent / room)
+    for room in ("configs", "faults", "golden", "methods", "results", "study")
+]
 
 import pytest
 import torch
 from lightning.fabric import Fabric
+from refusals import refused_line
 from torch import nn
 from torchvision.models.resnet import BasicBlock
 
@@ -88,14 +92,14 @@ class NormNet(nn.Module):
 
     head = "classifier"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, stride=2)
         self.norm = nn.BatchNorm2d(4)
         self.hidden = nn.Linear(36, 16)
         self.classifier = nn.Linear(16, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.norm(self.conv(x)).relu().flatten(1)
         return self.classifier(self.hidden(x).relu())
 
@@ -103,12 +107,12 @@ class NormNet(nn.Module):
 class PlainNet(nn.Module):
     """Two linear layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
         self.out = nn.Linear(16, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(self.body(x))
 
 
@@ -116,7 +120,7 @@ class ResidualNet(nn.Module):
     """A stem, one block of a ResNet and a classifier, as narrow as they can be, for 8 x 8
     pixels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
@@ -125,20 +129,21 @@ class ResidualNet(nn.Module):
         self.block = BasicBlock(4, 8, 2, shortcut)
         self.fc = nn.Linear(8, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.fc(self.block(self.stem(x)).mean((2, 3)))
 
 
 ADAPTED = (FedSALoRA, FFALoRA)
 """Methods that work on adapters: their networks get some of rank 2."""
 NETS = {"plain": PlainNet, "norm": NormNet, "residual": ResidualNet}
-Net = Literal["plain", "norm", "residual"]
-Settings = dict[str, Any]
 
 
 @pytest.fixture
 def federation(tmp_path):
-    """Makes a federation on the digits, in this process, from a method and changed settings."""
+    """Makes a federation on the digits, in this process, from a method and changed settings.
+
+    `net`: a name of NETS, or a network class; or how many clients have which.
+    """
 
     def make(
         method=None,
@@ -148,7 +153,7 @@ def federation(tmp_path):
         ranks=(),
         **changes,
     ):
-        nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
+        nets = net if isinstance(net, dict) else {net: None}
         config = _config(list(nets.values()), data if isinstance(data, dict) else {}, changes)
         precision, clients = config.fabric.precision, config.federation.clients
         fabric = Fabric(
@@ -164,7 +169,7 @@ def federation(tmp_path):
             ranks = [2] * len(nets)
         for name, rank in zip_longest(nets, ranks):
             torch.manual_seed(0)
-            model = _adapted(NETS[name](), rank)
+            model = _adapted(NETS.get(name, name)(), rank)
             models.append(model.double() if precision == "64-true" else model)
         return build(fabric, config, loaded, models, method or Method(), callbacks, tmp_path)
 
@@ -192,7 +197,7 @@ def make_run(federation):
 
 
 def _config(counts, data, changes):
-    settings: Settings = {
+    settings = {
         "rounds": 2,
         "clients": 4,
         "participation": 1.0,
@@ -264,3 +269,21 @@ def fit(tmp_path, monkeypatch):
         return tmp_path / "runs" / name
 
     return run
+
+
+@pytest.fixture
+def fl_train(capfd):
+    """Runs a line of `fl-train` in this process; gives exit code, stdout and stderr."""
+
+    def run(line):
+        capfd.readouterr()
+        return main(shlex.split(line)), *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(fl_train):
+    """Runs such a line, which must be refused as bad input; gives the one line that it prints."""
+
+    return lambda line: refused_line(fl_train(line))

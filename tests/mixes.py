@@ -1,9 +1,5 @@
 """One mix of models by the kernel of the server, for tests of what relations come to."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 
 from fl_lightning.core.layout import Segment
@@ -14,11 +10,11 @@ from fl_lightning.foundation.parallel import Group
 class Alone(Group):
     """A single process, without Fabric."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.rank, self.size, self.device = 0, 1, torch.device("cpu")
 
 
-def mixed(W: torch.Tensor, A: torch.Tensor, receivers: Sequence[int]) -> torch.Tensor:
+def mixed(W, A, receivers):
     """What `receivers` (m) receive of the models W (n, D) by rows A (m, n)."""
     into = {c: torch.empty_like(W[0]) for c in receivers}
     mixer = Mixer(Alone(), [0] * len(W), dict(enumerate(W)), list(range(len(W))))

@@ -1,37 +1,25 @@
 """Operations and memory: hand counts, torch's own counter, and that counting changes nothing."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, FedAMP, FedAvg, FedProx, Local
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.selection import LayerSelection
-from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
-from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.engine.phases import sample_cost
 from fl_lightning.engine.trainer import count_costs
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
-from fl_lightning.results.record import RoundRecord
 from fl_lightning.training.module import ClientModule
 
 
@@ -104,10 +92,10 @@ def test_a_mean_costs_three_operations_for_each_number_and_client(federation):
 class Records(Observer):
     """Keeps every record."""
 
-    def __init__(self) -> None:
-        self.held: list[RoundRecord] = []
+    def __init__(self):
+        self.held = []
 
-    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+    def on_round_end(self, run, record):
         self.held.append(record)
 
 
@@ -183,7 +171,7 @@ class Phases(FedProx):
     """Three steps of 4 on other data, an own step on each batch, and half of the steps of an epoch
     with the pull."""
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client, payload):
         other = ResidentPart(torch.zeros(12, 1, 8, 8), torch.arange(12) % 10, None)
         objective = client.proximal(payload, 0.1)
         yield Phase(part=other, batch_size=4, epochs=1, purpose="other", objective=objective)
@@ -219,7 +207,7 @@ class Idle(FedAvg):
 
     asks: bool = False
 
-    def phases(self, client: Client, payload: Payload) -> list[Phase]:
+    def phases(self, client, payload):
         return [Phase(steps=0)] if self.asks else []
 
 
@@ -236,7 +224,7 @@ def test_who_does_not_train_has_no_loss_and_no_operations(federation, asks):
 class Unseen(FedAvg):
     """Takes a step that no pass through the model explains."""
 
-    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+    def phases(self, client, payload):
         with torch.no_grad():
             for p in client.bind().model.parameters():
                 p.mul_(1.01)

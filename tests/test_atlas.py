@@ -1,7 +1,5 @@
 """The atlas: its studies, the merging of its cells, and what its page says of them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

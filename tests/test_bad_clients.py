@@ -1,42 +1,22 @@
 """A client that fails: named and fatal, or left as it was and left out, or tried again; never
 half-received."""
 
-from __future__ import annotations
-
 import copy
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from classes import APFL, KAPC, FedAlign, FedAvg, FedPer
+from every import NAMES, method_of
 
-from fl_lightning.callbacks.base import Callback, Transform
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component
-from fl_lightning.core import Client, Payload
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.fedalign import FedAlign
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.run import instantiate
 
-FEW: dict[str, dict[str, int]] = {
-    **{name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")},
-    **{name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")},
-    "fedrep": {"head_epochs": 1},
-}
-METHODS = [
-    instantiate("method", Component(e.class_path, FEW.get(name, {})))
-    for name, e in catalogue.table("methods").items()
-    if name != "partialpooling"  # it takes no images
-]
+METHODS = [method_of(name) for name in NAMES if name != "partialpooling"]
+"""That takes no images."""
 PUBLIC = {"data": {"public": "held_back"}}
 """Data for any method: some distil on public ones."""
 
@@ -50,13 +30,11 @@ class Fault(Transform):
 
     changes_upload = True
 
-    def __init__(
-        self, what: Callable[[Client, Payload], None], at: set[int], client: int = 1, times: int = 9
-    ) -> None:
+    def __init__(self, what, at, client=1, times=9):
         self.what, self.at, self.client, self.times = what, at, client, times
-        self.count: dict[int, int] = {}
+        self.count = {}
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         t = client.round
         self.count[t] = self.count.get(t, 0) + (client.id == self.client)
         if client.id == self.client and t in self.at and self.count[t] <= self.times:
@@ -200,7 +178,7 @@ def test_whatever_the_method_keeps_must_be_finite(federation, what, policy):
 
 @pytest.mark.sampled("FedAvg-breaks1", "FedAvg-explodes", "FedAvg-turns_nan", "SCAFFOLD")
 @pytest.mark.parametrize(
-    ("method", "what"),
+    "method, what",
     [(FedAvg(), what) for what in FAULTS]
     + [(m, breaks) for m in METHODS if m.relation().is_global],
     ids=lambda x: getattr(x, "__name__", None) or name(x),
@@ -243,7 +221,7 @@ def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation, method, wha
 def test_a_skipped_client_keeps_its_last_good_state(federation, method, what):
     """Its own model, the server's copy, its buffers, what callbacks and the optimiser keep for
     it."""
-    hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [TopK(0.2)]
+    hung = [LayerSelection()] if method.relation().per_layer else [TopK(0.2)]
     optimizer = {"momentum": 0.9, "keep_state": True}
     fed = federation(
         method,
@@ -323,12 +301,12 @@ def test_a_round_in_which_all_fail_ends_the_run(federation, policy):
 @pytest.mark.parametrize("what", [breaks, explodes], ids=lambda f: f.__name__)
 def test_a_fault_that_passes_leaves_no_trace(federation, method, what):
     """The second attempt begins where the first began and draws what it drew."""
-    settings: dict[str, Any] = {
+    settings = {
         "net": "norm",
         "rounds": 3,
         "optimizer": {"momentum": 0.9, "keep_state": True},
     }
-    hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [Quantize()]
+    hung = [LayerSelection()] if method.relation().per_layer else [Quantize()]
     fed = federation(
         method,
         **PUBLIC,
@@ -360,7 +338,7 @@ def test_a_fault_that_stays_is_skipped(federation):
 def test_a_second_attempt_has_the_memory_of_the_first(federation):
     """What the failed visit had made is gone when the next begins, or a full GPU would be full
     again."""
-    made: list[weakref.ref[Tensor]] = []
+    made = []
 
     def fills_the_memory(client, payload):
         large = torch.zeros(9)
@@ -396,8 +374,8 @@ class Halves(Fault):
 
     changes_download = True
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times):
         super().__init__(breaks, {1}, times=times)
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(self, client, payload):
         payload.vector = payload.vector / 2

@@ -1,8 +1,6 @@
 """The benchmarks measure what they say: the bare loop does the engine's work, and the scripts
 run."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`fl-train check-method`: a sound method passes, and what is broken is named in plain words."""
 
-from __future__ import annotations
-
 import re
 import sys
 
@@ -256,7 +254,7 @@ def test_what_is_broken_is_named(method, checked):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         (
             ["own_checked.Nothing"],

@@ -1,7 +1,5 @@
 """Every config in configs/ is ready to run."""
 
-from __future__ import annotations
-
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +59,3 @@ def test_the_papers_configs_say_the_papers_settings(name):
     arguments = Settings.merged(read_config(name)).method.init_args
     paper = {"lam": 1.0, "beta": 0.01, "eta_r": 0.01, "relation_steps": 1}
     assert arguments == {**paper, "solver": "step", "prior": "uniform", "start": "own"}
-
-
-# ---------------------------------------------------------------- studies

@@ -1,8 +1,6 @@
 """A day with a GPU, without one: items keep what they have measured, end in time, and become
 tables."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

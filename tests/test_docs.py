@@ -1,7 +1,5 @@
 """The documentation says what is so: its links, commands, code, keys and columns."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import inspect
@@ -245,9 +243,6 @@ def test_tutorials_run(name, folder, capsys, monkeypatch):
         assert "\nno,yes\n" in out  # at Aarau's own machine
     if name == "python":
         assert "(5, 10) (10, 3, 10)" in out
-
-
-# ---------------------------------------------------------------- names
 
 
 # ------------------------------------------------------- the method that a page builds from nothing

@@ -1,7 +1,5 @@
 """Every command that README and docs show is run by a test, or it is said here why not."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -20,7 +18,7 @@ WHOLE = {
 }
 WHOLE |= {"add-a-method": "test_examples_run"}
 """Pages whose blocks are run line by line, and the tests in test_docs.py that do."""
-ELSEWHERE: dict[str, tuple[str, ...]] = {
+ELSEWHERE = {
     "it runs the tests, or what .ci/run runs": (
         r"pip install uv && uv run pytest",
         r"pytest -n 0 .*",

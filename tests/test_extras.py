@@ -1,13 +1,12 @@
 """Without a package of an extra, what needs it ends in one line with the command that installs it;
 the rest works."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib import metadata
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
@@ -27,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("absent", "line", "begins", "installs"),
+    "absent, line, begins, installs",
     [
         ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
         ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),
@@ -67,7 +66,7 @@ def test_one_line_names_the_command(
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, absent, None)
-    assert main(line.split()) == 2
+    assert run_line(line) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith(f"fl-train: error: {begins}")
@@ -81,9 +80,7 @@ def test_without_any_extra_the_digits_are_trained(monkeypatch, folder):
     names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
-    assert (
-        main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
-    )
+    assert run_line(f"{FIT} --federation.local_epochs 1 --callbacks.progress null") == 0
     assert (folder / "runs" / "kapc_exact_digits-001" / "summary.json").is_file()
 
 

@@ -1,17 +1,14 @@
 """`data.global_test`: one test set for all clients, beside each client's own (FedHKD's local and
 global accuracy)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedPer
+from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
 
 CPU = torch.device("cpu")
 PAPER = {"client_test": 0.25, "global_test": True, "test_fraction": 1.0}
@@ -45,7 +42,7 @@ def test_fedhkds_split(tmp_path):
     # none of the official test set, each once
     assert len(set(numbers.tolist())) == 40 and numbers.max() < 80
     common = data.global_test(CPU, torch.float32)
-    assert common is not None and len(common) == 40
+    assert len(common) == 40
     ((x, y),) = common.batches(99)
     assert (x * data._train.std + data._train.mean)[:, 0].round().tolist() == list(range(80, 120))
     assert y.tolist() == [k % 2 for k in range(40)]
@@ -58,7 +55,7 @@ def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path):
     )
     assert plain.global_test(CPU, torch.float32) is None
     shared = common.global_test(CPU, torch.float32)
-    assert shared is not None and len(shared) == 40 == sum(common.test_sizes)
+    assert len(shared) == 40 == sum(common.test_sizes)
     assert common.raw_bytes == plain.raw_bytes  # it is the same in memory
     for i in range(4):
         for part in ("train", "test"):
@@ -67,13 +64,13 @@ def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path):
 
 
 def test_a_share_of_no_test_part_is_refused():
-    with pytest.raises(BadInput, match=r"data\.client_test: 0\.25 .*data\.global_test"):
+    with refuses(r"data\.client_test: 0\.25 .*data\.global_test"):
         DataConfig(client_test=0.25, test_fraction=1.0).validate()
     DataConfig(**PAPER).validate()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("method", "models", "kinds"),
+    "method, models, kinds",
     [
         (FedAvg(), None, {"global"}),
         (FedAvg(), ["after", "global"], {"global", "after"}),

@@ -1,7 +1,5 @@
 """The C library keeps freed memory, unless its user has said what it is to do."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys
@@ -48,7 +46,7 @@ def test_a_step_takes_the_memory_of_the_step_before():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.check=0")]
+    "name, value", [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.check=0")]
 )
 def test_who_has_set_something_is_left_alone(name, value, monkeypatch):
     monkeypatch.setenv(name, value)

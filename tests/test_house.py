@@ -1,8 +1,6 @@
 """What a reader may count on in the code, beside ruff's rules, the layers of import-linter and the
 budgets."""
 
-from __future__ import annotations
-
 import ast
 import io
 import itertools
@@ -41,7 +39,7 @@ in the paper."""
 
 def code_lines(text):
     """Lines of code by number, each as its words; names, texts and numbers all look the same."""
-    left_out: set[int] = set()
+    left_out = set()
     for node in ast.walk(ast.parse(text)):
         words = (
             isinstance(node, ast.Expr)
@@ -50,7 +48,7 @@ def code_lines(text):
         )
         if words or isinstance(node, ast.Import | ast.ImportFrom):
             left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    found: dict[int, list[str]] = {}
+    found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
             said = token.type == tokenize.OP or keyword.iskeyword(token.string)

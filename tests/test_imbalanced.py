@@ -1,21 +1,15 @@
 """Outcomes that few samples have: what a run is judged by, and classes that count alike."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from torch.nn.functional import cross_entropy
 
 import fl_lightning
-from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.data import given, imbalance, prepare
 from fl_lightning.data.part import ResidentPart
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.given import layers_of
 from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.tuning import Search
@@ -36,7 +30,7 @@ SMALL = {
 }
 
 
-def samples(share: float = 0.15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def samples(share=0.15):
     """Of each client as many of class 1, which its first feature tells by and large."""
     rng = np.random.default_rng(0)
     y = (np.arange(CLIENTS * EACH) % EACH < share * EACH).astype(int)
@@ -45,12 +39,12 @@ def samples(share: float = 0.15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, np.arange(len(y)) // EACH
 
 
-def fitted(tmp_path: Path, name: str, share: float = 0.15, **keys: Any) -> fl_lightning.Run:
+def fitted(tmp_path, name, share=0.15, **keys):
     config = {**SMALL, "out": str(tmp_path), "name": name, **keys}
     return fl_lightning.fit(config, data=samples(share))
 
 
-def config(tmp_path: Path, share: float = 0.15, **keys: Any) -> Config:
+def config(tmp_path, share=0.15, **keys):
     _, settings = given.keep(samples(share), tmp_path / "data")
     return resolve(layers_of({**SMALL, **keys}, settings)[0])
 
@@ -58,9 +52,7 @@ def config(tmp_path: Path, share: float = 0.15, **keys: Any) -> Config:
 # ---------------------------------------------------------------- the metric that chooses
 
 
-def test_a_rare_outcome_is_judged_by_auroc_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rare_outcome_is_judged_by_auroc_everywhere(tmp_path, capsys):
     run = fitted(tmp_path, "rare")
     line = "metric: auroc, since 13.7% of the training samples are '1'; evaluation.metric names"
     assert line in capsys.readouterr().err
@@ -85,28 +77,28 @@ def test_a_rare_outcome_is_judged_by_auroc_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("share", "keys", "name"),
+    "share, keys, name",
     [
         (0.3, {}, "accuracy"),
         (0.15, {"evaluation.metric": "accuracy"}, "accuracy"),
         (0.3, {"evaluation.metric": "balanced_accuracy"}, "balanced_accuracy"),
     ],
 )
-def test_another_metric(share: float, keys: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_another_metric(share, keys, name, tmp_path):
     run = fitted(tmp_path, "one", share, **keys)
     assert run.metric.name == name
     assert any("auroc" in column for column in run.rounds) is False
     assert run.summary["best_round"] == run.best(f"mean_{name}")[1]
 
 
-def test_tune_goes_by_the_metric_of_its_trials(tmp_path: Path) -> None:
+def test_tune_goes_by_the_metric_of_its_trials(tmp_path):
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
     search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
     assert search.metric().name == "auroc"
 
 
-def test_worth_goes_by_it(tmp_path: Path) -> None:
+def test_worth_goes_by_it(tmp_path):
     facts = facts_of(config(tmp_path, **{"data.folds": 5, "data.validation": 0.0}))
     assert facts.rare.startswith("metric: auroc")
     assert not facts_of(config(tmp_path, 0.3, **{"data.folds": 5, "data.validation": 0.0})).rare
@@ -115,7 +107,7 @@ def test_worth_goes_by_it(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- classes that count alike
 
 
-def test_a_sampler_draws_classes_alike() -> None:
+def test_a_sampler_draws_classes_alike():
     labels = torch.tensor([0] * 90 + [1] * 10)
     part = ResidentPart(torch.arange(100.0)[:, None], labels, None)
     part.set_balance("sampler", labels, 2)
@@ -129,9 +121,7 @@ def test_a_sampler_draws_classes_alike() -> None:
 
 
 @pytest.mark.parametrize("how", ["sampler", "weights"])
-def test_executors_train_alike(
-    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_executors_train_alike(how, tmp_path, capsys):
     keys = {"data.balance": how}
     loop = fitted(tmp_path, "loop", **keys)
     vmap = fitted(tmp_path, "vmap", **keys, **{"fabric.executor": "vmap"})
@@ -143,7 +133,7 @@ def test_executors_train_alike(
     assert (says in capsys.readouterr().err) == (how == "weights")
 
 
-def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path) -> None:
+def test_weights_are_those_of_the_clients_own_classes(tmp_path):
     keys = {"federation.rounds": 1, "federation.batch_size": 1000, "optimizer.lr": 1e-12}
     run = fitted(tmp_path, "one", **{"data.balance": "weights"}, **keys)
     data, losses = prepare(config(tmp_path).data, CLIENTS, 0), []
@@ -156,7 +146,7 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    "keys, says",
     [
         ({"data.balance": "weights", "method": "fedrod"}, "a loss of FedRoD has no weights"),
         ({"data.balance": "sampler", "data.task": "regression"}, "has no classes"),
@@ -172,18 +162,18 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=says):
+def test_what_cannot_be_is_one_line(keys, says, tmp_path):
+    with refuses(says):
         fitted(tmp_path, "bad", **keys)
 
 
-def test_next_tokens_are_not_balanced(tmp_path: Path) -> None:
+def test_next_tokens_are_not_balanced(tmp_path):
     keys = {"data.source": "text", "data.balance": "sampler", "smoke": True, "model": "lstm"}
-    with pytest.raises(BadInput, match="each sample has several targets"):
+    with refuses("each sample has several targets"):
         fl_lightning.fit({"out": str(tmp_path), "federation.clients": 2, **keys})
 
 
-def test_shares_are_of_two_known_classes(tmp_path: Path) -> None:
+def test_shares_are_of_two_known_classes(tmp_path):
     data = prepare(config(tmp_path).data, CLIENTS, 0)
     assert imbalance.default_metric(data) == "auroc"
     data.holds_all = False  # type: ignore[misc]

@@ -1,35 +1,34 @@
 """Final scores are of the kind of model that the judge names, for every method; clients that have
 none are named."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from classes import (
+    APFL,
+    CFL,
+    FEDORA,
+    KAPC,
+    SCAFFOLD,
+    Ditto,
+    FedALA,
+    FedAMP,
+    FedAvg,
+    FedBN,
+    FedHKD,
+    FedPer,
+    FedProto,
+    FedProx,
+    FedRep,
+    FedRoD,
+    KTPFLModels,
+    Local,
+    PFedHN,
+    PFedMe,
+)
+from refusals import refuses
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import RunContext
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedhkd import FedHKD
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.methods.pfedme import PFedMe
-from fl_lightning.methods.scaffold import SCAFFOLD
 
 SHARED = (
     FedAvg(),
@@ -80,7 +79,7 @@ def judged(make, method, judge, **changes):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("method", "judge", "column"), SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
+    "method, judge, column", SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
 )
 def test_final_scores_are_those_of_the_kind_that_the_judge_names(federation, method, judge, column):
     fed = judged(federation, method, judge)
@@ -109,10 +108,10 @@ def test_before_at_the_end_is_what_the_next_round_would_begin_with(federation, m
 class Uploads(Observer):
     """A copy of every client's model as it was when its training had ended."""
 
-    def __init__(self) -> None:
-        self.models: dict[int, torch.Tensor] = {}
+    def __init__(self):
+        self.models = {}
 
-    def on_client_end(self, run: RunContext, client: int) -> None:
+    def on_client_end(self, run, client):
         self.models[client] = run.states[client].vectors["model"].clone()
 
 
@@ -156,7 +155,7 @@ def test_a_client_that_never_took_part_is_scored_as_it_would_begin_and_named(fed
 
 
 @pytest.mark.parametrize(
-    ("method", "judge"), [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
+    "method, judge", [(FedAvg(), "after"), (KAPC(start="server"), "before")], ids=repr
 )
 def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_was_not_kept(
     federation, method, judge
@@ -174,7 +173,7 @@ def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_wa
         saver.on_round_end(other.run, other.round(t))
     asked = judged(federation, method, judge)
     restore(asked.run, asked.run.folder / "checkpoints")
-    with pytest.raises(BadInput, match=r"evaluation\.judge.*no such model is kept"):
+    with refuses(r"evaluation\.judge.*no such model is kept"):
         asked.evaluator.everyone()
 
 
@@ -196,7 +195,7 @@ def test_fine_tuning_begins_with_the_global_model_whatever_the_judge(federation)
 def test_fine_tuning_takes_the_learning_rate_of_the_round(federation):
     fed = judged(federation, FedAvg(), "finetuned", optimizer={"lr": 0.1, "lr_decay": 0.5})
     fed.round(1)
-    seen: list[float] = []
+    seen = []
     fed.evaluator.trainers[0].loop.train = lambda jobs: seen.extend(job.lr for job in jobs) or []  # type: ignore
     fed.evaluator.finetune(2, 0)
     assert seen == [0.05]

@@ -1,13 +1,11 @@
 """One process is one run, unless torchrun or srun has really started several."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest
+from lines import run_line
+from refusals import refuses
 
-from fl_lightning.cli import main
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.launcher import Launch, check_torchrun_answers, launch_of, left_over
 
 TORCHRUN = {
@@ -47,7 +45,7 @@ def test_processes_of_torchrun_and_srun_are_recognised():
 
 
 @pytest.mark.parametrize(
-    ("environment", "names"),
+    "environment, names",
     [
         (
             {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
@@ -87,9 +85,7 @@ def test_a_torchrun_that_is_gone_is_not_waited_for():
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         check_torchrun_answers(TORCHRUN | address)  # rank 0 opens the port itself, later
         there = TORCHRUN | address | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        with pytest.raises(
-            BadInput, match=r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"
-        ):
+        with refuses(r"torchrun does not answer at MASTER_ADDR:MASTER_PORT, 127.0.0.1:"):
             check_torchrun_answers(there)
         server.listen()
         check_torchrun_answers(there)
@@ -117,7 +113,7 @@ LEFT |= SALLOC | {
 def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch, capsys, tmp_path):
     for name, value in (SRUN | {"SLURM_PROCID": "0"}).items():
         monkeypatch.setenv(name, value)
-    assert main(["fit", *SMALL.split(), "--out", str(tmp_path / "runs")]) == 2
+    assert run_line(f"fit {SMALL} --out {tmp_path / 'runs'}") == 2
     assert capsys.readouterr().err == (
         "fl-train: error: fabric.devices: 1 is not allowed; srun has started 2 processes: devices "
         "times num_nodes must "

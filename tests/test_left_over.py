@@ -1,13 +1,12 @@
 """Small things that only a second reading finds: each has its test here, by the part that it
 belongs to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from classes import GPFL, FedAvg, FedGen, FedRoD, KTPFLModels, PFedFDA, PFedHN
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.exhibits import tables_to_keep
@@ -20,13 +19,6 @@ from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedgen import FedGen
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.gpfl import GPFL
-from fl_lightning.methods.ktpflmodels import KTPFLModels
-from fl_lightning.methods.pfedfda import PFedFDA
-from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.training.schedule import stream
 
@@ -137,7 +129,7 @@ def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federati
     class Statistics(Transform):
         changes_upload = True
 
-        def on_upload(self, client: Client, payload: Payload) -> None:
+        def on_upload(self, client, payload):
             if client.id == far:
                 payload.vector = payload.vector.clone()
                 payload.vector[payload.layout.parameters.stop :] += 1e3
@@ -165,7 +157,7 @@ def test_methods_count_the_labels_that_a_client_trains_on(federation, method):
     y = torch.cat([y for _, y in client.data.train.batches(100)])
     assert torch.equal(client.class_counts, y.bincount(minlength=10))
     with pytest.MonkeyPatch.context() as patch:
-        asked: list[int] = []
+        asked = []
         counts = type(fed.run.data).trained_counts
         patch.setattr(
             type(fed.run.data),

@@ -1,14 +1,12 @@
 """The mixing kernel, on one rank and on pretended ranks that exchange tiles."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from reckoning import seeded
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE, Gram, Mixer, mean_of
@@ -19,24 +17,20 @@ from tests.mixes import mixed
 class Rank(Group):
     """One of several threads that stand for processes; they exchange through a shared table."""
 
-    def __init__(
-        self, rank: int, size: int, table: dict[Any, Any], gate: threading.Barrier
-    ) -> None:
+    def __init__(self, rank, size, table, gate):
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
         self.table, self.gate, self.calls = table, gate, 0
 
-    def _everyones(self, item: Any) -> list[Any]:
+    def _everyones(self, item):
         self.calls += 1
         self.table[self.calls, self.rank] = item
         self.gate.wait(timeout=20)
         return [self.table[self.calls, r] for r in range(self.size)]
 
-    def gather_objects(self, item: Any) -> list[Any]:
+    def gather_objects(self, item):
         return self._everyones(item) if self.size > 1 else [item]
 
-    def all_to_all(
-        self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any
-    ) -> list[torch.Tensor]:
+    def all_to_all(self, parts, send_sizes, receive_sizes):
         send = torch.cat(parts)
         # models do not travel to where they lie
         assert not send_sizes[self.rank] or send.dtype == torch.float64
@@ -44,12 +38,12 @@ class Rank(Group):
         assert [p.numel() for p in came] == list(receive_sizes)
         return came
 
-    def gather_parts(self, parts: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+    def gather_parts(self, parts, sizes):
         came = self._everyones(torch.cat(parts))
         assert [p.numel() for p in came] == list(sizes)
         return came
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor):
         parts = self._everyones(tensor)
         assert not any(
             ((parts[a] != 0) & (parts[b] != 0)).any() for a in range(self.size) for b in range(a)
@@ -59,7 +53,7 @@ class Rank(Group):
 
 def on_ranks(size, job):
     """`job(group)` on every pretended rank; their answers."""
-    table: dict[Any, Any] = {}
+    table = {}
     gate = threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(job, [Rank(r, size, table, gate) for r in range(size)]))
@@ -95,12 +89,12 @@ SOURCES, RECEIVERS = [0, 1, 3, 4, 6], [1, 3, 6]
 
 @pytest.fixture(scope="module")
 def models():
-    return torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+    return torch.randn(N, D, generator=seeded())
 
 
 @pytest.fixture(scope="module")
 def weights():
-    A = torch.rand(3, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    A = torch.rand(3, 3, 5, dtype=torch.float64, generator=seeded(1))
     return A / A.sum(-1, keepdim=True)
 
 
@@ -150,7 +144,7 @@ def test_rows_without_sum_one_are_applied_as_they_are(models, weights, size):
 def test_distances_survive_float32_when_clients_are_alike(weights):
     """At one per cent of drift the plain float32 product loses them (relative error about 0.7);
     centred it does not."""
-    g = torch.Generator().manual_seed(2)
+    g = seeded(2)
     W = torch.randn(1, D, generator=g) + 0.01 * torch.randn(N, D, generator=g)
     _, _, gram = server_step(W, weights, 1)[0]
     for s in SEGMENTS:

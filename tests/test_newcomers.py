@@ -1,51 +1,46 @@
 """Clients that are held out of a run, and the model that each method gives to one that it has never
 seen."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from classes import (
+    CFL,
+    FEDORA,
+    IFCA,
+    KAPC,
+    FedAvg,
+    FedBABU,
+    FedCAC,
+    FedMD,
+    FedPAC,
+    FedPer,
+    FedRep,
+    FeSEM,
+    KNNPer,
+    Local,
+    PFedHN,
+)
+from every import NAMES, method_of
+from lines import run_line
+from refusals import refuses
+from watching import Nets, run_all, same
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.cli import main
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component, DataConfig
-from fl_lightning.core import Client, Payload
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import drawn_per_class, from_file, with_few_labels
 from fl_lightning.engine.joining import join, newcomers
-from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Method
-from fl_lightning.methods.cfl import CFL
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbabu import FedBABU
-from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedpac import FedPAC
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fesem import FeSEM
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.knnper import KNNPer
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.pfedhn import PFedHN
-from fl_lightning.run import instantiate
 
-HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
+HELD = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
-SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
-SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
-# one that is chosen may be 0, on some machines
-SMALL |= {"lgfedavg": {"layers": 1}, "knnper": {"lam": 0.5}}
 
 
 def done(make, method, data=None, **changes):
@@ -53,8 +48,7 @@ def done(make, method, data=None, **changes):
     given = {**HELD, **data} if isinstance(data, dict) else data or HELD
     fed = make(method, data=given, **changes)
     fed.prepare()
-    for t in range(1, fed.run.rounds + 1):
-        fed.round(t)
+    run_all(fed)
     return fed
 
 
@@ -71,10 +65,6 @@ def kept(fed):
         *(v for group in run.groups for v in group.vectors.values()),
     ]
     return [v.clone() for v in found]
-
-
-def equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 # ---------------------------------------------------------------- who is held out
@@ -128,7 +118,7 @@ def test_their_data_never_influence_training(federation, tmp_path, method):
             )
         dirty._test.raw[who.test] = 0
     poisoned = done(federation, method, dirty)
-    assert equal(kept(clean), kept(poisoned))
+    assert same(kept(clean), kept(poisoned))
     scores = [fed.evaluator.everyone() for fed in (clean, poisoned)]
     assert scores[0] == scores[1] and len(scores[0]["final_accuracies"]) == 3
     assert newcomers(clean.worker)["newcomers"] != newcomers(poisoned.worker)["newcomers"]
@@ -152,7 +142,7 @@ def digits(folder):
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    "share, said",
     [
         (0.05, "of 4 clients that is 0"),
         (0.9, "of 4 clients that is 4"),
@@ -163,7 +153,7 @@ def digits(folder):
 )
 def test_shares_that_leave_nobody_are_refused(federation, share, said):
     config = federation(FedAvg()).run.config
-    with pytest.raises(BadInput, match=rf"^data\.held_out_clients: .*{said}"):
+    with refuses(rf"^data\.held_out_clients: .*{said}"):
         replace(config, data=replace(config.data, held_out_clients=share)).validate()
 
 
@@ -190,22 +180,19 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has():
 
 
 @pytest.mark.sampled("[kapc]", "[ktpfl]")
-@pytest.mark.parametrize(
-    "name", [name for name in catalogue.table("methods") if name != "partialpooling"]
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "partialpooling"])
 def test_every_method_gives_unseen_clients_a_model(federation, name):
     """Rows for all; the run keeps what it had; once more gives the same. `partialpooling` takes no
     images."""
-    method = instantiate(
-        "method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {}))
-    )
+    # one that is chosen may be 0, on some machines
+    method = method_of(name, **({"lam": "0.5"} if name == "knnper" else {}))
     fed = done(
         federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5
     )
     before = kept(fed)
     found = newcomers(fed.worker)
     rows = found["newcomers"]
-    assert equal(kept(fed), before) and fed.run.clients == 3
+    assert same(kept(fed), before) and fed.run.clients == 3
     assert [(row["client"], row["samples_per_class"]) for row in rows] == [
         (who.number, count) for who in fed.run.data.held_out for count in (0, 1, 5, 20)
     ]
@@ -232,7 +219,7 @@ def test_local_has_no_model_for_them_and_says_so(federation):
     new, _ = with_few_labels(
         fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype
     )
-    with pytest.raises(BadInput, match="local gives a new client no model"):
+    with refuses("local gives a new client no model"):
         join(fed.worker, new, False, 2)
 
 
@@ -302,9 +289,7 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
         y_test=test.labels[who.test].numpy(),
     )
     capsys.readouterr()
-    assert (
-        main(["join", "--run", str(folder), "--data", "new.npz", "--out", "new.safetensors"]) == 0
-    )
+    assert run_line(f"join --run {folder} --data new.npz --out new.safetensors") == 0
     said = capsys.readouterr().out
     assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 
@@ -325,7 +310,7 @@ def after(fed, count, rounds=2):
 @pytest.mark.parametrize(
     "method", [FedPer(), FedRep(head_epochs=2), FedBABU()], ids=lambda m: type(m).__name__
 )
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_a_personal_part_is_trained_under_the_shared_one(federation, net, method):
     """Body and running statistics are the global ones, bit for bit; the classifier is not the first
     one. FedBABU trains everything."""
@@ -390,18 +375,18 @@ class Zeros(Transform):
 
     changes_download = changes_upload = True
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way):
         self.way, self.calls = way, list[tuple[str, int]]()
 
-    def _zero(self, way: str, client: Client, payload: Payload) -> None:
+    def _zero(self, way, client, payload):
         self.calls.append((way, client.id))
         if way == self.way:
             payload.vector = torch.zeros_like(payload.vector)
 
-    def on_download(self, client: Client, payload: Payload) -> None:
+    def on_download(self, client, payload):
         self._zero("download", client, payload)
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         self._zero("upload", client, payload)
 
 
@@ -422,7 +407,7 @@ def test_what_newcomers_receive_goes_through_the_transforms(federation):
     assert row["loss"] == pytest.approx(math.log(10)) and zeros.calls == [
         ("download", fed.run.clients)
     ]
-    assert equal(kept(fed), before)
+    assert same(kept(fed), before)
 
 
 def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation, monkeypatch):

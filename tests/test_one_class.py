@@ -1,13 +1,12 @@
 """Models that give every sample the same class: who is named, on the screen, in `final.csv`, report
 and comparison."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
 import pytest
 import torch
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation.metric import one_class_words
@@ -94,9 +93,9 @@ def test_a_run_its_test_its_report_and_a_comparison_say_so(tmp_path, monkeypatch
         )
         == 2
     )
-    assert main(["test", "--run", "runs/alone"]) == 0
+    assert run_line("test --run runs/alone") == 0
     assert capsys.readouterr().err.count(f"predictions: {subject}") == 1
     [remark] = tables.remarks([RunResult("runs/alone")])
     assert remark.startswith(f"alone: {subject}: client {named}")
-    assert main(["compare", "runs/alone", "runs/shared", "--judge", "after"]) == 0
+    assert run_line("compare runs/alone runs/shared --judge after") == 0
     assert "one class: some final models predict one class" in capsys.readouterr().out

@@ -1,14 +1,12 @@
 """Own code of a run: which files it is, and what its folder tells of versions and their rounds."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 
 import pytest
+from refusals import refuses
 
 from fl_lightning.configuration.config import Component, Config, DataConfig, ModelConfig
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.results import owncode
 
 FEDAVG = Component("fl_lightning.methods.fedavg.FedAvg")
@@ -138,5 +136,5 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path):
 def test_a_damaged_list_of_versions_is_named(tmp_path):
     owncode.keep(tmp_path, {"a.py": b"1"}, 1)
     (tmp_path / owncode.ROUNDS).write_text("{")
-    with pytest.raises(BadInput, match=r"^run: .*source/rounds\.json cannot be read"):
+    with refuses(r"^run: .*source/rounds\.json cannot be read"):
         owncode.versions(tmp_path)

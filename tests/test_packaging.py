@@ -1,8 +1,6 @@
 """What is shipped: the lists in pyproject.toml agree with the disk, and a wheel works on its
 own."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil
@@ -12,7 +10,6 @@ import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import setuptools
@@ -57,7 +54,7 @@ def test_pip_and_uv_are_held_to_the_same_versions(pyproject):
 
 
 def test_the_packages_are_those_on_the_disk(monkeypatch):
-    given: dict[str, Any] = {}
+    given = {}
     monkeypatch.setattr(setuptools, "setup", given.update)
     monkeypatch.chdir(ROOT)
     runpy.run_path("setup.py")

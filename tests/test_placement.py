@@ -1,7 +1,5 @@
 """Which clients move between ranks (that nothing else changes, tests/e2e/test_ranks.py sees)."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

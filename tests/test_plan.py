@@ -1,13 +1,12 @@
 """`fl-train plan`: a rehearsed round, and what a run is said to take from it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex
 from dataclasses import replace
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import (
@@ -34,7 +33,7 @@ def plan(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(line):
-        assert main(["plan", *shlex.split(line)]) == 0, capsys.readouterr().err
+        assert run_line(f"plan {line}") == 0, capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []  # a plan leaves nothing behind
         return capsys.readouterr().out
 
@@ -91,7 +90,7 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     they were."""
     monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
     monkeypatch.setattr(rehearsal, "MOST_CLIENTS", 4)
-    trained: list[int] = []
+    trained = []
     train, run_round = Worker._train, Federation.round
 
     def counting(self, visits, jobs):
@@ -122,7 +121,6 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     planned = rehearsal.rehearse(run)
     assert sum(trained) == 4 * 2 * 16  # a batch in each of two epochs
     data = rehearsal.data_here(run)
-    assert data is not None
     assert planned.seconds == pytest.approx(
         {
             "clients": 1e-3 * 2 * sum(data.train_sizes),
@@ -141,20 +139,20 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
 def test_without_an_accelerator_there_is_no_rehearsal(monkeypatch, capsys):
     monkeypatch.setattr(device, "resolved", lambda kind: "cuda")
     monkeypatch.setattr(device, "here", lambda: None)
-    assert main(["plan", *shlex.split(LINE)]) == 2
+    assert run_line(f"plan {LINE}") == 2
     assert capsys.readouterr().err.count("this machine has none to rehearse a round on") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--config nosuch.yaml", "config"),
-        ("--nosuch 3", "nosuch"),
-        ("--samples 0", "samples"),
-        ("study.yaml", "study.yaml"),
-        ("--federation.rounds none", "federation.rounds"),
-        ("--optimizer.lr 1e30 --data.fraction 0.1", "not finite"),
-    ],
+    "words, message",
+    {
+        "--config nosuch.yaml": "config",
+        "--nosuch 3": "nosuch",
+        "--samples 0": "samples",
+        "study.yaml": "study.yaml",
+        "--federation.rounds none": "federation.rounds",
+        "--optimizer.lr 1e30 --data.fraction 0.1": "not finite",
+    }.items(),
 )
 def test_bad_input_is_one_line(
     words,

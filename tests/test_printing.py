@@ -1,7 +1,5 @@
 """No line that is printed ends a run, whatever characters names have and the terminal takes."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket
@@ -9,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refuses
 
 from fl_lightning.foundation import port
 from fl_lightning.foundation.errors import BadInput
@@ -18,7 +17,7 @@ from fl_lightning.lab.study.workers import run_all
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
+    "encoding, name", [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")]
 )
 def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(encoding, name, monkeypatch):
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
@@ -78,7 +77,7 @@ def test_processes_that_cannot_meet_are_one_line(taken, monkeypatch):
 
     monkeypatch.setenv(port.NAME, str(taken))
     with (
-        pytest.raises(BadInput, match=rf"MASTER_PORT: '{taken}' .*choose a port that is free"),
+        refuses(rf"MASTER_PORT: '{taken}' .*choose a port that is free"),
         port.naming_port(),
     ):
         TCPStore("localhost", taken, 2, True)

@@ -1,10 +1,7 @@
 """What must hold of any input: configs, partitions, payloads, robust means, tables (hypothesis)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +30,7 @@ same = settings(
 
 positive = st.floats(1e-6, 1e6)
 share = st.floats(1e-6, 1.0)
-PLAIN: dict[str, st.SearchStrategy[Any]] = {
+PLAIN = {
     "seed": st.integers(0, 2**63 - 1),
     "smoke": st.booleans(),
     "federation.rounds": st.integers(1, 10**9),
@@ -99,7 +96,7 @@ def file(tmp_path_factory):
 )
 def test_a_printed_config_means_the_same(file, plain, method, callbacks, hidden):
     """`--print_config` fed back gives the same config, and prints the same."""
-    nested: dict[str, Any] = {
+    nested = {
         "method": method,
         "callbacks": callbacks,
         "model": {"name": "mlp", "hidden": hidden},
@@ -119,7 +116,7 @@ def test_a_printed_config_means_the_same(file, plain, method, callbacks, hidden)
 
 
 def _at(config, key):
-    value: Any = config
+    value = config
     for name in key.split("."):
         value = getattr(value, name)
     return value
@@ -275,9 +272,6 @@ def test_the_largest_come_back_and_the_rest_is_zero(x, share):
     assert kept.all() or float(x[~kept].abs().max()) <= float(
         back.abs().sort(descending=True).values[count - 1]
     )
-
-
-# ---------------------------------------------------------------- means
 
 
 # ---------------------------------------------------------------- tables

@@ -1,7 +1,5 @@
 """A run folder says where the run comes from."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -9,6 +7,7 @@ import sys
 import warnings
 
 import pytest
+from lines import run_line
 
 import fl_lightning
 from fl_lightning.cli import main
@@ -52,7 +51,7 @@ def test_every_start_is_kept_with_code_command_and_versions(tmp_path, monkeypatc
     def starts():
         return json.loads((folder / "provenance.json").read_text())
 
-    assert main(["fit", *words.split()]) == 0
+    assert run_line(f"fit {words}") == 0
     (start,) = starts()
     assert start["command"] == "fl-train fit --name 'a b'"
     assert start["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
@@ -127,7 +126,7 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("stem", "data", "name"),
+    "stem, data, name",
     [
         ("kapc_exact_digits", {}, "kapc_exact_digits-seed7"),
         ("kapc_resnet18", {"source": "cifar10"}, "kapc_resnet18-cifar10-seed7"),

@@ -1,14 +1,13 @@
 """Planted groups and what a relation knows of them, round by round."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from lines import run_line
+from refusals import refuses
 
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
@@ -51,7 +50,7 @@ def test_nobody_receives():
 
 
 @pytest.mark.parametrize(
-    ("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
+    "method, least, most", [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)]
 )
 def test_it_is_a_column_of_the_metrics(method, least, most, fit):
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"
@@ -161,10 +160,9 @@ def test_a_run_drifts_and_its_truth_with_it(fit, capsys):
     drifted = [row["accuracy_before"] for row in rows if row["client"] >= 2]  # 2 and 3 go over
     stayed = [row["accuracy_before"] for row in rows if row["client"] < 2]
     assert max(drifted) < 0.3 < 0.5 < min(stayed)
-    from fl_lightning.cli import main
 
     capsys.readouterr()
-    assert main(["test", "--run", str(folder)]) == 0
+    assert run_line(f"test --run {folder}") == 0
     final = RunFolder(folder).read_summary()["final_mean_accuracy"]
     assert str(final) in capsys.readouterr().out  # judged on the last round's tasks
 
@@ -191,9 +189,8 @@ def test_a_run_that_has_drifted_is_resumed(fit, capsys, planted):
 
 
 def test_drift_needs_planted_groups():
-    from fl_lightning.foundation.errors import BadInput
 
-    with pytest.raises(BadInput, match=r"data\.drift_every: 3 .*data\.planted"):
+    with refuses(r"data\.drift_every: 3 .*data\.planted"):
         DataConfig(drift_every=3).validate()
 
 
@@ -216,4 +213,4 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]
     assert held == [whole * (most >= whole)] * 2
     assert ("rand_index" in RunFolder(folder).read("metrics")[1]) == (most >= whole)
-    assert main(["report", str(folder)]) == 0
+    assert run_line(f"report {folder}") == 0

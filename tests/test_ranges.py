@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
+from refusals import refuses
 
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.ranges import (
@@ -46,7 +47,7 @@ class Bounded(Method):
 
 
 @pytest.mark.parametrize(
-    ("field", "values", "said"),
+    "field, values, said",
     [
         ("a", (-1e-9, math.nan, None), "it must be 0 or more"),
         ("b", (0.0, -1.0, math.nan), "it must be above 0, or null"),
@@ -103,6 +104,6 @@ def test_every_number_of_every_method_has_bounds_that_hold():
                 number = str(field.type).split(" | ")[0] in ("int", "float")
                 without += [(name, field.name)] if number and (name, field.name) not in FREE else []
                 continue
-            with pytest.raises(BadInput, match=rf"method\.{field.name}: "):
+            with refuses(rf"method\.{field.name}: "):
                 kind(**{field.name: math.nan})
     assert without == []

@@ -1,21 +1,10 @@
 """No model is scored twice on one part of the data, and no score is ever that of another model."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
+from classes import IFCA, KAPC, MOON, Ditto, FedAvg, FedBN, FedRoD
 
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.engine import scoring
-from fl_lightning.methods import Method
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
-from fl_lightning.methods.fedrod import FedRoD
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.moon import MOON
 
 TIMES = ("seconds", "memory")
 
@@ -23,7 +12,7 @@ TIMES = ("seconds", "memory")
 @pytest.fixture
 def scored(monkeypatch):
     """Kind and client of all that is scored, in order."""
-    found: list[tuple[str, int]] = []
+    found = []
     score = scoring.score
 
     def noted(kind, client, part, *seen):
@@ -35,7 +24,7 @@ def scored(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("method", "rounds"),
+    "method, rounds",
     [
         (FedAvg(), [["before", "after", "global"], ["after", "global"]]),
         (KAPC(), [["before", "after"], ["after"]]),
@@ -55,7 +44,7 @@ def test_what_was_scored_is_not_scored_again(federation, scored, method, rounds)
     assert {kind for kind, _ in scored} == set(*rounds[2:])
 
 
-SETTINGS: dict[str, tuple[Method, dict[str, Any]]] = {
+SETTINGS = {
     "fedavg": (FedAvg(), {}),
     "fedbn": (FedBN(), {"net": "norm", "participation": 0.5}),
     "ditto": (Ditto(), {"participation": 0.5, "evaluation": {"every": 2}}),
@@ -90,12 +79,12 @@ SETTINGS: dict[str, tuple[Method, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_number_is_that_of_scoring_anew(federation, name):
     method, settings = SETTINGS[name]
-    ends: list[Any] = []
+    ends = []
     for remembers in (True, False):
         fed = federation(method, **settings, rounds=4)
         fed.prepare()
         fed.evaluator.remembered.enabled &= remembers
-        rows: list[Any] = []
+        rows = []
         for t in range(1, 5):
             record = fed.round(t)
             rows += [

@@ -1,8 +1,6 @@
 """What processes of one machine exchange through memory that they share; here threads, with files
 of their own."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +36,6 @@ def test_what_came_stays_while_others_write_their_next():
     written = threading.Event()
 
     def job(rank, memory):
-        assert memory is not None
         [_, came] = memory.gather_parts([torch.full((9,), 1.0 + rank)], [9, 9])
         if rank == 1:
             memory.meet = written.set  # it has written, and waits

@@ -1,7 +1,5 @@
 """Blocks that answer signals in their own way, and leave all as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess
@@ -18,7 +16,7 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 def test_a_block_answers_and_all_is_as_it_was():
     before = [signal.getsignal(number) for number in BOTH]
-    came: list[int] = []
+    came = []
     with answered(lambda number, frame: came.append(number), *BOTH):
         for number in BOTH:
             signal.raise_signal(number)
@@ -42,7 +40,7 @@ def test_an_undisturbed_block_is_carried_out_before_ctrl_c_is_heard():
 
 
 def test_beside_the_main_thread_nothing_changes():
-    seen: list[object] = []
+    seen = []
 
     def look():
         with undisturbed():
@@ -55,7 +53,7 @@ def test_beside_the_main_thread_nothing_changes():
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
+    "number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
 )
 def test_what_a_library_swallows_is_raised_again(number, error):
     """As torch and its like do around optional imports."""

@@ -1,8 +1,6 @@
 """The pages as a site: all of them, nothing that Sphinx has to warn of; and what stands beside
 them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

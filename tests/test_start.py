@@ -1,7 +1,5 @@
 """What a run imports before its first round: nothing that it does not use there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

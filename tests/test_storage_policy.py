@@ -1,8 +1,6 @@
 """The storage policy against what the engine has in memory after a real run, for all that the
 project ships."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.configuration import catalogue
@@ -104,7 +102,7 @@ PAIRS = [
 
 
 @pytest.mark.sampled("layerselection", "quantize", "krum", "normbound")
-@pytest.mark.parametrize(("callback", "method"), PAIRS)
+@pytest.mark.parametrize("callback, method", PAIRS)
 def test_what_each_callback_has_kept(callback, method, tmp_path):
     fed = ran(f"--method {method} --callbacks {callback} {CALLBACKS.get(callback, '')}", tmp_path)
     agree(fed)

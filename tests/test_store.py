@@ -1,31 +1,20 @@
 """Vectors beside the device or in files: the same numbers as in memory, nothing left behind, memory
 spared."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
+from classes import FEDORA, KAPC, SCAFFOLD, FedAMP, FedAvg, FedPer, FedProto
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.storage.store import Lane, Place, VectorStore
 
 CPU = torch.device("cpu")
@@ -34,10 +23,10 @@ CPU = torch.device("cpu")
 class Fault(Transform):
     """Fails when these clients upload in these rounds, (round, client), the first time."""
 
-    def __init__(self, when: list[tuple[int, int]]) -> None:
+    def __init__(self, when):
         self.when = when
 
-    def on_upload(self, client: Client, payload: Payload) -> None:
+    def on_upload(self, client, payload):
         if (now := (client.round, client.id)) in self.when:
             self.when.remove(now)
             raise ArithmeticError
@@ -69,21 +58,21 @@ class Late(Lane):
     """Copies at the last moment that is allowed: what does not wait for them finds the old
     numbers."""
 
-    def __init__(self) -> None:
-        self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self):
+        self.begun = []
 
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+    def copy(self, into, source):
         if into is not source:
             self.begun.append((into, source))
         return partial(self._up_to, len(self.begun))
 
-    def _up_to(self, count: int) -> None:
+    def _up_to(self, count):
         for k, (into, source) in enumerate(self.begun[:count]):
             if into.numel():
                 into.copy_(source)
                 self.begun[k] = (into[:0], source[:0])
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self._up_to(len(self.begun))
         self.begun = []
 
@@ -121,7 +110,7 @@ def retried():
     return Fault([(2, 1), (2, 4), (3, 0)])
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "kapc": {"method": KAPC()},
     "global": {"method": FedAvg(), "evaluation": {"judge": "finetuned"}},
     "one's own head": {"method": FedPer(), "participation": 0.5},
@@ -201,7 +190,7 @@ def test_what_another_has_left_in_a_vector_is_never_read(federation, receives_le
     class Less(Transform):
         changes_download = True
 
-        def on_download(self, client: Client, payload: Payload) -> None:
+        def on_download(self, client, payload):
             payload.sent[:] = False
 
     models = []

@@ -5,15 +5,11 @@ Where there is no device, nothing here is collected.
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from fl_lightning.foundation.device import here, why_lost
-
-HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.with_name("golden"))]
 
 
 def asked():

@@ -10,7 +10,7 @@ from fl_lightning.callbacks.progress import Progress
 
 
 @pytest.mark.parametrize(
-    ("base", "hook"),
+    "base, hook",
     [
         (Callback, "on_round_end"),
         (Observer, "on_upload"),

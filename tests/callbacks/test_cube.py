@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from reckoning import seeded
 from scipy.optimize import minimize
 from torch.testing import assert_close
 
@@ -25,7 +26,7 @@ def gram_of(W):
 
 def models(L=3, n=6, d=40, drift=0.3, seed=0):
     """Clients that have drifted from one common model."""
-    g = torch.Generator().manual_seed(seed)
+    g = seeded(seed)
     common = torch.randn(L, 1, d, generator=g, dtype=torch.float64)
     return common + drift * torch.randn(L, n, d, generator=g, dtype=torch.float64)
 
@@ -50,7 +51,7 @@ def inputs(W, cube_, receivers, sources):
 @pytest.mark.parametrize("on_simplex", [True, False])
 def test_gradient_is_autograds(on_simplex):
     W, prior = models(), torch.full((6,), 1 / 6, dtype=torch.float64)
-    R = torch.rand(3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    R = torch.rand(3, 6, 6, dtype=torch.float64, generator=seeded(1))
     if on_simplex:
         R /= R.sum(-1, keepdim=True)
     R.requires_grad_()
@@ -74,7 +75,7 @@ def test_one_step_from_the_identity():
 
 
 def test_projection_is_the_nearest_point():
-    g = torch.Generator().manual_seed(3)
+    g = seeded(3)
     points = torch.randn(50, 4, dtype=torch.float64, generator=g)
     got = to_simplex(points)
     assert (got >= 0).all()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import struct
 from types import SimpleNamespace
@@ -245,7 +243,6 @@ def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd):
     logger, run = WandB(mode="offline"), run_of(tmp_path / "run")
     logger.on_fit_start(run)
     capfd.readouterr()
-    assert logger._run is not None
     logger._run.finish()  # from here on log() raises
     for round in (1, 2):
         logger.on_round_end(run, record(round))
@@ -268,7 +265,7 @@ def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch):
 class Online:
     """Stands in for a run on the server; `refuses` holds the modes in which none can be opened."""
 
-    def __init__(self, summary: dict, refuses: tuple[str, ...] = ()) -> None:
+    def __init__(self, summary, refuses=()):
         self.summary, self.resumed, self.offline, self.refuses = (
             summary,
             bool(summary),
@@ -368,7 +365,7 @@ def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, onl
 
 @pytest.mark.usefixtures("wandb_alone")
 @pytest.mark.parametrize(
-    ("environment", "answers", "mode", "reason"),
+    "environment, answers, mode, reason",
     [
         ({}, True, "offline", "no API key is known"),
         ({"WANDB_API_KEY": KEY}, False, "offline", "here.example does not answer"),

@@ -1,49 +1,41 @@
 """A make-believe engine, so that the command line is tested alone."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from fl_lightning.cli import main
-from fl_lightning.configuration.config import Component, Config
+from fl_lightning.configuration.config import Component
 
 
 class Engine(ModuleType):
     """Stands for `fl_lightning.run`; keeps what it was called with."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("fl_lightning.run")
-        self.calls: list[tuple[Any, ...]] = []
-        self.action: Callable[[], None] = lambda: None
+        self.calls = []
+        self.action = lambda: None
 
-    def fit(
-        self, config: Config, folder: Path, resume: bool = False, **more: Any
-    ) -> dict[str, Any]:
+    def fit(self, config, folder, resume=False, **more):
         self.calls.append((config, folder, resume))
         self.action()
         return {}
 
-    def test(self, config: Config, folder: Path, which: str) -> dict[str, Any]:
+    def test(self, config, folder, which):
         self.calls.append((config, folder, which))
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
     def export(
         self,
-        config: Config,
-        folder: Path,
-        client: str,
-        out: Path,
-        which: str,
-        kind: str,
-        *more: Any,
-    ) -> dict[str, Any]:
+        config,
+        folder,
+        client,
+        out,
+        which,
+        kind,
+        *more,
+    ):
         self.calls.append((config, folder, client, out, which, kind))
         return {
             "kind": "after",
@@ -66,18 +58,14 @@ def engine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def refused(engine, capsys):
-    """Runs a command line that must be refused; gives the one line it prints."""
+def refused(engine, refused):
+    """As everywhere; and nothing of the engine is called."""
 
-    def run(*argv):
+    def run(line):
         calls = len(engine.calls)
-        assert main(argv) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("fl-train: error: ")
-        assert err.count("\n") == 1
+        answer = refused(line)
         assert len(engine.calls) == calls
-        return err.removeprefix("fl-train: error: ")
+        return answer
 
     return run
 

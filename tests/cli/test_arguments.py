@@ -1,14 +1,13 @@
 """Arguments of methods without their modules: the same as those of the classes, refused early, and
 explained."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 
 import pytest
 import yaml
+from lines import run_line
 
 import fl_lightning.methods
 from fl_lightning.cli import COMMANDS, command_keys, main
@@ -59,18 +58,18 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch,
     monkeypatch.setattr(index, "read", lambda: json.loads(describe.FILE.read_text()))
     assert ROW in page(index.read()["methods"])
     monkeypatch.setitem(catalogue._TABLES, "methods", lambda: catalogue._classes("methods"))
-    assert main(["fit", "--config", "toy.yaml", "--print_config"]) == 0
+    assert run_line("fit --config toy.yaml --print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["method"] == {
         "name": "toy",
         "init_args": {"push": 2.0},
     }
-    assert main(["fit", "--method", "toy", "--method.push", "-1"]) == 2
+    assert run_line("fit --method toy --method.push -1") == 2
     assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "told"),
+    "method, given, told",
     [
         ("fedprox", {"mu": "-1"}, "method.mu: -1.0 is not allowed; it must be 0 or more"),
         ("fedprox", {"mu": "much"}, "method.mu: 'much' is not allowed; it must be a number"),
@@ -117,7 +116,6 @@ def test_wrong_values_are_told(method, given, told):
 def test_every_argument_of_every_method_is_explained():
     for entry in catalogue.table("methods").values():
         kind = index.method(entry.class_path)
-        assert kind is not None
         text = explained(entry.name, kind)
         assert text.startswith(f"{entry.name}: {entry.summary}")
         said = text.split("\n\n")
@@ -135,7 +133,7 @@ def test_help_lists_exactly_the_keys_that_are_read_with_values_bounds_and_defaul
         assert set(listed) == {key for group in command_keys(command) for key in group} and len(
             listed
         ) == len(set(listed)), command
-    assert main(["fit", "--help"]) == 0
+    assert run_line("fit --help") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "--federation.rounds N Communication rounds. 50: KAPC on MNIST. (at least 1; default: 50)"

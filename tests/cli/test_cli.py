@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -44,8 +42,8 @@ def test_answers_at_once():
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
-    [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")],
+    "said, meant",
+    {"fitt": "fit", "train": "fit", "evaluate": "test", "resume": "fit --resume"}.items(),
 )
 def test_an_unknown_command(refused, said, meant):
     begin = f"there is no command '{said}' (did you mean {meant}?); commands: fit, test, "
@@ -57,7 +55,7 @@ def _raise(error):
 
 
 @pytest.mark.parametrize(
-    ("action", "code"),
+    "action, code",
     [
         (lambda: _raise(RunFailed("client 3 failed:\nloss is not finite")), 1),
         (lambda: _raise(KeyboardInterrupt()), 130),

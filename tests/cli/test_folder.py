@@ -1,13 +1,10 @@
-from __future__ import annotations
-
 import errno
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation import launcher
@@ -15,7 +12,7 @@ from fl_lightning.foundation.errors import MachineFailed
 
 
 def saved(folder):
-    content: dict[str, Any] = yaml.safe_load(Path(folder, "config.yaml").read_text())
+    content = yaml.safe_load(Path(folder, "config.yaml").read_text())
     return content
 
 
@@ -27,13 +24,10 @@ def rows(folder, done):
 
 def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine):
     for _ in range(2):
-        assert main(["fit", "--config", "kapc_exact_digits.yaml"]) == 0
-    assert (
-        main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"])
-        == 0
-    )
+        assert run_line("fit --config kapc_exact_digits.yaml") == 0
+    assert run_line("fit --config kapc_exact_digits.yaml --method fedavg --seed 3") == 0
     Path("fields.csv").write_text("red,label\n0.5,a\n")
-    assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
+    assert run_line("fit --method fedavg --out other --data.root fields.csv") == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
         "runs/kapc_exact_digits-001",
         "runs/kapc_exact_digits-002",
@@ -44,7 +38,7 @@ def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(e
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    "flags, said",
     [
         ("--config kapc_exact_digits", "fl-train fit --name kapc_exact_digits-001 --resume"),
         (
@@ -58,9 +52,11 @@ def test_ctrl_c_says_how_to_go_on(engine, capsys, flags, said):
         raise KeyboardInterrupt
 
     engine.action = stop
-    assert main(["fit", *shlex.split(flags)]) == 130
+    assert run_line(f"fit {flags}") == 130
     assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
-    assert main(shlex.split(said)[1:]) == 130  # and so it does, from here, and says so again
+    assert (
+        run_line(said.removeprefix("fl-train ")) == 130
+    )  # and so it does, from here, and says so again
     assert engine.calls[-1][1:] == (engine.calls[0][1], True)
     assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
 
@@ -71,7 +67,7 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
         raise KeyboardInterrupt
 
     engine.action = stop
-    assert main(["fit", "--name", "a"]) == 130
+    assert run_line("fit --name a") == 130
     assert capsys.readouterr().err == (
         "fl-train: stopped; it goes on from its start, since it has no checkpoint yet, with: "
         "fl-train fit --name a --resume\n"
@@ -80,16 +76,16 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/a"])
 def test_names_that_are_no_folder(refused, name):
-    assert refused("fit", f"--name={name}").startswith("name: ")
+    assert refused(f"fit --name={name}").startswith("name: ")
 
 
 def test_out_that_is_a_file(refused):
     Path("file").write_text("")
-    assert refused("fit", "--out", "file").startswith("out: 'file'")
+    assert refused("fit --out file").startswith("out: 'file'")
 
 
 def test_resume_wants_a_name(refused):
-    assert refused("fit", "--resume").startswith("resume: ")
+    assert refused("fit --resume").startswith("resume: ")
 
 
 @pytest.mark.parametrize("left", [["lock"], ["lock", ".config.yaml.part"]])
@@ -97,12 +93,12 @@ def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(engine
     Path("runs/a").mkdir(parents=True)
     for name in left:
         Path("runs/a", name).touch()
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a --resume") == 0
     assert saved("runs/a")["federation"]["clients"] == 10
 
 
 def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypatch, capsys):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     before = saved("runs/a")
 
     def full(*paths):
@@ -114,7 +110,7 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypa
         raise MachineFailed("cannot write runs/a/split.csv: No space left on device")
 
     engine.action = stop
-    assert main(["fit", "--name", "a", "--resume"]) == 1
+    assert run_line("fit --name a --resume") == 1
     assert (
         capsys.readouterr().err
         == "fl-train: error: cannot write runs/a/split.csv: No space left on device\n"
@@ -122,68 +118,63 @@ def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(engine, monkeypa
     assert saved("runs/a") == before
 
 
-def test_a_first_start_is_said_and_wants_a_config(engine, refused, capsys):
+def test_a_first_start_is_said_and_wants_a_config(engine, refused, capfd):
     """A name that was mistyped would else begin a run of the defaults, without a word."""
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "long-night", "--resume"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name long-night --resume") == 0
     assert (
-        capsys.readouterr().err
+        capfd.readouterr().err
         == "resume: there is no run 'long-night' in runs yet: it starts now\n"
     )
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "other"]) == 0
-    said = refused("fit", "--name", "long-nigth", "--resume", "--federation.rounds", "40")
+    assert run_line("fit --config kapc_exact_digits --name other") == 0
+    said = refused("fit --name long-nigth --resume --federation.rounds 40")
     assert said.startswith("name: 'long-nigth'") and "did you mean long-night?" in said
-    assert "runs there: long-night, other" in refused(
-        "fit", "--name", "zzz", "--resume", "--method", "fedavg"
-    )
-    assert "runs there: none" in refused("fit", "--name", "zzz", "--resume", "--out", "nowhere")
+    assert "runs there: long-night, other" in refused("fit --name zzz --resume --method fedavg")
+    assert "runs there: none" in refused("fit --name zzz --resume --out nowhere")
     assert (
         len(engine.calls) == 2
         and not Path("runs/long-nigth").exists()
         and not Path("nowhere").exists()
     )
-    assert main(["fit", "--name", "long-night", "--resume"]) == 0
-    assert capsys.readouterr().err == ""
+    assert run_line("fit --name long-night --resume") == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_resume_may_extend_move_and_relog(engine):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     flags = (
         "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null "
         "--data.resident never"
     )
-    assert (
-        main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume", *flags.split()])
-        == 0
-    )
+    assert run_line(f"fit --config kapc_exact_digits --name a --resume {flags}") == 0
     assert saved("runs/a")["federation"]["rounds"] == engine.calls[-1][0].federation.rounds == 40
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ("--data.alpha 0.5", "data.alpha: 0.5 .*0.1"),
-        ("--seed 1", "seed: 1 .*0"),
-        ("--method.lam 3", "method.lam: 3.0 "),
-        ("--method fedavg", "method: 'fedavg' .*'kapc'"),
-        ("--model.hidden [65]", "model.hidden: "),
-        ("--callbacks.checkpoint null", "callbacks.checkpoint"),
-    ],
+    "flags, told",
+    {
+        "--data.alpha 0.5": "data.alpha: 0.5 .*0.1",
+        "--seed 1": "seed: 1 .*0",
+        "--method.lam 3": "method.lam: 3.0 ",
+        "--method fedavg": "method: 'fedavg' .*'kapc'",
+        "--model.hidden [65]": "model.hidden: ",
+        "--callbacks.checkpoint null": "callbacks.checkpoint",
+    }.items(),
 )
 def test_resume_with_another_changed_key(engine, refused, flags, told):
-    line = ["fit", "--config", "kapc_exact_digits", "--name", "a"]
-    assert main(line) == 0
+    line = "fit --config kapc_exact_digits --name a"
+    assert run_line(line) == 0
     before = saved("runs/a")
-    error = refused(*line, "--resume", *flags.split())
+    error = refused(f"{line} --resume {flags}")
     assert re.match(told, error), error
     assert saved("runs/a") == before
 
 
 def test_resume_without_a_config_goes_on_as_it_was(engine, refused):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
-    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a --data.alpha 0.7") == 0
+    assert run_line("fit --name a --resume --federation.rounds 30") == 0
     config = engine.calls[-1][0]
     assert (config.data.alpha, config.federation.rounds) == (0.7, 30)
-    assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
+    assert refused("fit --name a --resume --seed 5").startswith("seed: 5")
 
 
 def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine, tmp_path):
@@ -191,17 +182,17 @@ def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine, tmp_path
     Path(f"{name}.py").write_text(
         "from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n"
     )
-    assert main(["fit", "--name", "a", "--loggers", f"{name}.Own"]) == 0
-    assert main(["fit", "--name", "a", "--resume", "--loggers.own.every", "2"]) == 0
+    assert run_line(f"fit --name a --loggers {name}.Own") == 0
+    assert run_line("fit --name a --resume --loggers.own.every 2") == 0
     assert engine.calls[-1][0].loggers["own"].init_args["every"] == 2
 
 
 def test_resume_cannot_undo_rounds(engine, refused):
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert run_line("fit --config kapc_exact_digits --name a") == 0
     rows("runs/a", 8)
-    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
-    assert "has done 8" in refused(*line, "--federation.rounds", "7")
-    assert main([*line, "--federation.rounds", "8"]) == 0
+    line = "fit --config kapc_exact_digits --name a --resume"
+    assert "has done 8" in refused(f"{line} --federation.rounds 7")
+    assert run_line(f"{line} --federation.rounds 8") == 0
 
 
 def started_by_torchrun(monkeypatch, rank):
@@ -213,11 +204,11 @@ def started_by_torchrun(monkeypatch, rank):
 def test_other_ranks_leave_the_folder_to_rank_0(engine, monkeypatch):
     started_by_torchrun(monkeypatch, rank=1)
     Path("runs/a").mkdir(parents=True)
-    assert main(["fit", "--name", "a"]) == 0
+    assert run_line("fit --name a") == 0
     assert main(["fit"]) == 0
     assert [p.name for p in Path("runs").rglob("*")] == ["a"]
     monkeypatch.setenv("RANK", "0")
-    assert main(["fit", "--name", "b"]) == 0
+    assert run_line("fit --name b") == 0
     assert Path("runs/b/config.yaml").exists()
 
 
@@ -226,7 +217,7 @@ def test_other_ranks_do_not_judge_the_folder(engine, monkeypatch):
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/lock").touch()
     Path("runs/a/notes.txt").touch()
-    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
-    assert main(line) == 2
+    line = "fit --config kapc_exact_digits --name a --resume"
+    assert run_line(line) == 2
     started_by_torchrun(monkeypatch, rank=1)
-    assert main(line) == 0
+    assert run_line(line) == 0

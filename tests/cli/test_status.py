@@ -1,7 +1,5 @@
 """`fl-train status`: states, times and refusals."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.lab.queue import queued
@@ -66,11 +65,11 @@ def test_a_lock_tells_more_than_silence(tmp_path):
 def test_the_table_names_every_run(tmp_path, capsys):
     for name in ("a", "b-with-quite-a-long-name-for-a-run[lr=0.1]"):
         run(tmp_path, name, 10, finished=True)
-    assert main(["status", str(tmp_path)]) == 0
+    assert run_line(f"status {tmp_path}") == 0
     out = capsys.readouterr().out
     assert "b-with-quite-a-long-name-for-a-run[lr=0.1]" in out
     assert out.count("finished") == 2
-    assert main(["status", str(tmp_path / "a")]) == 0
+    assert run_line(f"status {tmp_path / 'a'}") == 0
     assert "10/10" in capsys.readouterr().out
 
 
@@ -86,7 +85,7 @@ def test_no_runs_is_one_line(tmp_path, capsys):
 def test_a_damaged_run_leaves_the_others_in_the_table(tmp_path, capsys, table):
     run(tmp_path, "a", 10, finished=True)
     (run(tmp_path, "b", 2) / "metrics.csv").write_text(table)
-    assert main(["status", str(tmp_path)]) == 0
+    assert run_line(f"status {tmp_path}") == 0
     out = capsys.readouterr().out
     assert "finished" in out and "unreadable" in out
 
@@ -109,7 +108,7 @@ def test_runs_that_are_queued_or_starting(tmp_path, monkeypatch, capsys, command
     monkeypatch.chdir(tmp_path)
     commands(sbatch=SBATCH)
     line = "submit --config kapc_exact_digits --name x --time 1:00:00 --array seed=0-2"
-    assert main([*line.split(), "--federation.rounds", "10"]) == 0
+    assert run_line(f"{line} --federation.rounds 10") == 0
 
     def seen():
         runs = standings(Path("runs"))
@@ -173,7 +172,7 @@ def test_a_run_that_is_queued_is_not_submitted_again(capsys, commands, study):
         out = said(*words)
         assert out.startswith("nothing to submit: ") and out.count("\n") == 1
     assert Path("jobs").read_text().count("x") == 2
-    assert main(["status", "s"]) == 0
+    assert run_line("status s") == 0
     assert "4 queued" in capsys.readouterr().out
 
     # Job 12 has left the queue, and left nothing: its runs are submitted again, but for one that

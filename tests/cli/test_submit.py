@@ -1,7 +1,5 @@
 """`fl-train submit`: the script it writes, what it refuses, and what it hands to sbatch."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.submit import _seconds, sweep_points
 
@@ -19,15 +16,10 @@ ACCEPTS = 'cp "$1" got; echo Submitted batch job 42'
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capsys):
-    """Runs a line in an empty folder; gives exit code, stdout and stderr."""
+def ask(tmp_path, monkeypatch, fl_train):
+    """Runs a line in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(line):
-        capsys.readouterr()
-        return main(shlex.split(line)), *capsys.readouterr()
-
-    return run
+    return fl_train
 
 
 @pytest.fixture
@@ -99,7 +91,7 @@ def test_cores_memory_and_what_comes_before_the_run(shown, commands):
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(("signal", "requeued"), [("USR1", True), ("TERM", False)])
+@pytest.mark.parametrize("signal, requeued", [("USR1", True), ("TERM", False)])
 def test_signals_stop_the_run_and_the_limit_queues_it_again(
     signal, requeued, early, tmp_path, shown, commands
 ):
@@ -139,12 +131,12 @@ def test_sbatch_gets_the_script(tmp_path, ask, refused, commands):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--gpus-per-node 8", "no node has more than 4"),
-        ("--nodes 4", "at most the 3"),
-        ("--nodes 2 --gpus-per-node 3", "at most the 1 that there are with 3 GPUs"),
-    ],
+    "words, said",
+    {
+        "--gpus-per-node 8": "no node has more than 4",
+        "--nodes 4": "at most the 3",
+        "--nodes 2 --gpus-per-node 3": "at most the 1 that there are with 3 GPUs",
+    }.items(),
 )
 def test_gpus_that_no_node_has(words, said, refused, commands):
     commands(sinfo="echo 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'", sbatch=ACCEPTS)
@@ -204,7 +196,7 @@ def test_a_job_wants_a_config(refused):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "names"),
+    "sweep, names",
     [
         ("seed=3,4 method.lam=1", ["kapc_exact_digits-seed3-lam1", "kapc_exact_digits-seed4-lam1"]),
         ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_exact_digits-seed0"]),

@@ -6,20 +6,15 @@ seed, those that the first run does not have. `python tests/configs/resolved.py 
 keeps those of some anew, `--all` of all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Config
 from fl_lightning.configuration.resolve import to_yaml
 from fl_lightning.lab.study import studyfile
 from fl_lightning.lab.study.grid import Study
@@ -27,11 +22,10 @@ from fl_lightning.lab.study.launch import resolved
 
 FILE = Path(__file__).with_name("resolved.json")
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
-Flat = dict[str, Any]
 GONE = "(not there)"
 
 
-def configs() -> list[str]:
+def configs():
     """Names of the shipped configs, and paths of those that are not listed."""
     listed = list(catalogue.table("configs"))
     others = (
@@ -42,12 +36,12 @@ def configs() -> list[str]:
     return listed + [path.relative_to(FOLDER).as_posix() for path in sorted(others)]
 
 
-def studies() -> list[str]:
+def studies():
     """Names of the shipped studies."""
     return list(catalogue.table("studies"))
 
 
-def flat(value: Any, key: str = "") -> Flat:
+def flat(value, key=""):
     """Nested values by dotted key; an empty mapping counts as a value."""
     if not isinstance(value, dict) or not value:
         return {key: value}
@@ -58,28 +52,28 @@ def flat(value: Any, key: str = "") -> Flat:
     }
 
 
-def plain(config: Config) -> Flat:
+def plain(config):
     """All values of a resolved config, its seed apart."""
-    values: Flat = flat(json.loads(json.dumps(yaml.safe_load(to_yaml(config)))))
+    values = flat(json.loads(json.dumps(yaml.safe_load(to_yaml(config)))))
     values.pop("seed")
     return values
 
 
-def beside(values: Flat, common: Flat) -> Flat:
+def beside(values, common):
     """What of `values` is not in `common`."""
     return {k: v for k, v in values.items() if k not in common or common[k] != v} | {
         k: GONE for k in common if k not in values
     }
 
 
-def of_study(name: str) -> dict[str, Flat]:
+def of_study(name):
     """The values of each run of a study by its folder, for the first of its seeds."""
     asked = Study.of(studyfile.read(name))
     _, pairs = resolved(asked)
     return {run.folder: plain(c) for run, c in pairs if run.seed == asked.seeds[0]}
 
 
-def of_config(name: str) -> Flat:
+def of_config(name):
     """The values of `fl-train fit --config NAME`."""
     from fl_lightning.configuration.flags import layers_of_flags, read_flags
     from fl_lightning.configuration.resolve import resolve
@@ -88,7 +82,7 @@ def of_config(name: str) -> Flat:
     return plain(resolve(layers_of_flags(read_flags(["--config", path])[1])[0]))
 
 
-def common_of(all_values: Iterable[Flat]) -> Flat:
+def common_of(all_values):
     """The values that more than half have."""
     many = list(all_values)
     counts = Counter((key, json.dumps(value)) for values in many for key, value in values.items())
@@ -99,13 +93,13 @@ def common_of(all_values: Iterable[Flat]) -> Flat:
     }
 
 
-def kept() -> dict[str, Any]:
+def kept():
     """What is kept."""
-    content: dict[str, Any] = json.loads(FILE.read_text())
+    content = json.loads(FILE.read_text())
     return content
 
 
-def write(content: dict[str, Any]) -> None:
+def write(content):
     """Keep it, a line for each config and study."""
     parts = [
         f"{json.dumps(part)}: {{\n"
@@ -116,22 +110,22 @@ def write(content: dict[str, Any]) -> None:
     FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
-def _line(value: Any) -> str:
+def _line(value):
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def differences(now: Flat, kept_values: Flat) -> dict[str, tuple[Any, Any]]:
+def differences(now, kept_values):
     """Keys whose values are others than those kept, with both. Keys that have come since are
     none."""
     return {k: (v, now.get(k, GONE)) for k, v in kept_values.items() if now.get(k, GONE) != v}
 
 
-def whole(common: Flat, own: Flat) -> Flat:
+def whole(common, own):
     """The reverse of `beside`."""
     return {k: v for k, v in (common | own).items() if v != GONE}
 
 
-def main(names: list[str]) -> None:
+def main(names):
     """Keep values anew."""
     os.environ.setdefault("WANDB_MODE", "offline")
     content = {"common": {}, "configs": {}, "studies": {}} if names == ["--all"] else kept()

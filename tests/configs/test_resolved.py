@@ -1,7 +1,5 @@
 """Every shipped config and study resolves to the values that are kept in `resolved.json`."""
 
-from __future__ import annotations
-
 import pytest
 import resolved
 

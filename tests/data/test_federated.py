@@ -105,7 +105,7 @@ def test_targets_stay_with_their_samples(resident, augment, tmp_path):
 
 @pytest.mark.parametrize("resident", ["always", "never"])
 @pytest.mark.parametrize(
-    ("samples", "batch", "whole_last", "sizes"),
+    "samples, batch, whole_last, sizes",
     [
         (9, 4, False, [4, 4, 1]),
         (9, 4, True, [4, 5]),

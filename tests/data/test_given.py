@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from fl_lightning.data.given import FILE, keep
-from fl_lightning.foundation.errors import BadInput
 
 LABELS = np.arange(60) % 2
 
@@ -23,9 +23,7 @@ def test_times_are_named_and_names_in_two_spellings_are_one(tmp_path, capsys):
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (16, 28, 20)])
 def test_channels_that_may_be_first_are_refused(shape, tmp_path):
-    with pytest.raises(
-        BadInput, match="its channels may be first: put them last, or give a Dataset"
-    ):
+    with refuses("its channels may be first: put them last, or give a Dataset"):
         keep((np.zeros((60, *shape), np.float32), LABELS), tmp_path)
     place, _ = keep((np.zeros((60, 32, 28, 3), np.float32), LABELS), tmp_path)
     assert np.load(place / FILE)["x_train"].shape == (60, 3, 32, 28)

@@ -62,7 +62,7 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "gini"), [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)]
+    "sizes, gini", [([5, 5, 5], 0), ([0, 0, 9], 2 / 3), ([1, 3], 0.25), ([0], 0)]
 )
 def test_the_gini_coefficient(sizes, gini):
     assert heterogeneity.gini(np.array(sizes)) == pytest.approx(gini)

@@ -48,7 +48,7 @@ def arrays(root, change=""):
 
 
 @pytest.mark.parametrize(
-    ("make", "changes"),
+    "make, changes",
     [
         (table, ("value", "label", "site", "more")),
         (pictures, ("value", "more")),

@@ -2,10 +2,10 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import leaf, prepare
-from fl_lightning.foundation.errors import BadInput
 
 
 def write(folder, part, users, name="all_data_0"):
@@ -75,9 +75,7 @@ def test_shakespeare(tmp_path):
     ] and source.vocabulary == len(names)
     assert source.group_names == ["FOOL", "KING"]
     tokens, labels, groups = source.train.read_all(), source.train.labels, source.train.groups
-    assert (
-        tokens.dtype == np.int64 and groups is not None and groups.tolist() == [0] * 16 + [1] * 16
-    )
+    assert tokens.dtype == np.int64 and groups.tolist() == [0] * 16 + [1] * 16
     for row, label, line, letter in zip(
         tokens[16:], labels[16:], LINES * 4, "brow" * 4, strict=True
     ):
@@ -92,7 +90,7 @@ def test_shakespeare(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("users", "message"),
+    "users, message",
     [
         (
             {"a": ([[1.0, 2.0]], [0, 1])},
@@ -123,7 +121,7 @@ def test_shakespeare(tmp_path):
 )
 def test_bad_samples_are_named(users, message, tmp_path):
     write(tmp_path, ".", users)
-    with pytest.raises(BadInput, match=rf"data\.root: .*{message}"):
+    with refuses(rf"data\.root: .*{message}"):
         leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
 
 
@@ -140,9 +138,7 @@ def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path):
     write(tmp_path, "train", {"f0": images(0, 16), "f1": images(1, 16)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": ([], [])})
     config = DataConfig(source="leaf", root=str(tmp_path), partition="natural")
-    with pytest.raises(
-        BadInput, match=r"the client 'f1' has no test sample: data\.client_test sets"
-    ):
+    with refuses(r"the client 'f1' has no test sample: data\.client_test sets"):
         prepare(config, 2, 0)
     shares = DataConfig(source="leaf", root=str(tmp_path), partition="natural", client_test=0.25)
     assert prepare(shares, 2, 0).test_sizes == [5, 4]

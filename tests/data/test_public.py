@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from torch.testing import assert_close
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.foundation.errors import BadInput
 
 
 def arrays(folder, name="a.npz", shape=(4, 4), dtype=np.uint8):
@@ -87,7 +87,7 @@ def test_grey_public_images_for_colour_clients(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"public": "mnits"}, r"data\.public: 'mnits' .*did you mean mnist"),
         ({"public": "arrays"}, r"data\.public: 'arrays' .*\.npz"),
@@ -104,6 +104,6 @@ def test_grey_public_images_for_colour_clients(tmp_path):
     ],
 )
 def test_bad_input(options, message):
-    with pytest.raises(BadInput, match=message) as caught:
+    with refuses(message) as caught:
         prepare(DataConfig(**options), 10, 0)
     assert "\n" not in str(caught.value)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import arrays, given, prepare, units
-from fl_lightning.foundation.errors import BadInput
 
 
 def written(folder, visits=4, persons=12, clash=False):
@@ -49,7 +49,7 @@ def test_the_unit_column_is_no_feature(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "keys", "says"),
+    "made, keys, says",
     [
         ({"clash": True}, {}, "Aarau and Basel have rows of one unit"),
         ({}, {"unit_column": "clinic"}, "there is no such column"),
@@ -64,12 +64,12 @@ def test_what_cannot_work_is_one_line(tmp_path, made, keys, says):
     if chosen is None:
         chosen = config(written(tmp_path))
         chosen.unit_column = keys["unit_column"]
-    with pytest.raises(BadInput, match=says):
+    with refuses(says):
         prepare(chosen, 2, 0)
 
 
 def test_one_unit_is_refused():
-    with pytest.raises(BadInput, match="all rows are of one unit"):
+    with refuses("all rows are of one unit"):
         units.check_apart("patient", np.zeros(4, int), [np.arange(4)], ["a"])
 
 
@@ -83,7 +83,7 @@ def test_arrays_and_python_data_have_units(tmp_path):
     assert len(np.unique(np.concatenate([train, test]))) == 5 and not set(train) & set(test)
     keep = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "unit_train": unit}
     np.savez(tmp_path / "a.npz", **keep)
-    with pytest.raises(BadInput, match="unit_test holds 0 units of 40 samples"):
+    with refuses("unit_test holds 0 units of 40 samples"):
         arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
 
 

@@ -1,14 +1,12 @@
-from __future__ import annotations
-
 import gzip
 import inspect
 import urllib.error
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision.datasets
+from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import idx, vision
@@ -69,7 +67,7 @@ def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch):
 class Fake:
     """Stands for a torchvision data set: attributes as given, samples decoded one by one."""
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
     def __getitem__(self, index):
@@ -147,7 +145,7 @@ def test_idx_files_in_the_root(packed, tmp_path):
 def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
     write_idx(tmp_path, [3, 1, 9, 0], True)
     monkeypatch.setattr(idx, "WHOLE", 4)
-    with pytest.raises(BadInput, match=r"of another data set: labels begin \[3, 1, 9, 0\]"):
+    with refuses(r"of another data set: labels begin \[3, 1, 9, 0\]"):
         vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     monkeypatch.undo()
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
@@ -163,7 +161,7 @@ def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
         (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 4, 0, 1, 2, 10))), "do not fit together"),
     ):
         labels.write_bytes(content)
-        with pytest.raises(BadInput, match=said):
+        with refuses(said):
             vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     labels.unlink()
     with pytest.raises(
@@ -185,5 +183,5 @@ def test_labels_start_at_zero(monkeypatch):
 
 def test_labels_outside_the_classes_are_refused(monkeypatch):
     fake(monkeypatch, "CIFAR10", data=np.zeros((2, 32, 32, 3), np.uint8), targets=[0, 10])
-    with pytest.raises(BadInput, match="labels 0 to 10 for 10 classes"):
+    with refuses("labels 0 to 10 for 10 classes"):
         vision.load(DataConfig(source="cifar10", root="r"))

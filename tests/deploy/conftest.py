@@ -1,7 +1,5 @@
 """Flower in an environment of its own, and deployments that end with the test."""
 
-from __future__ import annotations
-
 import pytest
 
 from .machines import Machines, environment

@@ -12,8 +12,6 @@ it has answered. At the end all tables and the sites' personal models must be th
 by bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -25,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +60,7 @@ class Done:
     unlike: list[str] = field(default_factory=list)
     """Differences from the simulation, and parts of the campaign that were not carried out."""
 
-    def compare(self, run: Path, folder: Path) -> None:
+    def compare(self, run, folder):
         """Compare tables and personal models with those of a simulation."""
         config = config_of(folder / NAME / PACKAGE)
         simulated = simulate(config, folder)
@@ -73,12 +70,12 @@ class Done:
             self.lost += other_model(client, folder / f"at-{client}" / NAME, simulated, folder)
 
     @property
-    def killed(self) -> Counter[str]:
+    def killed(self):
         """Kills by part."""
         return Counter(kill["part"] for kill in self.kills)
 
 
-def of_sites(folder: Path, count: int, seed: int, seconds: float = 1.0) -> Done:
+def of_sites(folder, count, seed, seconds=1.0):
     """Kill `count` processes of a deployment without Flower in `folder`, the working directory."""
     rounds = 2 * count  # a process may have ended before its moment
     words = [*FLAGS.split(), "--federation.rounds", str(rounds), "--rehearse", "false"]
@@ -103,7 +100,7 @@ class Campaign:
     begun: int = 0
     """How often `flwr run` was called: a busy SuperLink may refuse it."""
 
-    def strike_all(self, counts: Mapping[str, int]) -> None:
+    def strike_all(self, counts):
         """Kill `counts` of each part, one in a round, in a random order; then wait for the end of
         the run."""
         parts = [part for part, count in counts.items() for _ in range(count)]
@@ -123,17 +120,17 @@ class Campaign:
                 self.done.lost += lost_rounds(site, before + 1)
         self.flwr.wait(PATIENCE)
 
-    def _rounds(self) -> int:
+    def _rounds(self):
         """Rounds that the centre has finished."""
         table = self.machines.folder / "runs" / NAME / "metrics.csv"
         return max(0, table.read_text().count("\n") - 1) if table.is_file() else 0
 
-    def _begin(self) -> None:
+    def _begin(self):
         self.begun += 1
         with (self.machines.folder / "flwr.log").open("ab") as log:
             self.flwr = self.machines.command(log, "flwr", *self.machines.run())
 
-    def _until(self, rounds: int) -> None:
+    def _until(self, rounds):
         deadline = time.monotonic() + PATIENCE
         while self._rounds() < rounds:
             assert time.monotonic() < deadline, f"round {rounds} did not end"
@@ -142,7 +139,7 @@ class Campaign:
                 self._begin()
             time.sleep(0.05)
 
-    def _strike(self, part: str) -> float:
+    def _strike(self, part):
         """Kill one `part` within the next seconds, and start it again where nobody else does; after
         how many seconds it was killed."""
         begun, running = time.monotonic(), self.machines.running
@@ -171,7 +168,7 @@ class Campaign:
         return at
 
 
-def of_flower(machines: Machines, counts: Mapping[str, int], seed: int) -> Done:
+def of_flower(machines, counts, seed):
     """Kill `counts` of each part of a deployment in the folder of `machines`, the working
     directory."""
     machines.patience = "again=30"
@@ -182,7 +179,7 @@ def of_flower(machines: Machines, counts: Mapping[str, int], seed: int) -> Done:
     return campaign.done
 
 
-def main() -> int:
+def main():
     """Run a campaign; 1 if a model was lost, a run could not go on, or ended in other numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("where", choices=PARTS)

@@ -1,8 +1,6 @@
 """A deployment on this machine: SuperLink and SuperNodes as processes on loopback, with TLS and a
 key for each node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,9 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from fl_lightning.cli import main
 
@@ -38,7 +34,7 @@ SILENT = {
 """Nothing calls home, and nothing is installed by a run."""
 
 
-def environment(folder: Path) -> Path:
+def environment(folder):
     """The folder of Flower's commands; FL_FLOWER names an environment that is there already, else
     one is made. It borrows all else from the environment of the tests."""
     python, listed = folder / "bin" / "python", str(HERE / "flower.txt")
@@ -56,14 +52,14 @@ def environment(folder: Path) -> Path:
     return python.parent
 
 
-def free_port() -> int:
+def free_port():
     """One that nobody listens at now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
-def of_home(home: Path) -> Iterator[tuple[int, str]]:
+def of_home(home):
     """Process id and command line of all processes whose FLWR_HOME is `home`: Flower's, and the
     sites'."""
     mine = f"FLWR_HOME={home}\0".encode()
@@ -76,7 +72,7 @@ def of_home(home: Path) -> Iterator[tuple[int, str]]:
                 )
 
 
-def kill_all(home: Path) -> None:
+def kill_all(home):
     """Kill what `of_home` names."""
     for pid, _ in of_home(home):
         with contextlib.suppress(OSError):
@@ -86,9 +82,9 @@ def kill_all(home: Path) -> None:
 class Machines:
     """Processes of one deployment in `folder`, all of which end with it."""
 
-    def __init__(self, flower: Path, folder: Path) -> None:
+    def __init__(self, flower, folder):
         self.flower, self.folder, self.port = flower, folder, free_port()
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running = {}
         self.warm = True
         """Whether sites have a SuperExec that has loaded fl_lightning."""
         self.patience = "again=600"
@@ -104,7 +100,7 @@ class Machines:
         (folder / "home" / "config.toml").write_text(address)
         subprocess.run(["bash", "-ec", CERTIFICATES], cwd=folder, check=True, capture_output=True)
 
-    def open(self, nodes: int, *words: str) -> None:
+    def open(self, nodes, *words):
         """Write an app and the data of so many sites (no words: they are there), start the
         SuperLink and a SuperNode for each."""
         if words:
@@ -119,7 +115,7 @@ class Machines:
             assert "node-id" in registered, registered
             self.node(k)
 
-    def start(self, name: str, until: str, *words: str) -> bool:
+    def start(self, name, until, *words):
         """Start a command of Flower, and wait until its log says `until`; whether it does."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as out:
@@ -132,12 +128,12 @@ class Machines:
             time.sleep(0.2)
         return until in log.read_text()
 
-    def command(self, out: IO[bytes] | int, *words: str) -> subprocess.Popen[bytes]:
+    def command(self, out, *words):
         """A command of Flower, begun."""
         command = [str(self.flower / words[0]), *words[1:]]
         return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out)
 
-    def flwr(self, *words: str) -> str:
+    def flwr(self, *words):
         """What a command of `flwr` prints."""
         command = [str(self.flower / "flwr"), *words]
         done = subprocess.run(
@@ -145,7 +141,7 @@ class Machines:
         )
         return done.stdout + done.stderr
 
-    def run(self) -> list[str]:
+    def run(self):
         """The words of `flwr` that start a run, or have it go on."""
         settings = f'out="{self.folder}/runs" sites="{self.folder}/sites"'
         public = self.folder / "sites" / "public.npz"
@@ -153,7 +149,7 @@ class Machines:
         settings += f" {self.patience}"
         return ["run", "app", "centre", "--stream", "-c", settings]
 
-    def simulation(self, nodes: int) -> None:
+    def simulation(self, nodes):
         """A SuperLink with Flower's simulation engine in place of SuperNodes."""
         address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         (self.folder / "home" / "config.toml").write_text(address)
@@ -162,7 +158,7 @@ class Machines:
         sizes = ["--num-supernodes", str(nodes), "--client-resources-num-cpus", "1"]
         self.flwr("federation", "simulation-config", "@none/default", "centre", *sizes)
 
-    def superlink(self) -> None:
+    def superlink(self):
         """Start it, or start it again."""
         words = f"--host 127.0.0.1 --port {self.port} --database state.db --enable-supernode-auth"
         keys = "--ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key"
@@ -170,7 +166,7 @@ class Machines:
         started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
         assert started, (self.folder / "superlink.log").read_text()[-2000:]
 
-    def node(self, client: int) -> None:
+    def node(self, client):
         """Start a SuperNode; one that was killed is refused for a while: it is started again, as a
         supervisor does."""
         name, port = f"node{client}", free_port()
@@ -195,11 +191,11 @@ class Machines:
             with (self.folder / f"executor{client}.log").open("wb") as out:
                 self.running[f"executor{client}"] = self.command(out, "python", *words.split())
 
-    def processes(self) -> Iterator[tuple[int, str]]:
+    def processes(self):
         """Process id and command line of all that belong to it."""
         yield from of_home(self.folder / "home")
 
-    def end(self) -> None:
+    def end(self):
         """End all processes."""
         for process in reversed(self.running.values()):
             process.send_signal(signal.SIGTERM)

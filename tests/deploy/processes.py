@@ -4,8 +4,6 @@ ClientApp.
 Processes are killed, too: Flower would add seconds to each round, and nothing to what they lose.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing
@@ -14,9 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -39,7 +35,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["fl_lightning.sites.ends", __name__])
 
 
-def client_app(out: Connection, app: Path, node: dict[str, Any], message: bytes) -> None:
+def client_app(out, app, node, message):
     """Answer one message."""
     out.send_bytes(answer(app, NAME, node, message))
 
@@ -47,22 +43,22 @@ def client_app(out: Connection, app: Path, node: dict[str, Any], message: bytes)
 class Processes:
     """A transport with a process for each message. `app`: the folder of the package."""
 
-    def __init__(self, app: Path, nodes: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, app, nodes):
         self.app, self.nodes, self.pool = app, nodes, ThreadPoolExecutor(8)
         self.arrived = SimpleQueue[tuple[str, Reply]]()
         self.number, self.running = 0, list[Any]()
 
-    def addresses(self) -> list[int]:
+    def addresses(self):
         """Sites by their place."""
         return list(range(len(self.nodes)))
 
-    def push(self, address: int, message: bytes, ttl: float) -> str:
+    def push(self, address, message, ttl):
         """Start a process for the message."""
         self.number += 1
         self.pool.submit(self._carry, str(self.number), address, message)
         return str(self.number)
 
-    def _carry(self, name: str, address: int, message: bytes) -> None:
+    def _carry(self, name, address, message):
         ours, theirs = SERVER.Pipe(duplex=False)
         work = (theirs, self.app, self.nodes[address], message)
         process = SERVER.Process(target=client_app, args=work)
@@ -70,32 +66,32 @@ class Processes:
         theirs.close()
         self.running.append(process)
         try:
-            content: Reply = ours.recv_bytes()
+            content = ours.recv_bytes()
         except EOFError:
             content = None
         process.join()
         self.running.remove(process)
         self.arrived.put((name, content))
 
-    def pull(self, most: int) -> list[tuple[str, Reply]]:
+    def pull(self, most):
         """The answers that have come."""
         return [self.arrived.get() for _ in range(self.arrived.qsize())]
 
-    def pause(self) -> None:
+    def pause(self):
         """Wait a moment."""
         time.sleep(0.02)
 
 
-def in_process(app: Path, nodes: Sequence[dict[str, Any]]) -> LocalTransport:
+def in_process(app, nodes):
     """A transport that answers in this process."""
 
-    def site(node: dict[str, Any]) -> Any:
+    def site(node):
         return lambda message: answer(app, NAME, node, message)
 
     return LocalTransport([site(node) for node in nodes])
 
 
-def nodes_of(folder: Path, count: int = 2) -> list[dict[str, Any]]:
+def nodes_of(folder, count=2):
     """Node configurations of sites whose data lie in `sites` of `folder`."""
     return [
         {
@@ -107,7 +103,7 @@ def nodes_of(folder: Path, count: int = 2) -> list[dict[str, Any]]:
     ]
 
 
-def run_of(app: Path, transport: Any, folder: Path, resume: bool = False) -> Path:
+def run_of(app, transport, folder, resume=False):
     """Run the centre of the package `app` in this process; the run folder."""
     config, facts = config_of(app), Facts.read(app / "facts.json")
     folder.mkdir(exist_ok=resume)
@@ -115,7 +111,7 @@ def run_of(app: Path, transport: Any, folder: Path, resume: bool = False) -> Pat
     public = held if held.is_file() else None
     exchange = Exchange(transport, "run", fingerprint(app, config), Limits(300, 300, 60))
 
-    def put_together(*built: Any) -> Any:
+    def put_together(*built):
         return federation_of(exchange, facts, public, *built)
 
     launch(config, fit_on_rank, folder, resume, put_together)
@@ -125,7 +121,7 @@ def run_of(app: Path, transport: Any, folder: Path, resume: bool = False) -> Pat
 # ---------------------------------------------------------------- kills
 
 
-def lost_rounds(site: Path, rounds: int) -> list[str]:
+def lost_rounds(site, rounds):
     """A line if the folder of a site has no intact state after `rounds` rounds."""
     checkpoints = site / "checkpoints"
     saved = [t for t in disk.rounds(checkpoints) if disk.intact(checkpoints, t) is not None]
@@ -133,7 +129,7 @@ def lost_rounds(site: Path, rounds: int) -> list[str]:
     return [f"{site} has the states of rounds {saved}, not of {rounds}"] if lost else []
 
 
-def other_model(client: int, site: Path, simulated: Path, folder: Path) -> list[str]:
+def other_model(client, site, simulated, folder):
     """A line if the model in a site's folder is not that of `client` in the simulation."""
     models = []
     for name, run in (("simulated", simulated), ("deployed", site)):
@@ -152,20 +148,18 @@ class Killer:
     folders did not hold a round that they have answered.
     """
 
-    def __init__(
-        self, nodes: Sequence[dict[str, Any]], count: int, seed: int, seconds: float
-    ) -> None:
+    def __init__(self, nodes, count, seed, seconds):
         self.nodes, self.left, self.seconds = nodes, count, seconds
         self.draws = random.Random(seed)
-        self.kills: list[dict[str, Any]] = []
-        self.lost: list[str] = []
+        self.kills = []
+        self.lost = []
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def at_work(self):
         """While this lasts."""
         ask = Exchange.ask
 
-        def disturbed(exchange: Exchange, t: int, kind: str, *rest: Any) -> Any:
+        def disturbed(exchange, t, kind, *rest):
             if kind != "visit":
                 return ask(exchange, t, kind, *rest)
             over = threading.Event()
@@ -185,7 +179,7 @@ class Killer:
         finally:
             Exchange.ask = ask  # type: ignore[method-assign]
 
-    def _strike(self, transport: Processes, t: int, over: threading.Event) -> None:
+    def _strike(self, transport, t, over):
         """Kill a process, if one runs at the drawn moment; else a later round has its turn."""
         begun = time.monotonic()
         if not self.left or over.wait(self.draws.uniform(0, self.seconds)):

@@ -1,14 +1,12 @@
 """Real SuperLink and SuperNodes on loopback, with TLS and a key for each node, in an environment of
 Flower's own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
-from typing import Any
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.results.folder import RunFolder
@@ -36,28 +34,15 @@ def test_three_supernodes_come_to_the_simulators_bits(machines, tmp_path, capsys
     messages = 3 * (2 + 1)  # two visits and a final score of each; kapc has no global model
     assert uploads <= received <= 1.02 * uploads + 2000 * messages
     print(f"uploads {uploads} bytes in the ledger, {received} received in {messages} messages")
-    seconds: list[Any] = [row["seconds"] for row in RunFolder(run).read("metrics")]
+    seconds = [row["seconds"] for row in RunFolder(run).read("metrics")]
     print(f"seconds a round {seconds}")
 
     own, out_file = str(tmp_path / "at-2" / "app"), str(tmp_path / "two.safetensors")
     assert main(["export", "--run", own, "--client", "2", "--out", out_file]) == 0
     capsys.readouterr()
-    assert (
-        main(
-            [
-                "export",
-                "--run",
-                str(run),
-                "--client",
-                "2",
-                "--out",
-                str(tmp_path / "none.safetensors"),
-            ]
-        )
-        == 2
-    )
+    assert run_line(f"export --run {run} --client 2 --out {tmp_path / 'none.safetensors'}") == 2
     assert "at their sites" in capsys.readouterr().err
-    assert main(["report", str(run)]) == 0
+    assert run_line(f"report {run}") == 0
 
 
 @pytest.mark.slow

@@ -1,15 +1,11 @@
 """Odd and hostile messages: each is one line, its site has failed, and the run goes on as
 `on_bad_client` says."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,18 +23,13 @@ HUGE = 10 * 2**30
 BAD = 1
 """The client whose site is odd."""
 SKIP = ("--federation.on_bad_client", "skip")
-Answers = list[bytes]
-Arrive = Callable[[Answers, str], list[Any]]
 
 
 class Odd(LocalTransport):
     """The answers of one site to messages of a `kind` arrive as `arrive` has it: of all its answers
     so far, and the message's name."""
 
-    arrive: Arrive
-    kind: str
-
-    def push(self, address: int, message: bytes, ttl: float) -> str:
+    def push(self, address, message, ttl):
         name = super().push(address, message, ttl)
         if address == BAD and wire.unpack(message)["kind"] == self.kind:
             self.answers.append(self.waiting.pop()[1])
@@ -81,7 +72,7 @@ def _late(answers, name, first=[]):  # noqa: B006 (kept)
     return [*earlier, (name, answers[-1])]
 
 
-ODD: dict[str, tuple[Arrive, str]] = {
+ODD = {
     "lost": (lambda a, n: [(n, a[-1])] if len(a) > 1 else [], "did not answer within"),
     "late": (_late, "did not answer within"),
     "cut short": (lambda a, n: [(n, a[-1] if len(a) > 1 else a[-1][:100])], "it is cut short"),
@@ -109,7 +100,7 @@ def test_retry_comes_to_the_numbers_of_an_undisturbed_run(how, tmp_path, monkeyp
 def test_a_message_that_is_not_answered_in_time_is_sent_again(tmp_path, monkeypatch):
     """Every second answer is lost, the others come twice: the same bytes, and nothing has failed."""
     monkeypatch.setattr(rehearsal, "LIMITS", (10.0, 10.0, 0.05))
-    sent: Answers = []
+    sent = []
 
     def arrive(answers, name):
         sent[:] = answers
@@ -122,8 +113,6 @@ def test_a_message_that_is_not_answered_in_time_is_sent_again(tmp_path, monkeypa
 
 
 # ---------------------------------------------------------------- hostile answers
-
-Change = Callable[[dict[str, Any]], Any]
 
 
 def _payload(**parts):
@@ -140,7 +129,7 @@ def _payload(**parts):
 
 
 SHORT = _payload(model=lambda model: model[:-1])
-HOSTILE: list[tuple[str, str, Change, str]] = [
+HOSTILE = [
     ("fedavg", "visit", SHORT, "a vector has shape"),
     ("fedavg", "visit", _payload(model=lambda x: x * torch.nan), "its upload is not finite"),
     ("fedavg", "visit", _payload(model=lambda x: 3), "parts of it are missing"),
@@ -188,7 +177,7 @@ HOSTILE: list[tuple[str, str, Change, str]] = [
 
 @pytest.mark.sampled("fedavg-0", "fedavg-4", "fedavg-11", "fpl-12", "fedpac-14")
 @pytest.mark.parametrize(
-    ("method", "kind", "change", "line"),
+    "method, kind, change, line",
     HOSTILE,
     ids=[f"{method}-{k}" for k, (method, *_) in enumerate(HOSTILE)],
 )
@@ -280,10 +269,10 @@ class Moving(LocalTransport):
 
     nodes, dead = (1, 2), 0
 
-    def addresses(self) -> list[int]:
+    def addresses(self):
         return list(self.nodes)
 
-    def push(self, address: int, message: bytes, ttl: float) -> str:
+    def push(self, address, message, ttl):
         answer = wire.unpack(message)
         if answer["kind"] == "hello":
             facts = {"version": "x", "initial": "i", "fingerprint": "f", "sizes": [5, 0, 5]}
@@ -293,7 +282,7 @@ class Moving(LocalTransport):
             self.waiting.append((name, wire.pack(answer)))
         return name
 
-    def pause(self) -> None:
+    def pause(self):
         time.sleep(0.005)
 
 
@@ -316,7 +305,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
 
 
 @pytest.mark.parametrize(
-    ("hello", "line"),
+    "hello, line",
     [
         (None, "no site for client 1 after 0 s"),
         (HUGE, f"the site at 1 cannot take part: it has {HUGE} bytes, more than the"),
@@ -347,7 +336,7 @@ def test_a_site_that_says_nothing_of_itself(
 class Body:
     """Ten gigabytes that nobody may read."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return HUGE
 
 

@@ -1,7 +1,5 @@
 """Sites with a process for each message, as Flower has it: killed, asked twice, with unfit data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +65,7 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(app, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    "spoil, sentence",
     [
         (
             lambda a: a.update(x_train=a["x_train"][..., :7]),

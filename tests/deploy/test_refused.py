@@ -1,17 +1,15 @@
 """What is refused before anything is written, in one line that names key, value and what is
 allowed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
 
@@ -40,7 +38,7 @@ NEEDED = {
 def refused(words, line, capsys):
     """`fl-train deploy` ends with this line and leaves nothing behind."""
     before = set(Path().iterdir())
-    assert main(["deploy", *SMALL.split(), *words.split(), "--out", "app", "--sites", "sites"]) == 2
+    assert run_line(f"deploy {SMALL} {words} --out app --sites sites") == 2
     shown = capsys.readouterr().err
     assert re.search(line, shown), shown
     assert len(shown.strip().splitlines()) == 1
@@ -60,30 +58,15 @@ def test_transforms_that_sites_cannot_run_are_named(name, tmp_path, monkeypatch,
 
 @pytest.mark.sampled("scaler", "held out", "executor")
 @pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
-            r"optimizer.privacy: .*null: sites cannot run it",
-        ),
-        (
-            "--data.scale sklearn.preprocessing.QuantileTransformer",
-            r"data.scale: .* is not allowed; it does more than scale each column",
-        ),
-        ("--data.global_test true", r"data.global_test: True is not allowed; it must be false"),
-        (
-            "--data.held_out [1]",
-            r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
-        ),
-        (
-            "--data.held_out_clients 0.34",
-            r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join",
-        ),
-        (
-            "--fabric.executor vmap",
-            r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
-        ),
-    ],
+    "words, line",
+    {
+        "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1": r"optimizer.privacy: .*null: sites cannot run it",
+        "--data.scale sklearn.preprocessing.QuantileTransformer": r"data.scale: .* is not allowed; it does more than scale each column",
+        "--data.global_test true": r"data.global_test: True is not allowed; it must be false",
+        "--data.held_out [1]": r"data.held_out: .*1.* is not allowed; it must be null: fl-train join",
+        "--data.held_out_clients 0.34": r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join",
+        "--fabric.executor vmap": r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has",
+    }.items(),
     ids=["private", "scaler", "global test", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
@@ -114,7 +97,7 @@ def test_an_app_that_the_disk_refuses_leaves_its_names_free(tmp_path, monkeypatc
 
     monkeypatch.setattr("fl_lightning.foundation.files.os.replace", full)
     line = f"deploy {SMALL} --method fedavg --rehearse false --out app --sites sites"
-    assert main(line.split()) == 1
+    assert run_line(line) == 1
     assert (
         capsys.readouterr().err
         == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"

@@ -1,7 +1,5 @@
 """A CSV study at its hospitals: tables with words, empty cells, imputers and scalers."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.sites.app import PACKAGE
@@ -46,7 +45,7 @@ def rows(tmp_path, monkeypatch):
 
 @pytest.mark.sampled("robust", "own")
 @pytest.mark.parametrize(
-    ("method", "flags"),
+    "method, flags",
     [
         ("fedavg", "--data.impute median --data.scale robust"),
         ("fedper", "--data.impute mean --data.scale standard"),
@@ -69,7 +68,7 @@ def app():
     """An app of the table for two sites."""
     flags = f"{SMALL.replace('clients 3', 'clients 2')} {TABLE} --method ditto"
     flags += " --data.impute median --data.scale standard --rehearse false"
-    assert main(["deploy", *flags.split(), "--out", "app", "--sites", "sites"]) == 0
+    assert run_line(f"deploy {flags} --out app --sites sites") == 0
     return Path("app").resolve() / PACKAGE
 
 

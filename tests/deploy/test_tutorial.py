@@ -1,8 +1,6 @@
 """The tutorial "From study to three hospitals": its lines as they stand on the page, in one
 shell."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,10 +1,7 @@
 """What sites send, for every deployed method: none of their samples, labels or personal blocks; and
 how many bytes."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,12 +25,12 @@ class Watched(LocalTransport):
     """Keeps what goes both ways, and after each answer the numbers at its site: those of blocks
     that its method uploads, and those that stay."""
 
-    def push(self, address: int, message: bytes, ttl: float) -> str:
+    def push(self, address, message, ttl):
         name = super().push(address, message, ttl)
         kind = wire.unpack(message)["kind"]
         self.sent.append((kind, message))
         self.come.append((kind, self.waiting[-1][1]))
-        site: Any = self.sites[address].site  # type: ignore[attr-defined]
+        site = self.sites[address].site  # type: ignore[attr-defined]
         for uploaded, numbers in numbers_of(site):
             seen = self.uploaded if uploaded else self.personal
             seen |= {(address, run) for run in runs_of(numbers)}
@@ -104,7 +101,7 @@ def own_runs(file):
 @pytest.mark.sampled("fedper", "ditto")
 @pytest.mark.parametrize("method", DEPLOYED)
 def test_nothing_personal_is_in_what_sites_send(method, tmp_path):
-    kept: list[Any] = []
+    kept = []
     rehearse(config_of(method), tmp_path, watched(kept))
     sent = b"".join(answer for _, answer in kept[0].come)
     assert not [client for client, run in secrets(kept[0]) if run in sent]
@@ -119,7 +116,7 @@ def test_nothing_personal_is_in_what_sites_send(method, tmp_path):
 
 def test_the_search_finds_what_is_sent(tmp_path):
     """A site that also sends its first sample, its labels and its classifier."""
-    kept: list[Any] = []
+    kept = []
     rehearse(config_of("fedper"), tmp_path, watched(kept))
     runs = [*own_runs(tmp_path / "data" / "site-1.npz")]
     with np.load(tmp_path / "data" / "site-1.npz") as content:
@@ -132,7 +129,7 @@ def test_the_search_finds_what_is_sent(tmp_path):
 
 def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path):
     """Sites send noisy models; epsilon is counted at the centre."""
-    kept: list[Any] = []
+    kept = []
     flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
     run = rehearse(config_of("fedper", *flags.split()), tmp_path, watched(kept))
     sent = b"".join(answer for _, answer in kept[0].come)
@@ -146,7 +143,7 @@ def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path):
 @pytest.mark.parametrize("method", DEPLOYED)
 def test_bytes_of_visits_are_those_of_the_ledger(method, tmp_path):
     """Both ways, within 2 % and a constant a message."""
-    kept: list[Any] = []
+    kept = []
     run = rehearse(config_of(method, "--model.hidden", "[256]"), tmp_path, watched(kept))
     rows = RunFolder(run).read("clients")
     for column, messages in (("upload_bytes", kept[0].come), ("download_bytes", kept[0].sent)):

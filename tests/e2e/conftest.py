@@ -1,7 +1,5 @@
 """Whole runs through the command line, on small real data, and what is compared of them."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -14,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import ranks
 from safetensors.torch import load_file
 
 from fl_lightning.cli import main
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-from forked import ranks
 
 SMALL = """
 --config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress null
@@ -189,7 +185,7 @@ class Record:
     newcomers: list[dict[str, str]]
 
     @classmethod
-    def of(cls, folder: Path) -> Record:
+    def of(cls, folder):
         """What lies in a run folder."""
         checkpoints = folder / "checkpoints"
         newest = max(checkpoints.glob("manifest-round-*.json"))

@@ -1,8 +1,6 @@
 """Clients that fail in real runs: on one process and on two, cut in half and resumed, the numbers
 are the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

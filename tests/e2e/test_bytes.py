@@ -1,16 +1,12 @@
 """The papers' byte counts on ResNet-18, from a real round (KAPC+BLS, Table 6; 10 participants,
 truncated MiB)."""
 
-from __future__ import annotations
-
 import csv
 import math
-import shlex
 
 import numpy as np
 import pytest
-
-from fl_lightning.cli import main
+from lines import run_line
 
 PLAIN = (
     "--callbacks null --fabric.accelerator cpu --fabric.threads 1 --evaluation.every 1 --loggers "
@@ -34,7 +30,7 @@ def images(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "up", "down"),
+    "method, up, down",
     [
         ("fedavg", 426.54, 426.54),
         ("fedper", 426.35, 426.35),  # the body alone, as the paper's FedBABU
@@ -52,7 +48,7 @@ def test_one_round_on_resnet18(images, tmp_path, method, up, down):
         "--federation.batch_size 16"
     )
     command = f"fit --method {method} --model resnet18 --model.stem 7x7 {size} {where} {PLAIN}"
-    assert main(shlex.split(command)) == 0
+    assert run_line(command) == 0
     with (tmp_path / "run" / "metrics.csv").open() as file:
         row = next(csv.DictReader(file))
     for way, wanted in (("upload", up), ("download", down)):

@@ -1,23 +1,19 @@
 """`fl-train test`, `export` and `list` on real runs; every method; the run folder; judged
 rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from lines import run_line
 from safetensors.torch import load_file
-from torch import nn
 
 from fl_lightning import __version__
-from fl_lightning.cli import main
 from fl_lightning.configuration.catalogue import table
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
@@ -50,7 +46,7 @@ def test_test_gives_the_final_accuracies_again(fit, capsys, record, flags):
     before = record(folder)
     summary = json.loads((folder / "summary.json").read_text())
     capsys.readouterr()
-    assert main(["test", "--run", "runs/a"]) == 0
+    assert run_line("test --run runs/a") == 0
     again = told(capsys)
     for name in (
         "final_mean_accuracy",
@@ -68,7 +64,7 @@ def test_test_gives_the_final_accuracies_again(fit, capsys, record, flags):
 def test_test_shows_scores_on_the_test_set_of_all(fit, capsys):
     folder = fit("a", "--method fedavg --data.global_test true --evaluation.judge after")
     capsys.readouterr()
-    assert main(["test", "--run", "runs/a"]) == 0
+    assert run_line("test --run runs/a") == 0
     again, summary = told(capsys), json.loads((folder / "summary.json").read_text())
     name = "final_global_test_accuracy_global"
     assert again[name] == str(summary[name]) == str(summary["last_global_test_accuracy_global"])
@@ -98,7 +94,7 @@ NEEDED = {"knnper": "--method.lam 0.5", "moon": "--method.projection 8"}
 
 @pytest.mark.sampled("Lit", "fedavg-finetuned", "fedrod", "dbe")
 @pytest.mark.parametrize(
-    ("flags", "plain"),
+    "flags, plain",
     [
         ("", True),
         ("--method fedavg", True),
@@ -113,11 +109,11 @@ NEEDED = {"knnper": "--method.lam 0.5", "moon": "--method.projection 8"}
 def test_export_gives_a_plain_model_with_the_clients_accuracy(fit, table, flags, plain):
     """By the lines that it prints."""
     finals = [float(row["accuracy"]) for row in table(fit("a", flags), "final.csv")]
-    assert main(["export", "--run", "runs/a", "--client", "3", "--out", "model.safetensors"]) == 0
+    assert run_line("export --run runs/a --client 3 --out model.safetensors") == 0
     tensors, text = load_file("model.safetensors"), Path("model.py").read_text()
-    namespace: dict[str, Any] = {}
+    namespace = {}
     exec(text, namespace)
-    model: nn.Module = namespace["model"]
+    model = namespace["model"]
     loaded = model.state_dict()
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], x) for name, x in tensors.items())
@@ -128,9 +124,6 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(fit, table, flags,
     with torch.no_grad():
         accuracy = float((model(x).argmax(1) == y).float().mean())
     assert ruled or accuracy == pytest.approx(finals[3], abs=1e-6)
-
-
-# ---------------------------------------------------------------- list
 
 
 # ---------------------------------------------------------------- methods and models by one flag
@@ -174,7 +167,7 @@ def test_the_run_folder_is_what_scripts_rely_on(workplace, table, capsys):
         "fit --config kapc_exact_digits --federation.rounds 2 --federation.clients 4 "
         "--federation.local_epochs 1 --out deep/runs --fabric.accelerator cpu"
     )
-    assert main(line.split()) == 0
+    assert run_line(line) == 0
     folder = workplace / "deep/runs/kapc_exact_digits-001"
     assert "deep/runs/kapc_exact_digits-001" in capsys.readouterr().out  # where everything is
     # beside it, not instead of it
@@ -222,7 +215,7 @@ def test_config_yaml_gives_the_same_run_again(fit, record):
     folder = fit("a", "--seed 3 --federation.participation 0.5 --data.alpha 0.3")
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert not {"out", "name", "resume"} & saved.keys()
-    assert main(["fit", "--config", "runs/a/config.yaml", "--name", "b"]) == 0
+    assert run_line("fit --config runs/a/config.yaml --name b") == 0
     assert record(folder.with_name("b")) == record(folder)
     other = record(fit("c", "--seed 4 --federation.participation 0.5 --data.alpha 0.3"))
     assert other.weights != record(folder).weights
@@ -234,8 +227,8 @@ def test_losses_are_those_of_clients_that_took_a_step(fit, table):
     folder = fit(
         "a", "--method local --method.epochs 2 --federation.participation 0.6 --federation.rounds 8"
     )
-    turns: Counter[str] = Counter()
-    losses: dict[str, list[float]] = {str(t): [] for t in range(1, 9)}
+    turns = Counter()
+    losses = {str(t): [] for t in range(1, 9)}
     for row in table(folder, "clients.csv"):
         turns[row["client"]] += 1
         for name in ("train_loss", "coaching_loss"):
@@ -313,9 +306,9 @@ def test_join_where_clients_run_several_architectures(fit, refused, capsys):
     for name, architecture in (("mlp", "MLP("), ("1", "Normed(")):
         capsys.readouterr()
         assert (
-            main(
+            run_line(
                 f"join --run runs/a --data new.npz --out of_{name}.safetensors "
-                f"--architecture {name}".split()
+                f"--architecture {name}"
             )
             == 0
         )

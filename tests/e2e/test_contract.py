@@ -8,8 +8,6 @@ clients take part; no method asks whether that is everybody, so of each kind one
 everybody.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fl_lightning.configuration import catalogue
@@ -30,7 +28,7 @@ CASES = [*((name, 0.6) for name in catalogue.table("methods")), *((name, 1.0) fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "share"), CASES)
+@pytest.mark.parametrize("method, share", CASES)
 def test_two_processes_and_two_breaks_change_nothing(
     method,
     share,

@@ -1,8 +1,6 @@
 """An exported model predicts raw rows as the run scored it, in a process that cannot import this
 package."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -10,12 +8,12 @@ import re
 import runpy
 import subprocess
 import sys
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from safetensors import safe_open
 
 from fl_lightning import Run
@@ -88,7 +86,7 @@ def hospitals(folder):
 
 
 @pytest.mark.parametrize(
-    ("form", "scale"),
+    "form, scale",
     [
         pytest.param(
             "safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow
@@ -161,7 +159,7 @@ def test_images(tmp_path, model, form):
 
 
 @pytest.mark.parametrize(
-    ("partition", "planted"),
+    "partition, planted",
     [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")],
 )
 def test_images_that_the_run_turned(tmp_path, partition, planted):
@@ -241,7 +239,7 @@ def test_onnx(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "line"),
+    "kind, rows, line",
     [
         ("table", [{"age": "3"}], "it lacks the column sex"),
         ("table", [["3"]], "it lacks the column sex"),
@@ -271,7 +269,7 @@ def test_rows_that_cannot_be_read_are_named(kind, rows, line):
 @pytest.mark.parametrize("cell", ["", "inf", "1e60"])
 def test_cells_that_training_would_have_refused_get_no_answer(cell, scale):
     columns = [["age", None], ["stage", ["1", "2", "3"]]]
-    about: dict[str, Any] = {
+    about = {
         "input": "table",
         "shape": [4],
         "columns": columns,
@@ -324,7 +322,7 @@ def test_a_model_that_torch_refuses_is_one_line(tmp_path, monkeypatch, capsys):
     trained(tmp_path, "--model strange.Strange --federation.clients 5 --data.fraction 0.4")
     capsys.readouterr()
     words = "export --run run --client 0 --out m.pt2 --format torch_export"
-    assert main(words.split()) == 2
+    assert run_line(words) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "format: 'torch_export' is not allowed; torch cannot export this model" in line
     assert not (tmp_path / "m.pt2").exists() and not (tmp_path / "m.py").exists()
@@ -367,7 +365,7 @@ def test_a_class_of_a_script_is_refused_with_the_way_out(tmp_path, capsys, monke
     (tmp_path / "script.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "script.py"], check=True, capture_output=True)
     words = "export --run runs/own --client 0 --out m.safetensors"
-    assert main(words.split()) == 2
+    assert run_line(words) == 2
     line = "Net was defined in a script (__main__), which export cannot import: move"
     assert line in capsys.readouterr().err
 

@@ -1,7 +1,5 @@
 """A run that fails half-way says so, ends, and keeps what it had."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.methods.fedavg import FedAvg
@@ -133,9 +132,7 @@ def test_memory_that_ends_beside_the_visits_is_said_in_one_line(tmp_path, monkey
         "--method fedavg --loggers null --callbacks null --fabric.accelerator cpu "
         "--federation.rounds 1"
     )
-    assert (
-        main(["fit", "--config", "kapc_exact_digits", "--out", str(tmp_path), *flags.split()]) == 1
-    )
+    assert run_line(f"fit --config kapc_exact_digits --out {tmp_path} {flags}") == 1
     err = capsys.readouterr().err.strip().splitlines()
     assert (
         err[-1]

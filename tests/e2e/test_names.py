@@ -1,17 +1,15 @@
 """Clients and classes by their names, wherever a run speaks of them."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np
 import pytest
+from lines import run_line
+from refusals import refuses
 
 import fl_lightning
-from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.report.page import render
 from fl_lightning.results.runs import load
 
@@ -34,7 +32,7 @@ def hospitals(tmp_path_factory):
         for number in range(120):
             out.writerow([SITES[number % 3], *rng.normal(size=2), ["ill", "healthy"][number % 2]])
     flags = f"--data.root {folder}/t.csv {FLAGS} --out {folder} --name run"
-    assert main(["fit", *flags.split()]) == 0
+    assert run_line(f"fit {flags}") == 0
     return folder / "run"
 
 
@@ -61,7 +59,7 @@ def test_tables_and_the_report_have_their_names(hospitals):
 def test_a_failure_names_the_client(hospitals, tmp_path, capsys):
     root = hospitals.parent / "t.csv"
     flags = f"--data.root {root} {FLAGS} --out {tmp_path} --name bad --optimizer.lr 1e30"
-    assert main(["fit", *flags.split()]) == 1
+    assert run_line(f"fit {flags}") == 1
     assert "client 0 (Aarau) failed in round" in capsys.readouterr().err
 
 
@@ -94,7 +92,7 @@ def test_arrays_bring_clients_and_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "what"),
+    "more, what",
     [
         ({"client_names": np.array(["Uri", "Zug", "Uri"])}, r"two clients are called 'Uri'"),
         ({"client_names": np.array([1, 2, 3])}, r"client_names holds 1, which is no text"),
@@ -106,7 +104,7 @@ def test_arrays_bring_clients_and_names(tmp_path):
     ],
 )
 def test_bad_names_are_one_line(tmp_path, more, what):
-    with pytest.raises(BadInput, match=what) as caught:
+    with refuses(what) as caught:
         prepare(arrays(tmp_path, **more), 3, 0)
     assert "\n" not in str(caught.value)
 

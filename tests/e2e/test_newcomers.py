@@ -1,8 +1,6 @@
 """Clients that are held out: by each kind of rule they get the same model on two processes, and
 after a break."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

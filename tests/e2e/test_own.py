@@ -1,7 +1,5 @@
 """A user's own models and data, without editing the project."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits

@@ -1,8 +1,6 @@
 """The number of processes changes no number: neither what is measured nor a single bit of a
 weight."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input: one line on stderr that says what is wrong, exit code 2, and nothing written."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path
@@ -103,7 +101,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("flags", "begins", "says"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("flags, begins, says", CASES.values(), ids=CASES)
 def test_refused(refused, flags, begins, says):
     error = refused(FIT, flags)
     assert error.startswith(begins)
@@ -188,7 +186,7 @@ def test_a_model_that_has_changed_under_its_name(
     from torch import nn
 
     class Normed(fl_own_models.Normed):  # type: ignore[misc, name-defined]
-        def __init__(self, side: int = 8, width: int = 4) -> None:
+        def __init__(self, side: int = 8, width: int = 4):
             super().__init__(side, width)
             self.extra = nn.Linear(2, 2)
 

@@ -1,13 +1,12 @@
 """A regression from a table: what is written is in the target's unit, and lower is better."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from safetensors.torch import load_file
 
 from fl_lightning.cli import main
@@ -65,7 +64,7 @@ def test_the_numbers_are_those_of_the_exported_model(fit, table, workplace):
     assert data.input_shape == (2,) and data.num_classes == 1 and data.class_counts.shape == (3, 1)
     for client, row in enumerate(table(run, "final.csv")):
         out = workplace / f"{client}.safetensors"
-        assert main(["export", "--run", str(run), "--client", str(client), "--out", str(out)]) == 0
+        assert run_line(f"export --run {run} --client {client} --out {out}") == 0
         weights = load_file(out)
         ((x, y),) = data.client(client).test.batches(99)
         assert len(y) == 24 and y.dtype == torch.float32
@@ -84,36 +83,27 @@ def test_status_test_and_resume(fit, table, capsys):
     assert table(cut, "final.csv") == table(whole, "final.csv")
     capsys.readouterr()
     summary = json.loads((whole / "summary.json").read_text())
-    assert main(["status", "runs"]) == 0
+    assert run_line("status runs") == 0
     assert f"{summary['best_mean_mae']:.4g}" in capsys.readouterr().out
-    assert main(["test", "--run", "runs/whole"]) == 0
+    assert run_line("test --run runs/whole") == 0
     assert "final_mean_mae" in capsys.readouterr().out
-    assert main(["report", "runs/whole"]) == 0
+    assert run_line("report runs/whole") == 0
     page = (whole / "report.html").read_text()
     assert f"<td>{summary['final_mean_mae']:.4g}</td>" in page  # in the target's unit, no percent
-    assert main(["compare", "runs/whole", "runs/cut"]) == 2
+    assert run_line("compare runs/whole runs/cut") == 2
     assert "it is a regression, and a comparison speaks of accuracies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--method fedproto", "data.task: 'regression' .*fedproto works with classes"),
-        ("--method fedhkd", "data.task: 'regression' .*fedhkd"),
-        (
-            "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
-            "--callbacks.attack.share 0.4",
-            "label_flip",
-        ),
-        (
-            "--data.source digits --data.root null --data.partition iid",
-            "data.task: .*table, arrays, hf, not digits",
-        ),
-        (
-            "--data.label_column farm --data.group_column null --data.partition pathological",
-            "classes_per_client",
-        ),
-    ],
+    "flags, message",
+    {
+        "--method fedproto": "data.task: 'regression' .*fedproto works with classes",
+        "--method fedhkd": "data.task: 'regression' .*fedhkd",
+        "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
+        "--callbacks.attack.share 0.4": "label_flip",
+        "--data.source digits --data.root null --data.partition iid": "data.task: .*table, arrays, hf, not digits",
+        "--data.label_column farm --data.group_column null --data.partition pathological": "classes_per_client",
+    }.items(),
 )
 def test_what_cannot_work_is_refused(flags, message, small, capsys):
     assert main(small("a", FLAGS, flags)) == 2
@@ -134,7 +124,7 @@ def test_arrays_with_targets(fit, table):
     run = fit("a", f"{words} --data.partition iid --data.fraction 1 --method fedavg")
     assert float(table(run)[-1]["mean_mae"]) < float(np.abs(y).mean())
     write("new.npz", slice(20), slice(20, 40))
-    assert main(["join", "--run", "runs/a", "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    assert run_line("join --run runs/a --data new.npz --out new.safetensors") == 0
     y[0] = np.inf
     write("a.npz", slice(200), slice(200))
-    assert main(f"fit {words} --name b".split()) == 2
+    assert run_line(f"fit {words} --name b") == 2

@@ -1,15 +1,12 @@
 """Broken off and resumed is the same as never broken off, bit for bit."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-
-from fl_lightning.cli import main
+from lines import run_line
 
 RUNS = {
     "stepped": "--method.solver step --method.start own --method.prior uniform --method.rho_units "
@@ -76,7 +73,7 @@ def test_killed_in_the_middle_and_resumed(
 def test_without_a_config_and_when_there_is_nothing_to_do(fit, record):
     whole = fit("a", "--resume")  # safe on a first start
     before = record(whole)
-    assert main(["fit", "--name", "a", "--resume"]) == 0
+    assert run_line("fit --name a --resume") == 0
     assert record(whole) == before
 
 

@@ -5,8 +5,6 @@ project; it stands on this machine, with two virtual nodes and the partitions `m
 whose jobs preempt those of `main`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 
@@ -118,7 +117,7 @@ def _rounds(folder, name):
     return max(len(file.read_text().splitlines()) - 1, 0) if file.exists() else 0
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("nodes, tasks", [(1, 2), (2, 1)])
 def test_tasks_on_nodes_give_what_one_process_gives(
     nodes,
     tasks,
@@ -144,7 +143,7 @@ def test_a_sweep_of_seeds_is_an_array(fit, submit, workplace, record, capsys):
     assert found == expected
     assert found[0] != found[1]
     capsys.readouterr()
-    assert main(["status", "runs"]) == 0
+    assert run_line("status runs") == 0
     assert capsys.readouterr().out.count("finished") == 6
 
 

@@ -7,8 +7,6 @@ row, server, initial, manifest, part of a table's name, or a folder's. Nothing i
 of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import faulthandler
@@ -20,7 +18,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 KINDS = (
@@ -38,9 +35,7 @@ KINDS = (
 class Attempt:
     """One process; what it writes to stdout and stderr is in `err`."""
 
-    def __init__(
-        self, argv: list[str], said: Path, prepare: Callable[[], None], env: dict[str, str]
-    ) -> None:
+    def __init__(self, argv, said, prepare, env):
         self.said = said
         self.code = None
         with warnings.catch_warnings():

@@ -6,8 +6,6 @@ weights must equal those of a run that was never killed. Every kill is a line of
 ranks the processes are started as torchrun starts them, and one of them is killed, or both.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -118,9 +116,7 @@ class Log:
 class Chain:
     """One run, killed and resumed until it is done."""
 
-    def __init__(
-        self, folder: Path, name: str, flags: str, count: int, draws: random.Random
-    ) -> None:
+    def __init__(self, folder, name, flags, count, draws):
         self.folder, self.name, self.count, self.draws = folder, name, count, draws
         self.run = folder / "runs" / name
         self.argv = [
@@ -240,7 +236,6 @@ def record(folder):
     spec = importlib.util.spec_from_file_location(
         "whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py"
     )
-    assert spec is not None and spec.loader is not None
     module = sys.modules.setdefault("whole_runs", importlib.util.module_from_spec(spec))
     if not hasattr(module, "Record"):
         spec.loader.exec_module(module)
@@ -325,7 +320,7 @@ def _compare(chain, whole, log, say):
         log.failures.append(f"{chain.name} differs from the unbroken run")
 
 
-def main() -> int:
+def main():
     """Run a campaign; 1 if a run could not be resumed, lost more than a round, or ended in other
     numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

@@ -14,8 +14,6 @@ tried, and every input whose outcome is not allowed:
 Never a traceback, more lines, a hang, or a file outside OUT.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import inspect

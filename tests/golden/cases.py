@@ -1,7 +1,5 @@
 """The golden runs: which there are, and the models that they train (see golden.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +32,7 @@ class Small(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 3, 3, stride=2)
         self.norm = nn.BatchNorm2d(3)
@@ -52,7 +50,7 @@ class Touchy(nn.Module):
     head = "out"
     seen = 0
 
-    def __init__(self, at: int = 0, after: bool = False) -> None:
+    def __init__(self, at: int = 0, after: bool = False):
         super().__init__()
         self.at, self.after = at, after
         self.body = nn.Linear(64, 8)
@@ -69,7 +67,7 @@ class Touchy(nn.Module):
 class Lit(LightningModule):
     """A loss, dropout and an optimiser of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
             nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 10)

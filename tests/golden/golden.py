@@ -20,8 +20,6 @@ runs with parts in 32 bits within `SINGLE`; runs wholly in 32 bits are compared 
 alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv
@@ -355,7 +353,7 @@ def compare(first, second, tolerance):
     return report.differ
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     """The command; returns its exit code: 1 where runs differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,18 +1,16 @@
 """All golden methods in one study, on a network that stacks: the same bits alone and among all the
 others."""
 
-import importlib
-import sys
 from pathlib import Path
 
+import cases
 import pytest
 import yaml
+from small import results
 
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
 
-FOLDER = Path(__file__).parent
-sys.path += [str(FOLDER.parent / "study")]
 FEW = ("fedavg", "fedproto", "apfl")
 
 
@@ -22,8 +20,6 @@ FEW = ("fedavg", "fedproto", "apfl")
     ids=["few", "all"],
 )
 def test_methods_have_the_same_bits_alone_and_among_others(names, tmp_path, monkeypatch, capfd):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    cases, results = importlib.import_module("cases"), importlib.import_module("small").results
     monkeypatch.chdir(tmp_path)
     of = cases.methods()
     # a study has one base, and they want adapters

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from fl_lightning.callbacks.relations import Uniform
 from fl_lightning.methods import Method
@@ -13,6 +13,16 @@ from fl_lightning.methods import Method
 WHOLE = {"batch_size": 10_000, "precision": "64-true"}
 """One step an epoch, on all of a client's data, in float64: what a round does can be computed by
 hand."""
+
+ROUNDING = {"rtol": 0, "atol": 1e-12}
+"""How far float64 may be off."""
+KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
+"""What reaches a frozen part if it is left in the optimiser."""
+
+
+def seeded(seed=0):
+    """A new generator."""
+    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -24,11 +34,33 @@ class PlainMean(Method):
         return Uniform()
 
 
+def tensors_of(layout, vector, prefix=""):
+    """What a vector (D,) holds, by the names that begin with `prefix`, without that."""
+    blocks = [b for b in layout.blocks if b.name.startswith(prefix)]
+    return {b.name.removeprefix(prefix): vector[b.start : b.stop].view(b.shape) for b in blocks}
+
+
 def scores_at(client, vector, x):
     """The network's scores where its parameters are `vector` (D,)."""
-    tensors = {b.name: vector[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
-    scores = functional_call(client.module.model, tensors, x)
-    return scores
+    return functional_call(client.module.model, tensors_of(client.layout, vector), x)
+
+
+def features(client, vector, x):
+    """What the body of the plain network makes of `x` where its parameters are `vector`."""
+    named = tensors_of(client.layout, vector).items()
+    body = {name.rpartition("body.1.")[2]: tensor for name, tensor in named}
+    return linear(x.flatten(1), body["weight"], body["bias"]).relu()
+
+
+def shaken(client, size, seed=0, where=lambda block: block.kind == "parameter"):
+    """The client's model, with noise on its parameters, or on other blocks."""
+    noise = torch.randn(client.layout.size, generator=seeded(seed), dtype=client["model"].dtype)
+    return client["model"] + size * noise * client.columns(where)
+
+
+def part(client, vector, *, head):
+    """The numbers of the classifier, or of all else."""
+    return vector[client.columns(lambda b: b.head == head)]
 
 
 def slope(client, vector, batch):

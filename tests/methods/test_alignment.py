@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from classes import FedAS, FedCAC, Local
 from numpy.testing import assert_allclose
-from reckoning import WHOLE, batch_of, slope
+from reckoning import ROUNDING, WHOLE, batch_of, features, shaken, slope
 from torch.testing import assert_close
 from watching import (
     Watch,
@@ -18,19 +19,8 @@ from watching import (
 
 from fl_lightning.methods import fedcac as masks
 from fl_lightning.methods.common import basics
-from fl_lightning.methods.fedas import FedAS
-from fl_lightning.methods.fedcac import FedCAC
-from fl_lightning.methods.local import Local
 
 # ---------------------------------------------------------------- FedAS
-
-
-def features(client, vector, x):
-    """What the classifier sees."""
-    W, b = (
-        vector[block.start : block.stop].view(block.shape) for block in client.layout.blocks[:2]
-    )
-    return (x.flatten(1) @ W.T + b).relu()
 
 
 def test_fedass_alignment_by_hand(federation):
@@ -39,9 +29,7 @@ def test_fedass_alignment_by_hand(federation):
     method = FedAS(align_lr=0.3, align_batch_size=10_000)
     fed = federation(method, **WHOLE)
     client = client_of(fed, 1)
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
-    received = client["model"] + 0.1 * noise * client.columns(lambda b: True)
+    received = shaken(client, 0.1)
     payload, own, head = (
         payload_of(client, received),
         client["model"].clone(),
@@ -67,7 +55,7 @@ def test_fedass_alignment_by_hand(federation):
     phase = next(phases)
     assert_close(client["model"], start)
     train(fed, client, phase)
-    assert_close(client["model"], start - 0.3 * gradient, rtol=0, atol=1e-12)
+    assert_close(client["model"], start - 0.3 * gradient, **ROUNDING)
     assert next(phases, None) is None and not gradient[head].any()
 
 
@@ -96,7 +84,7 @@ def test_fishers_pass_leaves_running_statistics_alone(federation):
     assert torch.equal(client["model"], before)
 
 
-@pytest.mark.parametrize(("told", "expected"), [([2.0, 2.0, 2.0], 1 / 3), ([0.0, 0.0, 0.0], 1 / 3)])
+@pytest.mark.parametrize("told, expected", [([2.0, 2.0, 2.0], 1 / 3), ([0.0, 0.0, 0.0], 1 / 3)])
 def test_equal_or_no_slopes_weigh_equally(federation, told, expected):
     """INV3, and no 0/0."""
     fed = federation(FedAS(), clients=3)
@@ -135,7 +123,7 @@ def test_masks_travel_eight_to_a_byte():
 
 
 @pytest.mark.parametrize(
-    ("threshold", "rows"),
+    "threshold, rows",
     [
         (0.0, [[1, 1, 0], [1, 1, 0], [0, 1, 1]]),
         (0.7, [[1, 1, 0], [1, 1, 0], [0, 0, 1]]),
@@ -183,7 +171,7 @@ def test_what_fedcac_sends_by_hand(federation):
     for c, vector, sent in watch.downloads[4:]:
         expected = torch.where(M[c], (rows @ W)[c], mean)
         assert sent.all()
-        assert_close(vector, expected, rtol=0, atol=1e-12)
+        assert_close(vector, expected, **ROUNDING)
 
 
 def test_fedcacs_running_statistics_may_stay_at_home(federation):
@@ -216,7 +204,7 @@ def test_who_has_not_uploaded_receives_the_mean(federation):
     server = server_of(fed, [0, 3])
     sent = FedCAC().broadcast(server)
     shares = torch.tensor(fed.run.data.train_sizes[:2]).double()
-    assert_close(sent[3].vector, (shares / shares.sum()) @ torch.stack(last), rtol=0, atol=1e-12)
+    assert_close(sent[3].vector, (shares / shares.sum()) @ torch.stack(last), **ROUNDING)
     view = server.relation_view()
     assert (view.receivers, view.sources) == ([0], [0, 1])
     assert not torch.equal(sent[0].vector, sent[3].vector)

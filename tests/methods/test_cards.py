@@ -1,24 +1,20 @@
 """What the cards say of methods whose own test files leave it open: scores of copies, payloads,
 bytes that add up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from classes import FedAvg, FedBN, FedProto, PFedMe
 from lightning import LightningModule
+from nets import Small
 from reckoning import batch_of
+from refusals import refuses
 from torch import nn
 from watching import client_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Layout
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedem import Mixture
-from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedrod import TwoHeads
-from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 
@@ -44,21 +40,12 @@ def test_fedbn_sends_all_of_resnet18_but_normalisation():
 # ---------------------------------------------------------------- a user's own training step
 
 
-class Counting(LightningModule):
+class Counting(Small, LightningModule):
     """Notes by which numbers of batches its loss was asked for."""
 
-    asked: list[int]
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.asked = []
-        self.body, self.out = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
-            nn.Linear(8, 10),
-        )
-
-    def forward(self, x):
-        return self.out(self.body(x))
 
     def training_step(self, batch, batch_idx):
         self.asked.append(batch_idx)
@@ -70,11 +57,11 @@ class Counting(LightningModule):
     [FedAvg(), FedProto(lam=1.0), PFedMe(inner_steps=1)],
     ids=["plain", "own loss", "own step"],
 )
-def test_it_is_told_which_batch_it_is(federation, monkeypatch, method):
+def test_it_is_told_which_batch_it_is(federation, method):
     """Under a loss and a step of the method's own, too; outside of training it is 0."""
-    monkeypatch.setitem(nets(federation), "plain", Counting)
     fed = federation(
         method,
+        Counting,
         clients=2,
         rounds=2,
         batch_size=64,
@@ -93,17 +80,11 @@ def test_it_is_told_which_batch_it_is(federation, monkeypatch, method):
     assert model.asked[-1] == 0
 
 
-def nets(make):
-    """The networks that the fixture `federation` makes."""
-    found = make.__globals__["NETS"]
-    return found
-
-
 @pytest.mark.parametrize(
     "build", [TwoHeads, lambda model: Mixture(model, 2)], ids=["fedrod", "fedem"]
 )
 def test_a_step_that_would_be_passed_by_is_refused(build):
-    with pytest.raises(BadInput, match=r"^model: 'Counting' .*(fedrod|fedem) .* training_step"):
+    with refuses(r"^model: 'Counting' .*(fedrod|fedem) .* training_step"):
         build(Counting())
     build(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
@@ -116,7 +97,7 @@ class Keeps(Transform):
 
     client_memory = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str):
         self.name = name
 
     def init_client(self, run):
@@ -129,7 +110,7 @@ class Keeps(Transform):
 @pytest.mark.parametrize("names", [["optimizer.mine"], ["received.0"], ["a.b", "a.b"]])
 def test_a_name_that_is_anothers_is_refused(federation, names):
     fed = federation(FedAvg(), callbacks=[Keeps(name) for name in names])
-    with pytest.raises(BadInput, match=rf"^Keeps\.init_client: '{names[0]}' "):
+    with refuses(rf"^Keeps\.init_client: '{names[0]}' "):
         fed.round(1)
     fed = federation(FedAvg(), callbacks=[Keeps("a.b"), Keeps("a")])
     fed.round(1)

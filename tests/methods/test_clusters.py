@@ -2,14 +2,11 @@
 
 import pytest
 import torch
+from classes import IFCA, FeSEM, Local
 from reckoning import scores_at
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 from watching import Watch, client_of, models, run_all, same
-
-from fl_lightning.methods.fesem import FeSEM
-from fl_lightning.methods.ifca import IFCA
-from fl_lightning.methods.local import Local
 
 
 def cluster(fed):

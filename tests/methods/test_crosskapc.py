@@ -1,13 +1,12 @@
 """crosskapc: groups by steps, their trial by held-out losses, the rows that follow, and shrunk
 steps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
+from lines import run_line
 from numpy.testing import assert_allclose
 from torch import Tensor
 from torch.testing import assert_close
@@ -79,7 +78,7 @@ def test_groups_without_noise_are_exact():
     assert distance > 1e4 and components(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
 
 
-def planted(effects: tuple[float, float, float], noise: float = 0.0) -> Tensor:
+def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
     drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -277,12 +276,12 @@ def test_layer_selection_leaves_no_common_start(fit, capsys):
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(fit, capsys):
     fit("short", FLAGS, "--federation.rounds 4")
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err
-    assert main(["fit", "--name", "short", "--resume", "--federation.rounds", "9"]) == 0
+    assert run_line("fit --name short --resume --federation.rounds 9") == 0
     assert "rounds 6 to 8 try them" in capsys.readouterr().err
 
 
 def test_newcomers_join(fit):
     run = fit("joined", FLAGS, "--data.held_out_clients 0.2")
-    assert main(["report", str(run)]) == 0
+    assert run_line(f"report {run}") == 0
     rows = RunFolder(run).read("newcomers")
     assert rows and all(row["rule"].startswith("FedAvg's model") for row in rows)

@@ -22,7 +22,7 @@ def rows_of(memory):
     return a / a.sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize(("momentum", "classifier"), [(0.0, "mixed"), (0.9, "own")])
+@pytest.mark.parametrize("momentum, classifier", [(0.0, "mixed"), (0.9, "own")])
 def test_rows_step_as_autograd_says(federation, momentum, classifier):
     """In two rounds, on the half of the squared distance of the mix from what it was trained to."""
     fed = federation(

@@ -1,8 +1,6 @@
 """FLAYER: own top layers by their accuracy, rates by layer, and uploads of what has changed
 most."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
@@ -19,7 +17,7 @@ class Net(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv, self.body, self.out = nn.Conv2d(1, 2, 2), nn.Linear(5, 4), nn.Linear(4, 3)
 
@@ -27,7 +25,7 @@ class Net(nn.Module):
 class Lone:
     """A client of 17 samples, whose gradient is 0."""
 
-    def __init__(self, run: RunContext) -> None:
+    def __init__(self, run: RunContext):
         self.run, self.group, self.layout, self.lr = run, run.groups[0], run.groups[0].layout, 0.1
         self.data = SimpleNamespace(train=range(17))
 
@@ -95,7 +93,6 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeyp
         set_anew.clear()
         client = Lone(fed.run)
         step = flayer.phase_by_layer(client, 1.0, 1.0).step
-        assert step is not None
         for _ in range(6):
             step(client, client)
         assert len(set_anew) == epochs

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from classes import FedAvg, FedDF
+from reckoning import tensors_of
+from refusals import refuses
 from torch.testing import assert_close
-from watching import global_model, models, module_of, run_all, server_of
+from watching import Nets, global_model, models, module_of, run_all, server_of
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import feddf
 from fl_lightning.methods.common import predictions as public
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
 
 PUBLIC = {"data": {"public": "held_back"}}
 SMALL = {"samples": 40, "batch_size": 16, "steps": 5}
@@ -39,7 +39,7 @@ def test_feddf_without_a_step_is_fedavg(federation, net):
         assert not torch.equal(c.vectors["model"], b.vectors["model"])
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_a_student_that_equals_its_teachers_stays(federation, net):
     """INV2: in evaluation mode the loss has no slope, whatever the normalisation. (Adam's further
     steps would blow up what rounding leaves of it.)
@@ -62,8 +62,7 @@ def test_the_step_is_down_the_kl_from_the_mean_of_all(federation, ensemble):
     teacher = z.mean(0).softmax(1) if ensemble == "scores" else z.softmax(2).mean(0)
     start = global_model(plain).clone()
     leaf = start.clone().requires_grad_()
-    blocks = plain.run.groups[0].layout.blocks
-    tensors = {b.name: leaf[b.start : b.stop].view(b.shape) for b in blocks}
+    tensors = tensors_of(plain.run.groups[0].layout, leaf)
     student = torch.func.functional_call(module_of(plain).model.eval(), tensors, x).softmax(1)
     loss = (teacher * (teacher / student).log()).sum(1).mean()
     [gradient] = torch.autograd.grad(loss, leaf)
@@ -98,11 +97,11 @@ def test_all_architectures_teach_each(federation):
 
 
 def test_feddf_wants_public_data_and_classes(federation):
-    with pytest.raises(BadInput, match=r"^data\.public: "):
+    with refuses(r"^data\.public: "):
         federation(FedDF()).prepare()
-    with pytest.raises(BadInput, match=r"^method\.samples: "):
+    with refuses(r"^method\.samples: "):
         federation(FedDF(samples=10_000), **PUBLIC).prepare()
-    with pytest.raises(BadInput, match="regression"):
+    with refuses("regression"):
         federation(FedDF(), data={"task": "regression", "public": "held_back"}).prepare()
 
 

@@ -2,18 +2,18 @@
 GPFL (6.9), DBE (6.10).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
 import torch
-from reckoning import WHOLE, batch_of
+from classes import DBE, GPFL, FedAvg, FedBABU, FedRep
+from reckoning import KEPT, WHOLE, batch_of, features, part, scores_at, seeded, shaken, tensors_of
+from refusals import refuses
 from torch import nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 from torch.testing import assert_close
 from watching import (
+    Nets,
     client_of,
     global_model,
     payload_of,
@@ -25,25 +25,12 @@ from watching import (
 
 from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Phase
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method, Traits, fedpac
 from fl_lightning.methods.common.classifiers import is_personal
-from fl_lightning.methods.dbe import DBE
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedcp import FedCP, Separated, mmd
 from fl_lightning.methods.fedpac import FedPAC, collaborators, feature_moments
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.gpfl import GPFL
 
-KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
-"""What reaches a frozen part if it is left in the optimiser."""
 HALF = {"participation": 0.5}
-
-
-def part(client, vector, *, head):
-    """The numbers of the classifier, or of all else."""
-    return vector[client.columns(lambda b: b.head == head)]
 
 
 def block(client, vector, ends):
@@ -52,26 +39,12 @@ def block(client, vector, ends):
     return vector[found.start : found.stop].view(found.shape)
 
 
-def shaken(client, size=0.1):
-    """The client's model, with noise on all its parameters, as a leaf of its own."""
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=client["model"].dtype)
-    return client["model"] + size * noise * client.columns(lambda b: b.kind == "parameter")
-
-
-def features(client, vector, x):
-    """What the body of the plain network makes of `x` where its parameters are `vector`, apart from
-    the engine."""
-    W, b = (block(client, vector, f"body.1.{name}") for name in ("weight", "bias"))
-    return linear(x.flatten(1), W, b).relu()
-
-
 class TwoLayers(nn.Module):
     """Whose classifier is more than a linear layer."""
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -84,7 +57,7 @@ class TwoLayers(nn.Module):
 class OwnStep(nn.Module):
     """With a training step of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.out = nn.Flatten(), nn.Linear(64, 10)
 
@@ -94,18 +67,16 @@ class OwnStep(nn.Module):
 
 
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
-@pytest.mark.parametrize(
-    ("net", "said"), [(TwoLayers, "one linear layer"), (OwnStep, "training_step")]
-)
+@pytest.mark.parametrize("net, said", [(TwoLayers, "one linear layer"), (OwnStep, "training_step")])
 def test_networks_whose_classifier_cannot_be_replaced(method, net, said):
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         method.build(net(), 10)
 
 
 # ---------------------------------------------------------------- FedBABU
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_fedbabu_is_fedrep_without_head_epochs(federation, net):
     """INV1: bit for bit, and the classifier is the initial one for all, whatever the optimiser
     keeps."""
@@ -130,7 +101,7 @@ def test_fedbabu_is_fedrep_without_head_epochs(federation, net):
 def test_the_minimum_on_the_simplex_is_one():
     """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever
     the scale."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     for n in (1, 2, 5, 9):
         root = torch.randn(n, n, generator=draws, dtype=torch.float64)
         shift = torch.randn(n, 1, generator=draws, dtype=torch.float64)
@@ -146,7 +117,7 @@ def test_the_minimum_on_the_simplex_is_one():
 def test_collaborators():
     """INV2: without variance the own classifier costs nothing. INV3: equal clients count the same,
     far ones do not."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     H = torch.randn(4, 6, generator=draws, dtype=torch.float64)
     V = torch.tensor([0.5, 0.1, 2.0, 0.3], dtype=torch.float64)
     for i in range(4):
@@ -221,7 +192,7 @@ def test_gumbel_noise_is_for_training():
 
 
 def test_mmd_is_its_sum_over_pairs():
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     x, y = torch.randn(3, 4, generator=draws), 2 * torch.randn(5, 4, generator=draws)
 
     def k(a, b):
@@ -237,18 +208,16 @@ def test_mmd_is_its_sum_over_pairs():
 def test_fedcps_context_stands_still_while_it_trains(federation):
     """By hand: the second of two steps is taken under the first classifier's v."""
     fed = federation(FedCP(lam=0.0), rounds=1, local_epochs=2, **WHOLE)
-    client, draws = client_of(fed, 1), torch.Generator().manual_seed(0)
-    shaken = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
+    client = client_of(fed, 1)
     # equal classifiers would leave the gate nothing to learn
-    client["model"].add_(shaken, alpha=0.1)
+    client["model"].copy_(shaken(client, 0.1))
     batch, w = batch_of(client), client["model"].clone()
     v = block(client, w, "personal.weight").sum(0)
     trains = client.columns(lambda b: "received" not in b.name)
     for _ in range(2):
         leaf = w.clone().requires_grad_()
-        tensors = {b.name: leaf[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
         with client.module.head.using(v):
-            loss = cross_entropy(functional_call(client.module.model, tensors, batch[0]), batch[1])
+            loss = cross_entropy(scores_at(client, leaf, batch[0]), batch[1])
         w = w - 0.05 * (trains * torch.autograd.grad(loss, leaf)[0])
     client.payload = payload_of(client)
     [phase] = FedCP(lam=0.0).phases(client, client.payload)
@@ -264,13 +233,10 @@ def test_gpfls_step_by_hand(federation, norm):
     method = GPFL(lam=0.7, mu=0.3, norm=norm)
     fed = federation(method, rounds=1, **WHOLE)
     client = client_of(fed, 1)
-    client["model"].copy_(shaken(client))
+    client["model"].copy_(shaken(client, 0.1))
     (x, y), leaf = batch_of(client), client["model"].clone().requires_grad_()
-    get = {
-        name: block(client, leaf, name)
-        for b in client.layout.blocks
-        for name in [b.name.removeprefix("model.")]
-    }
+    tensors = tensors_of(client.layout, leaf)
+    get = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
     def layers(which, k):
         h = linear(k, get[f"out.{which}.0.weight"], get[f"out.{which}.0.bias"]).relu()
@@ -325,7 +291,7 @@ class Still(DBE):
             yield Phase(objective=phase.objective, trains=~client.mask(is_personal))
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_dbe_without_its_two_parts_is_fedavg(federation, net):
     """INV1: bit for bit, after the first round."""
     changes = {"net": net, "rounds": 4, **HALF, "optimizer": {"momentum": 0.9}}

@@ -1,12 +1,12 @@
 """KAPC's objective and gradient norms as they are logged, and `sources: uploaded`: by autograd and
 by hand."""
 
-from __future__ import annotations
-
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from classes import FEDORA, KAPC, FedAMP
+from reckoning import tensors_of
 from torch.testing import assert_close
 from watching import client_of, models, module_of
 
@@ -15,9 +15,6 @@ from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.configuration import catalogue
 from fl_lightning.configuration.config import Component
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.kapc import KAPC
 
 DOUBLE = {"precision": "64-true"}
 
@@ -38,7 +35,7 @@ def f_per(fed, W, R, lam, beta):
     task, module = [], module_of(fed)
     for i in range(fed.run.clients):
         x, y = next(client_of(fed, i).data.train.batches(10_000))
-        tensors = {b.name: W[i, b.start : b.stop].view(b.shape) for b in module.layout.blocks}
+        tensors = tensors_of(module.layout, W[i])
         task.append(
             torch.nn.functional.cross_entropy(
                 torch.func.functional_call(module.model, tensors, x), y
@@ -90,7 +87,7 @@ def test_the_logged_objective_is_the_theorys(federation, solver):
 class Received(Transform):
     """Keeps what each client receives."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.vectors = {}
 
     def on_download(self, client, payload):

@@ -5,6 +5,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import torch
+from classes import Local, SelfKAPC
 from numpy.testing import assert_allclose
 from reckoning import uploads
 from torch.testing import assert_close
@@ -15,8 +16,6 @@ from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.foundation.errors import BadClient
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.selfkapc import SelfKAPC
 
 
 def draw(*shape, seed=0):
@@ -60,7 +59,7 @@ def test_rows_from_products_of_32_bits(seed):
     assert float(excess.max()) < 1e-5
 
 
-@pytest.mark.parametrize(("n", "D"), [(40, 8), (60, 20), (100, 1), (100, 40)])
+@pytest.mark.parametrize("n, D", [(40, 8), (60, 20), (100, 1), (100, 40)])
 def test_rows_of_more_clients_than_numbers(n, D):
     """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker
     hold."""

@@ -3,15 +3,12 @@ FedDyn."""
 
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, slope, uploads
+from classes import FedAvg, FedAvgM, FedDyn, FedNova
+from reckoning import ROUNDING, WHOLE, batch_of, slope, uploads
+from refusals import refuses
 from torch.testing import assert_close
 from watching import Watch, client_of, global_model
 
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedavgm import FedAvgM
-from fl_lightning.methods.feddyn import FedDyn
-from fl_lightning.methods.fednova import FedNova
 from fl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
 EXACT = {"precision": "64-true", "rounds": 3}
@@ -50,7 +47,7 @@ def test_momentum_by_hand(federation):
     v = torch.zeros_like(models[0])
     for change, old, new in zip(means, models, models[1:], strict=False):
         v = 0.8 * v + change
-        assert_close(new, old + 0.5 * v, rtol=0, atol=1e-12)
+        assert_close(new, old + 0.5 * v, **ROUNDING)
 
 
 def test_adagrad_is_torchs(federation):
@@ -60,7 +57,7 @@ def test_adagrad_is_torchs(federation):
     for change, new in zip(means, models[1:], strict=True):
         w.grad = -change
         theirs.step()
-        assert_close(new, w.detach(), rtol=0, atol=1e-12)
+        assert_close(new, w.detach(), **ROUNDING)
 
 
 def test_the_codes_adagrad_and_adam_are_torchs(federation):
@@ -72,7 +69,7 @@ def test_the_codes_adagrad_and_adam_are_torchs(federation):
     for change, new in zip(means, models[1:], strict=True):
         w.grad = -change
         theirs.step()
-        assert_close(new, w.detach(), rtol=0, atol=1e-12)
+        assert_close(new, w.detach(), **ROUNDING)
     means, models = mean_changes(federation, FedAdam(server_lr=0.2, tau=0.01, update="code"))
     w = models[0].clone().requires_grad_()
     theirs = torch.optim.Adam([w], lr=0.2, betas=(0.9, 0.999))
@@ -80,7 +77,7 @@ def test_the_codes_adagrad_and_adam_are_torchs(federation):
         theirs.param_groups[0]["eps"] = 0.01 / (1 - 0.999**t) ** 0.5
         w.grad = -change
         theirs.step()
-        assert_close(new, w.detach(), rtol=0, atol=1e-12)
+        assert_close(new, w.detach(), **ROUNDING)
 
 
 def test_the_codes_yogi_by_hand(federation):
@@ -90,7 +87,7 @@ def test_the_codes_yogi_by_hand(federation):
         m, square = 0.9 * m + 0.1 * change, change**2
         v = v + 0.001 * square * torch.sign(square - v)
         rate = 0.2 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
-        assert_close(new, old + rate * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
+        assert_close(new, old + rate * m / (v.sqrt() + 0.01), **ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_adam_and_yogi_by_hand(federation, method):
         m, square = 0.9 * m + 0.1 * change, change**2
         down = square * torch.sign(v - square) if isinstance(method, FedYogi) else v - square
         v = v - 0.01 * down
-        assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
+        assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), **ROUNDING)
 
 
 def test_normalised_by_steps(federation):
@@ -119,13 +116,13 @@ def test_normalised_by_steps(federation):
         [sum((1 - 0.5**k) / 0.5 for k in range(1, n + 1)) for n in steps], dtype=torch.float64
     )
     p = shares(federation)
-    assert_close(new, old + (p @ a) * ((p / a) @ moved), rtol=0, atol=1e-12)
+    assert_close(new, old + (p @ a) * ((p / a) @ moved), **ROUNDING)
     assert (new - old - p @ moved).norm() > 1e-3
 
 
 def test_momentum_that_is_kept_is_refused(federation):
     """What steps come to would depend on the rounds before."""
-    with pytest.raises(BadInput, match=r"^optimizer\.keep_state: "):
+    with refuses(r"^optimizer\.keep_state: "):
         federation(FedNova(), optimizer={"momentum": 0.5, "keep_state": True}).prepare()
     federation(FedNova(), optimizer={"keep_state": True}).prepare()
 
@@ -150,7 +147,7 @@ def test_dynamic_steps_by_hand(federation, alphas):
         ]
         g = [g_i - a * (w_i - w) for g_i, w_i, a in zip(g, own, alpha.tolist(), strict=True)]
         h = h - 0.1 * (torch.stack(own) - w).mean(0)
-        assert_close(global_model(fed), torch.stack(own).mean(0) - h / 0.1, rtol=0, atol=1e-12)
+        assert_close(global_model(fed), torch.stack(own).mean(0) - h / 0.1, **ROUNDING)
 
 
 def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation):
@@ -164,8 +161,8 @@ def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation)
         mean = torch.stack(uploads(fed, "model")).mean(0)
         scored = [fed.evaluator.global_model(c) for c in range(4)]
         assert scored[0] is not None and all(model is scored[0] for model in scored)
-        assert_close(scored[0], mean, rtol=0, atol=1e-12)
+        assert_close(scored[0], mean, **ROUNDING)
         assert record.metrics["train_loss"] == other.metrics["train_loss"]
     assert not torch.equal(global_model(fed), scored[0])
-    with pytest.raises(BadInput, match=r"^method\.scored: 'mean' .*evaluation\.judge before"):
+    with refuses(r"^method\.scored: 'mean' .*evaluation\.judge before"):
         federation(FedDyn(scored="mean"), evaluation={"judge": "before"}).prepare()

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of
+from reckoning import WHOLE, batch_of, seeded, shaken
+from refusals import refuses
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 from torchvision.models.resnet import BasicBlock
-from watching import client_of, global_model, module_of, payload_of, run_all, same, train
+from watching import Nets, client_of, global_model, module_of, payload_of, run_all, same, train
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import Drawn, FedGen, Generator, alike, ensemble_loss, learned
@@ -21,20 +21,12 @@ from fl_lightning.methods.moon import MOON, contrast
 
 BLOCK = {"plain": "body.1", "norm": "hidden"}
 SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5}
-FedAvgs = pytest.mark.parametrize("net", ["plain", "norm"])
-
-
-def shaken(client, size, seed=0):
-    """The client's model with noise on its parameters."""
-    draws = torch.Generator().manual_seed(seed)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=client["model"].dtype)
-    return client["model"] + size * noise * client.columns(lambda b: b.kind == "parameter")
 
 
 # ---------------------------------------------------------------- another model within a loss
 
 
-@FedAvgs
+@Nets
 def test_a_pass_under_another_vector_leaves_no_trace(federation, net):
     """Features and scores are those of the model itself in evaluation mode; what is bound, and its
     statistics, stay."""
@@ -69,7 +61,7 @@ def seen_size(module):
 def test_the_contrast_is_what_it_says():
     """INV2 and INV3: ln 2 without a gradient where both are equal; ln(1 + e^-4) where they are
     opposite."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     z, other = (torch.randn(5, 6, generator=draws) for _ in range(2))
     leaf = z.clone().requires_grad_()
     loss = contrast(leaf, other, other, 0.5)
@@ -99,7 +91,6 @@ def test_moons_loss_is_of_received_and_last_model(federation):
     batch, module = batch_of(client, 20), client.bind()
     module.model.train()
     loss = phase.objective.loss
-    assert loss is not None
     buffers = client["model"][client.layout.parameters.stop :].clone()
     found = loss(module, batch)
     z = module.features
@@ -140,7 +131,7 @@ def test_moons_projection_stands_before_the_classifier(federation):
 @pytest.mark.parametrize("shapes", [((4, 6, 6), (5, 3, 3)), ((4, 3, 3), (5, 3, 3)), ((7,), (5,))])
 def test_the_stretch_is_the_greatest_singular_value(shapes):
     """INV3, on T = a b^T / (H W) after the input has been pooled to the output's size."""
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     a, b = (torch.rand(6, *shape, generator=draws) + 0.2 for shape in shapes)
     small = nn.functional.adaptive_avg_pool2d(a, b.shape[2:]) if a.ndim == 4 else a
     for k, (T, found) in enumerate(zip(transmitting(a, b), stretch(a, b), strict=True)):
@@ -174,7 +165,7 @@ def test_a_block_is_slimmed_by_its_first_channels():
     assert [kept(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
 
 
-@FedAvgs
+@Nets
 @pytest.mark.parametrize("width", [0.25, 1.0])
 def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     """Its value is mu times CE (0 at full width: INV2); nothing before the block feels it
@@ -185,7 +176,6 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     batch, module = batch_of(client), client.bind()
     module.model.train()
     [phase] = method.phases(client, payload_of(client))
-    assert phase.objective.loss is not None
     before = client["model"].clone()
     found, task = phase.objective.loss(module, batch), module.task_loss(batch)
     stop = client.layout.parameters.stop
@@ -204,7 +194,7 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
 
 
 @pytest.mark.parametrize(
-    ("block", "said"),
+    "block, said",
     [
         (None, "a part of their channels"),
         ("nothing", "name a module"),
@@ -212,7 +202,7 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     ],
 )
 def test_blocks_that_cannot_be_slimmed(federation, block, said):
-    with pytest.raises(BadInput, match=rf"method\.block.*{said}"):
+    with refuses(rf"method\.block.*{said}"):
         federation(FedAlign(block=block)).prepare()
 
 
@@ -229,7 +219,7 @@ def test_a_block_is_tried_before_the_first_step(federation):
 # ---------------------------------------------------------------- FedGen
 
 
-@FedAvgs
+@Nets
 def test_fedgens_first_round_is_fedavgs(federation, net):
     """INV2 and INV3: bit for bit, though the generator has been taught; the second round is not."""
     one, other = (federation(m, net=net) for m in (FedGen(**SMALL), FedAvg()))
@@ -244,7 +234,7 @@ def test_fedgens_first_round_is_fedavgs(federation, net):
 def test_the_codes_generator_normalises_draws_evenly_and_decays():
     """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with
     weight decay 0.01."""
-    G, seed = Generator(3, 5, 2, 8, code=True), torch.Generator().manual_seed(0)
+    G, seed = Generator(3, 5, 2, 8, code=True), seeded()
     first, told = G.at_first(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
     heads = torch.randn(2, 3, 5, generator=seed), torch.randn(2, 3, generator=seed)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
@@ -252,7 +242,7 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
     sizes = [40, 8, 40, 5, 8, 8]
     for tensor, part in zip(layers, first["generator"].split([*sizes, 16]), strict=False):
         tensor.data.copy_(part.view_as(tensor))
-    memory, draws, again = first, *(torch.Generator().manual_seed(1) for _ in range(2))
+    memory, draws, again = first, *(seeded(1) for _ in range(2))
     optimizer = torch.optim.Adam(layers, 0.05, weight_decay=0.01)
     for rate in (0.05, 0.05 * 0.98, 0.05 * 0.98**2):  # three rounds of 4 steps
         method = FedGen(
@@ -272,7 +262,7 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
     assert_close(memory["generator"], torch.cat([t.detach().flatten() for t in moved]))
     assert memory["labels"].tolist() == [1, 0, 1]
     net.eval()  # a client's
-    made = G.draw(memory["generator"], memory["labels"], 200, torch.Generator().manual_seed(2))
+    made = G.draw(memory["generator"], memory["labels"], 200, seeded(2))
     assert_close(made.features, net(torch.cat([made.eps, one_hot(made.y, 3)], 1)).detach())
     assert not (made.y == 1).any()
 
@@ -282,7 +272,7 @@ def test_what_the_generator_tells_a_client(federation):
     one by one."""
     fed = federation(FedGen(**SMALL))
     G, module = Generator(10, 16, 4, 8), client_of(fed, 1).bind()
-    theta = G.at_first(torch.Generator().manual_seed(0))["generator"]
+    theta = G.at_first(seeded())["generator"]
     (x, y), prior, head = batch_of(client_of(fed, 1), 12), torch.arange(10.0), module.head
     scores = module.model(x)
     torch.manual_seed(3)

@@ -3,18 +3,12 @@
 
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, scores_at, slope, uploads
+from classes import APFL, FLAYER, Ditto, Local, PerFedAvg, PFedMe
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, uploads
+from refusals import refuses
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import client_of, global_model, run_all
-
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.apfl import APFL
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.flayer import FLAYER
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.perfedavg import PerFedAvg
-from fl_lightning.methods.pfedme import PFedMe
+from watching import Nets, client_of, global_model, run_all
 
 MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
 
@@ -22,7 +16,7 @@ MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
 # ---------------------------------------------------------------- Ditto
 
 
-@pytest.mark.parametrize(("net", "keep"), [("plain", False), ("norm", False), ("plain", True)])
+@pytest.mark.parametrize("net, keep", [("plain", False), ("norm", False), ("plain", True)])
 def test_ditto_without_a_pull_is_local(federation, net, keep):
     """INV1: bit for bit, also with a part of the clients in each round; each model has a momentum
     of its own."""
@@ -48,7 +42,7 @@ def test_ditto_pulls_towards_what_was_received(federation):
     for c, v in enumerate(before):
         client = client_of(fed, c)
         expected = v - 0.05 * (slope(client, v, batch_of(client)) + 0.7 * (v - received))
-        assert_close(client["personal"], expected, rtol=0, atol=1e-12)
+        assert_close(client["personal"], expected, **ROUNDING)
 
 
 # ---------------------------------------------------------------- pFedMe
@@ -66,8 +60,8 @@ def test_pfedmes_step_by_hand(federation):
         last = theta
         theta = theta - 0.2 * (slope(client, theta, batch) + 3.0 * (theta - w))
     loss = method.step(client, batch)
-    assert_close(client["personal"], theta, rtol=0, atol=1e-12)
-    assert_close(client["model"], w - 0.05 * 3.0 * (w - theta), rtol=0, atol=1e-12)
+    assert_close(client["personal"], theta, **ROUNDING)
+    assert_close(client["model"], w - 0.05 * 3.0 * (w - theta), **ROUNDING)
     x, y = batch
     client.bind(last)
     assert_close(loss, cross_entropy(client.module.model(x), y).detach())
@@ -114,9 +108,9 @@ def test_apfls_step_by_hand(federation):
     assert_close((ends[1] - ends[0]) / (2 * step), of_alpha, rtol=1e-6, atol=0)
 
     loss = method.step(client, batch)
-    assert_close(client["model"], w - 0.05 * slope(client, w, batch), rtol=0, atol=1e-12)
-    assert_close(client["personal"], v - 0.05 * of_v, rtol=0, atol=1e-12)
-    assert_close(client.memory["alpha"], 0.3 - 0.05 * of_alpha, rtol=0, atol=1e-12)
+    assert_close(client["model"], w - 0.05 * slope(client, w, batch), **ROUNDING)
+    assert_close(client["personal"], v - 0.05 * of_v, **ROUNDING)
+    assert_close(client.memory["alpha"], 0.3 - 0.05 * of_alpha, **ROUNDING)
     assert_close(loss, _loss(client, w, batch))
     now = client.memory["alpha"]
     assert_close(method.personal(client), now * client["personal"] + (1 - now) * client["model"])
@@ -126,7 +120,7 @@ def _loss(client, vector, batch):
     return cross_entropy(scores_at(client, vector, batch[0]), batch[1])
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_apfl_with_alpha_1_is_local(federation, net):
     """INV2: bit for bit, running statistics too."""
     fed = run_all(federation(APFL(alpha=1.0, adaptive=False), net=net, rounds=3))
@@ -142,7 +136,7 @@ def test_apfl_with_alpha_1_is_local(federation, net):
     "method", [PFedMe(), APFL(), PerFedAvg(), FLAYER()], ids=lambda m: m.__class__.__name__
 )
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    "changes, key",
     [
         ({"optimizer": {"name": "adam"}}, "optimizer.name"),
         ({"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
@@ -152,5 +146,5 @@ def test_apfl_with_alpha_1_is_local(federation, net):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_steps_of_their_own_would_pass_over_is_refused(federation, method, changes, key):
-    with pytest.raises(BadInput, match=f"^{key}: "):
+    with refuses(f"^{key}: "):
         federation(method, **changes).prepare()

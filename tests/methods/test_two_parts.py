@@ -8,27 +8,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from reckoning import WHOLE, batch_of, slope
+from classes import FedALA, FedAvg, FedRep, FedRoD
+from reckoning import KEPT, ROUNDING, WHOLE, batch_of, part, seeded, shaken, slope, tensors_of
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.testing import assert_close
-from watching import client_of, global_model, payload_of, run_all, train
+from watching import Nets, client_of, global_model, payload_of, run_all, train
 
 from fl_lightning.core import Fit
-from fl_lightning.methods.fedala import FedALA
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedrep import FedRep
-from fl_lightning.methods.fedrod import FedRoD
-
-KEPT = {"optimizer": {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}}
-"""What reaches a frozen part if it is left in the optimiser."""
-
-
-def part(client, vector, *, head):
-    """The numbers of the classifier, or of all else."""
-    return vector[client.columns(lambda b: b.head == head)]
-
 
 # ---------------------------------------------------------------- FedRep
 
@@ -59,7 +47,7 @@ def test_fedrep_trains_the_classifier_first(federation):
     w = torch.where(head, w - 0.05 * slope(client, w, batch), w)
     w = torch.where(head, w, w - 0.05 * slope(client, w, batch))
     run_all(fed)
-    assert_close(client["model"], w, rtol=0, atol=1e-12)
+    assert_close(client["model"], w, **ROUNDING)
 
 
 # ---------------------------------------------------------------- FedRoD
@@ -67,40 +55,29 @@ def test_fedrep_trains_the_classifier_first(federation):
 
 def _scores(client, vector, x):
     """Features z and generic scores g(z), computed apart from the engine."""
-    net = client.module.model.model
-    tensors = {
-        b.name.removeprefix("model."): vector[b.start : b.stop].view(b.shape)
-        for b in client.layout.blocks
-    }
-    body = {k.removeprefix("body."): v for k, v in tensors.items() if k.startswith("body.")}
-    z = functional_call(net.body, body, x)
-    return z, z @ tensors["out.weight"].T + tensors["out.bias"]
+    body, out = (tensors_of(client.layout, vector, f"model.{name}.") for name in ("body", "out"))
+    z = functional_call(client.module.model.model.body, body, x)
+    return z, linear(z, **out)
 
 
 def test_fedrods_gradients_by_hand(federation):
     """Body and g go down the balanced loss, h down that of g + h; neither feels the other's."""
     fed = federation(FedRoD(), rounds=1, **WHOLE)
     client = client_of(fed, 1)
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
-    client["model"].add_(0.1 * noise * client.columns(lambda b: b.name.startswith("personal.")))
+    client["model"].copy_(shaken(client, 0.1, where=lambda b: b.name.startswith("personal.")))
     x, y = batch_of(client)
     counts = torch.bincount(y, minlength=10)
     assert not counts.all() or counts.min() != counts.max()
     leaf = client["model"].clone().requires_grad_()
     z, g = _scores(client, leaf, x)
     balanced = (g + counts.double().log()).log_softmax(1)[torch.arange(len(y)), y].mean().neg()
-    h = {
-        b.name: leaf[b.start : b.stop].view(b.shape)
-        for b in client.layout.blocks
-        if b.name.startswith("personal.")
-    }
-    own = g.detach() + z.detach() @ h["personal.weight"].T + h["personal.bias"]
+    h = tensors_of(client.layout, leaf, "personal.")
+    own = g.detach() + linear(z.detach(), **h)
     [gradient] = torch.autograd.grad(balanced + cross_entropy(own, y), leaf)
     expected = client["model"] - 0.05 * gradient
     [phase] = FedRoD().phases(client, payload_of(client))
     train(fed, client, phase)
-    assert_close(client["model"], expected, rtol=0, atol=1e-12)
+    assert_close(client["model"], expected, **ROUNDING)
 
 
 def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation):
@@ -119,7 +96,7 @@ def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation):
     assert phase.objective.loss(wide, batch).item() == pytest.approx(narrow.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("net", ["plain", "norm"])
+@Nets
 def test_fedrod_on_equally_many_of_each_class_is_fedavg(federation, net):
     """INV2: the prior is the same for all classes, 0: bit for bit."""
     one, other = federation(FedRoD(), net=net), run_all(federation(FedAvg(), net=net))
@@ -154,7 +131,7 @@ def test_fedalas_weights_by_hand(federation):
     fed = federation(method, **WHOLE)
     client = client_of(fed, 1, t=3)
     client.state.rounds = 2  # no longer the first time: one pass
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
     received = client["model"] + 0.3 * noise * client.columns(lambda b: b.kind == "parameter")
     client["blend"].uniform_(0, 1, generator=draws)
@@ -175,9 +152,9 @@ def test_fedalas_weights_by_hand(federation):
     assert torch.equal(client["model"], own)  # until W is learned
     client.fits += [_fit(1.0)]
     assert next(phases, None) is None
-    assert_close(client["blend"][top], expected[top], rtol=0, atol=1e-12)
+    assert_close(client["blend"][top], expected[top], **ROUNDING)
     now = torch.where(top, own + (received - own) * expected, received)
-    assert_close(client["model"], now, rtol=0, atol=1e-12)
+    assert_close(client["model"], now, **ROUNDING)
     assert torch.equal(client["model"][~top], received[~top])
 
 
@@ -186,7 +163,7 @@ def _fit(loss):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "losses", "passes"),
+    "rounds, losses, passes",
     [
         (0, [], 0),  # there is no last model
         (1, [1.0] * 50, 4),  # they rest: one more than the window
@@ -205,7 +182,7 @@ def test_fedala_learns_its_weights_until_they_rest(federation, rounds, losses, p
     assert found == passes
 
 
-@pytest.mark.parametrize(("looks_at", "passes"), [("mean", 12), ("last", 4)])
+@pytest.mark.parametrize("looks_at, passes", [("mean", 12), ("last", 4)])
 def test_fedala_may_look_at_the_last_batch_alone(federation, looks_at, passes):
     """Of each pass the mean loss jumps to and fro, while that of the last batch rests (no step is
     taken, eta 0)."""
@@ -216,7 +193,6 @@ def test_fedala_may_look_at_the_last_batch_alone(federation, looks_at, passes):
     x, y = batch_of(client)
     found = 0
     for phase in method.receive(client, client.payload):
-        assert phase.step is not None
         first = phase.step(client, (x * found, y))
         last = phase.step(client, (x, y))
         client.fits.append(_fit(float(first + last) + found % 2))

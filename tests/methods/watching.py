@@ -1,24 +1,21 @@
 """What the tests of methods share: to watch a federation, and to ask its parts outside of a
 round."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
+import pytest
 import torch
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Payload, Server
-from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 
-Make = Callable[..., Federation]
+Nets = pytest.mark.parametrize("net", ["plain", "norm"])
+"""On a network without and one with BatchNorm."""
 
 
 class Watch(Transform, Observer):
     """Keeps copies of what every client received, and of its model after each of its rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.models = []
         self.downloads = []
 

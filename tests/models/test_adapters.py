@@ -1,11 +1,11 @@
 """Adapters and weights: what trains, what it computes, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
+from classes import FedAvg, FedEM, FedRoD
+from refusals import refuses
 from safetensors.torch import save_file
 from torch import nn
 
@@ -15,10 +15,6 @@ from fl_lightning.configuration.config import Component
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.engine.build import federation as federate
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedem import FedEM
-from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.models import build, head_of
 from fl_lightning.models.vit import ViT
 
@@ -88,7 +84,7 @@ def test_targets_are_ends_of_names():
 class Torchs(nn.Module):
     """Torch's own encoder layer, which reads weights past their modules."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
         self.free, self.out = nn.Linear(8, 8), nn.Linear(64, 10)
@@ -100,15 +96,13 @@ class Torchs(nn.Module):
 def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Torchs", Torchs, raising=False)
     for target in ("self_attn", "linear1", "out_proj"):
-        with pytest.raises(
-            BadInput, match=r"model\.adapters\.targets.*torch's .* past their modules"
-        ):
+        with refuses(r"model\.adapters\.targets.*torch's .* past their modules"):
             adapted(f"{HERE}.Torchs", {}, targets=[target])
     assert {n.partition(".")[0] for n in trains(adapted(f"{HERE}.Torchs", {}))} == {"free", "out"}
 
 
 @pytest.mark.parametrize(
-    ("adapters", "said"),
+    "adapters, said",
     [
         ({"targets": ["nowhere"]}, r"model\.adapters\.targets: \['nowhere'\] .* no such module"),
         ({"targets": ["net.heads.head"]}, "no such module beside its classifier"),
@@ -116,7 +110,7 @@ def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
     ],
 )
 def test_what_cannot_be_adapted_is_said(adapters, said):
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         adapted(**adapters)
 
 
@@ -147,7 +141,7 @@ def test_further_networks_of_a_method_have_adapters_alone_too(around):
 def test_who_builds_on_the_classifier_wants_one_that_trains(federation):
     fed = federation(FedAvg())
     run, fabric = fed.run, fed.worker.trainers[0].fabric
-    with pytest.raises(BadInput, match="fedrod builds on the classifier, and it is frozen"):
+    with refuses("fedrod builds on the classifier, and it is frozen"):
         federate(fabric, run.config, run.data, [adapted(head=False)], FedRoD(), [], run.folder)
     federate(fabric, run.config, run.data, [adapted(head=False)], FedAvg(), [], run.folder)
 
@@ -160,7 +154,7 @@ def resolved(*flags):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    "flags, said",
     [
         (["--model.adapters.rank=0"], r"model\.adapters\.rank: 0 .* at least 1"),
         (["--model.adapters.rank=two"], r"model\.adapters\.rank: 'two' .* whole number"),
@@ -175,7 +169,7 @@ def resolved(*flags):
     ],
 )
 def test_bad_adapters_are_named(flags, said):
-    with pytest.raises(BadInput, match=said):
+    with refuses(said):
         resolved(*flags)
 
 
@@ -227,7 +221,7 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change, said",
     [
         (lambda w: w.pop("hidden.0.bias"), r"it lacks hidden\.0\.bias, which the model has"),
         (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model has not"),
@@ -242,15 +236,15 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path, change, said):
-    with pytest.raises(BadInput, match=rf"model\.weights: .*{said}"):
+    with refuses(rf"model\.weights: .*{said}"):
         read(saved(tmp_path / "w.safetensors", change))
 
 
 def test_what_is_no_file_of_weights_is_said(tmp_path):
-    with pytest.raises(BadInput, match="there is no such file"):
+    with refuses("there is no such file"):
         read(str(tmp_path / "none.safetensors"))
     (tmp_path / "bad.safetensors").write_bytes(b"abc")
-    with pytest.raises(BadInput, match="no file of tensors"):
+    with refuses("no file of tensors"):
         read(str(tmp_path / "bad.safetensors"))
 
 

@@ -1,11 +1,11 @@
 """Buffers that belong to weights, and modules whose buffers nobody can average."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
+from classes import MOON, FedAvg, FedPer
+from refusals import refuses
 from torch import nn
 from torch.nn.utils import spectral_norm as hooked
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
@@ -14,10 +14,6 @@ from fl_lightning.core import Layout
 from fl_lightning.core.buffers import singular_vectors
 from fl_lightning.core.layout import Binding
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.moon import MOON
 from fl_lightning.models import head_of
 
 
@@ -27,7 +23,7 @@ class Net(nn.Module):
     head = "out"
     wrap: Any = staticmethod(spectral_norm)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden = type(self).wrap(nn.Linear(64, 16))
         self.out = nn.Linear(16, 10)
@@ -49,17 +45,6 @@ class Hooked(Net):
     wrap = staticmethod(hooked)
 
 
-@pytest.fixture
-def made(federation, monkeypatch):
-    """As `federation`, of a network class."""
-
-    def make(net, *args, **changes):
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
-        return federation(*args, **changes)
-
-    return make
-
-
 def norm(model):
     """The greatest singular value of the weight that the first layer computes with."""
     model.eval()
@@ -68,9 +53,9 @@ def norm(model):
 
 
 @pytest.mark.parametrize("net", [Net, Hooked, Chained])
-def test_an_averaged_weight_is_divided_by_its_own_norm(made, net):
-    fed = made(
-        net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
+def test_an_averaged_weight_is_divided_by_its_own_norm(federation, net):
+    fed = federation(
+        FedAvg(), net, optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]}
     )
     fed.prepare()
     for t in (1, 2):
@@ -97,11 +82,11 @@ def test_buffers_follow_from_the_weight_alone(net):
     assert all(map(torch.equal, buffers, others))
 
 
-def test_scores_in_between_change_no_spectral_norm_that_trains(made):
+def test_scores_in_between_change_no_spectral_norm_that_trains(federation):
     models = []
     for every in (1, 2):
-        fed = made(
-            Net, FedPer(), evaluation={"every": every, "models": ["before", "after"]}, rounds=3
+        fed = federation(
+            FedPer(), Net, evaluation={"every": every, "models": ["before", "after"]}, rounds=3
         )
         fed.prepare()
         for t in (1, 2, 3):
@@ -110,9 +95,9 @@ def test_scores_in_between_change_no_spectral_norm_that_trains(made):
     assert torch.equal(*models)
 
 
-def test_another_model_has_buffers_of_its_own_while_one_trains(made):
+def test_another_model_has_buffers_of_its_own_while_one_trains(federation):
     """MOON's loss compares the model that trains with two others."""
-    fed = made(Net, MOON())
+    fed = federation(MOON(), Net)
     fed.prepare()
     fed.round(1)
     client = fed.evaluator.at_rest(0)
@@ -130,9 +115,9 @@ def test_another_model_has_buffers_of_its_own_while_one_trains(made):
 
 
 @pytest.mark.parametrize("wrap", [weight_norm, orthogonal], ids=["weight_norm", "orthogonal"])
-def test_other_parametrisations_are_averaged_as_parameters(made, wrap):
+def test_other_parametrisations_are_averaged_as_parameters(federation, wrap):
     net = type("Wrapped", (Net,), {"wrap": staticmethod(wrap)})
-    fed = made(net, FedAvg())
+    fed = federation(FedAvg(), net)
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
 
@@ -140,7 +125,7 @@ def test_other_parametrisations_are_averaged_as_parameters(made, wrap):
 class Uncalled(Net):
     """A lazy layer that the forward pass does not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = nn.LazyLinear(3)
 
@@ -148,7 +133,7 @@ class Uncalled(Net):
 class Observed(Net):
     """Notes ranges of its inputs, as for quantisation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = torch.ao.quantization.MinMaxObserver()
 
@@ -156,22 +141,22 @@ class Observed(Net):
 class Synchronised(Net):
     """A BatchNorm over processes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = nn.SyncBatchNorm(3)
 
 
 @pytest.mark.parametrize(
-    ("net", "message"),
+    "net, message",
     [
         (Uncalled, "'more' is not allowed; LazyLinear has no weight until it is called"),
         (Observed, "'more' is not allowed; MinMaxObserver keeps ranges of what it has seen"),
         (Synchronised, "'more' is not allowed; SyncBatchNorm would mix batches of clients"),
     ],
 )
-def test_buffers_that_nobody_can_average_are_refused(made, net, message):
-    with pytest.raises(BadInput, match=f"^model: {message}"):
-        made(net, FedAvg())
+def test_buffers_that_nobody_can_average_are_refused(federation, net, message):
+    with refuses(f"^model: {message}"):
+        federation(FedAvg(), net)
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (64, 64), (600, 700)])

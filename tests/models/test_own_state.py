@@ -1,44 +1,37 @@
 """Users' models that keep state of their own in buffers, and LightningModules that do more than a
 training step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from classes import FedAvg, FedDF, FedPer
 from lightning import LightningModule
+from nets import Small
+from refusals import refuses
 from torch import nn
 
 from fl_lightning.core import Layout
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.models import head_of
 
 
-class Keeping(nn.Module):
+class Keeping(Small, nn.Module):
     """Notes the mean of what it sees in a buffer of its own, in evaluation too."""
 
     anew, gone = False, False
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("seen", torch.zeros(1))
-        self.body, self.out = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
-            nn.Linear(8, 10),
-        )
 
     def forward(self, x):
         mean = x.mean().detach()
         if self.gone:
             del self.seen
-            return self.out(self.body(x))
+            return super().forward(x)
         if self.anew:
             self.seen = self.seen + mean
         else:
             self.seen += mean
-        return self.out(self.body(x * torch.ones_like(self.seen)))
+        return super().forward(x * torch.ones_like(self.seen))
 
 
 class Anew(Keeping):
@@ -53,55 +46,32 @@ class Gone(Keeping):
     gone = True
 
 
-class Lit(LightningModule):
+class Lit(Small, LightningModule):
     """A LightningModule with a training step that takes a batch and its number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.out = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()),
-            nn.Linear(8, 10),
-        )
-
-    def forward(self, x):
-        return self.out(self.body(x))
 
     def training_step(self, batch, batch_idx):
         return 2 * nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
-@pytest.fixture
-def made(federation, monkeypatch):
-    """As `federation`, of a network class."""
-
-    def make(net, *args, **changes):
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
-        return federation(*args, **changes)
-
-    return make
-
-
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("net", [Anew, Gone])
-def test_a_buffer_that_is_assigned_anew_is_refused(made, net, executor, clients):
+def test_a_buffer_that_is_assigned_anew_is_refused(federation, net, executor, clients):
     """It would pass from client to client, and no checkpoint would have it."""
-    with pytest.raises(
-        BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"
-    ):
-        fed = made(net, FedAvg(), clients=clients, fabric={"executor": executor})
+    with refuses(r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"):
+        fed = federation(FedAvg(), net, clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)
         fed.round(2)
 
 
 @pytest.mark.parametrize("method", [FedPer(), FedDF(samples=50, steps=2)], ids=["fedper", "feddf"])
-def test_evaluation_leaves_the_first_buffers(made, method):
+def test_evaluation_leaves_the_first_buffers(federation, method):
     """Buffers of clients that have not yet trained, and of the global model, are copies."""
     data = {"public": "held_back"} if isinstance(method, FedDF) else {}
-    fed = made(
-        Keeping,
+    fed = federation(
         method,
+        Keeping,
         participation=0.5,
         data=data,
         evaluation={"models": ["before", "after", "global"]},
@@ -119,7 +89,7 @@ def test_evaluation_leaves_the_first_buffers(made, method):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
+    "dtype, wanted", [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
 )
 def test_buffers_have_the_precision_of_the_model(dtype, wanted):
     model = Keeping()
@@ -131,8 +101,8 @@ def test_buffers_have_the_precision_of_the_model(dtype, wanted):
     assert layout.read(model)[1][0].dtype == torch.float64
 
 
-def test_a_model_with_a_float_buffer_trains_in_another_precision(made):
-    fed = made(Keeping, FedAvg(), precision="bf16-true")
+def test_a_model_with_a_float_buffer_trains_in_another_precision(federation):
+    fed = federation(FedAvg(), Keeping, precision="bf16-true")
     fed.prepare()
     assert fed.round(1).metrics["train_loss"] > 0
 
@@ -147,36 +117,31 @@ HOOKS = {
 @pytest.mark.parametrize(
     "names", [["on_train_batch_end"], ["on_after_batch_transfer", "optimizer_step"]]
 )
-def test_hooks_that_would_not_be_called_are_refused(made, names):
+def test_hooks_that_would_not_be_called_are_refused(federation, names):
     hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
-    with pytest.raises(
-        BadInput,
-        match=rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called",
-    ):
-        made(hooked, FedAvg())
-    made(type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}), FedAvg())
+    with refuses(rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called"):
+        federation(FedAvg(), hooked)
+    federation(FedAvg(), type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}))
 
 
-def test_manual_optimisation_is_refused(made):
+def test_manual_optimisation_is_refused(federation):
     class Manual(Lit):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.automatic_optimization = False
 
-    with pytest.raises(
-        BadInput, match=r"^model: 'Manual' is not allowed; its automatic_optimization is False"
-    ):
-        made(Manual, FedAvg())
+    with refuses(r"^model: 'Manual' is not allowed; its automatic_optimization is False"):
+        federation(FedAvg(), Manual)
 
 
-def test_a_step_may_go_without_the_batchs_number(made):
+def test_a_step_may_go_without_the_batchs_number(federation):
     class Short(Lit):
         def training_step(self, batch):
             return super().training_step(batch, 0)
 
     losses = []
     for net in (Lit, Short):
-        fed = made(net, FedAvg())
+        fed = federation(FedAvg(), net)
         fed.prepare()
         losses.append(fed.round(1).metrics["train_loss"])
     assert losses[0] == losses[1] > 0

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lines import run_line
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch.testing import assert_close
 
-from fl_lightning.cli import main
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.lab.audit import attacks
 from fl_lightning.lab.audit.observe import VIEWS, Observed, Samples, log_odds, observed
@@ -169,7 +169,7 @@ def test_the_relation_against_permutations():
 
 
 @pytest.mark.parametrize(
-    ("groups", "ways"), [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)]
+    "groups, ways", [([0, 0, 1, 1], 3), ([0] * 4 + [1] * 4, 35), ([0, 0, 1, 1, 1], 10)]
 )
 def test_groups_that_luck_finds_are_not_tested(groups, ways):
     """With so few ways to divide the clients, permutations reach the right one, and their interval
@@ -228,9 +228,9 @@ def test_a_study_is_audited(tmp_path, monkeypatch, fit):
     (tmp_path / "s.yaml").write_text(
         yaml.safe_dump({"base": base, "methods": ["kapc"], "seeds": "0-3"})
     )
-    assert main(["study", "s.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert run_line("study s.yaml --out s --workers 1") == 0
     before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
-    assert main(["audit", "s", "--out", "a"]) == 0
+    assert run_line("audit s --out a") == 0
     assert {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()} == before
     rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
     assert {"LiRA", "loss threshold"} <= {r["attack"] for r in rows}
@@ -248,7 +248,7 @@ def test_a_study_is_audited(tmp_path, monkeypatch, fit):
         "4 clients in groups of 2, 2 can be divided in 3 ways only"
         in (tmp_path / "a" / "audit.html").read_text()
     )
-    assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
+    assert run_line("audit s/runs/kapc/seed-0 --out a") == 0
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
 
 
@@ -297,43 +297,41 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
         assert_array_equal(values[honest], runs[1].samples.confidence[view])
     assert_array_equal(runs[0].counts[[0, 2], ::-1], runs[1].counts[[0, 2]])
     capsys.readouterr()
-    assert main(["audit", str(flipped), "--out", "a"]) == 0
+    assert run_line(f"audit {flipped} --out a") == 0
     says = "audit: samples of clients 0, 2 are left out: they trained on flipped labels\n"
     assert says in capsys.readouterr().err
     assert (
         f"flipped: 2 of 4 clients {attacks.FLIPPED}." in (tmp_path / "a" / "audit.html").read_text()
     )
-    assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
+    assert run_line(f"audit {all_} --out b") == 0  # there is nothing left to attack
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words, says",
     [
-        (["--out", "a"], "audit: it must be given once: fl-train audit STUDY | RUN"),
-        (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),
-        (["empty", "--out", "a"], "it is neither a study nor a finished run"),
-        (["empty"], "out: it must be given"),
-        (["empty", "--out", "file"], "out: 'file' is not allowed; it is no folder"),
+        ("--out a", "audit: it must be given once: fl-train audit STUDY | RUN"),
+        ("nowhere --out a", "audit: 'nowhere' is not allowed; there is no such folder"),
+        ("empty --out a", "it is neither a study nor a finished run"),
+        ("empty", "out: it must be given"),
+        ("empty --out file", "out: 'file' is not allowed; it is no folder"),
     ],
 )
-def test_what_cannot_be_audited(tmp_path, monkeypatch, capsys, words, says):
+def test_what_cannot_be_audited(tmp_path, monkeypatch, refused, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    assert main(["audit", *words]) == 2
-    err = capsys.readouterr().err.strip()
-    assert says in err and len(err.splitlines()) == 1
+    assert says in refused(f"audit {words}")
     assert not (tmp_path / "a").exists()
 
 
-def test_files_of_ones_own_are_not_written_over(tmp_path, fit, capsys):
+def test_files_of_ones_own_are_not_written_over(tmp_path, fit, refused):
     folder = fit("x", "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0")
     for name in ("audit.csv", "audit.json", "audit.html"):
         file = tmp_path / name.replace(".", "-") / name
         file.parent.mkdir()
         file.write_text("mine")
-        assert main(["audit", str(folder), "--out", str(file.parent)]) == 2
-        assert f"/{name}' is not allowed; it exists and is no audit" in capsys.readouterr().err
+        line = refused(f"audit {folder} --out {file.parent}")
+        assert f"/{name}' is not allowed; it exists and is no audit" in line
         assert [p.read_text() for p in file.parent.iterdir()] == ["mine"]
     for _ in range(2):
-        assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again
+        assert run_line(f"audit {folder} --out b") == 0  # its own, and again

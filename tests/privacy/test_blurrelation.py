@@ -4,17 +4,16 @@ by name."""
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAMP
 from every import FEW, NAMES, method_of
+from lines import run_line
+from refusals import refuses
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.blurrelation import BlurRelation, blurred
 from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.callbacks.relations import Attention
-from fl_lightning.cli import main
 from fl_lightning.core import Server
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.kapc import KAPC
 from fl_lightning.results.folder import RunFolder
 
 CHANGED = {
@@ -96,10 +95,7 @@ def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation, na
         return  # needs a deep network; one global model
     fed = made(federation, name, BlurRelation(top=1))
     if name not in CHANGED:
-        with pytest.raises(
-            BadInput,
-            match=rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation",
-        ):
+        with refuses(rf"callbacks.blurrelation: '{name}' is not allowed; it changes a relation"):
             fed.prepare()
         return
     fed.prepare()
@@ -144,7 +140,7 @@ class Past(FedAMP):
 
 
 @pytest.mark.parametrize(
-    ("method", "callbacks", "settings", "says"),
+    "method, callbacks, settings, says",
     [
         (
             Past(),
@@ -170,7 +166,7 @@ class Past(FedAMP):
 )
 def test_what_is_refused(federation, method, callbacks, settings, says):
     fed = federation(method, callbacks=callbacks, data=settings)
-    with pytest.raises(BadInput, match=says):
+    with refuses(says):
         fed.fit()
 
 
@@ -182,7 +178,7 @@ def test_the_same_on_ranks_and_after_a_resume(fit, tmp_path, method):
     whole = fit("whole", flags)
     fit("ranks", flags, "--fabric.devices 2")
     fit("part", flags, "--federation.rounds 2")
-    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
+    assert run_line("fit --name part --resume --federation.rounds 3") == 0
     plain = fit("plain", flags.replace("blurrelation.noise 0.3", "blurrelation.top 9"))
     for t in (1, 2, 3):
         rows = {

@@ -6,18 +6,21 @@ import math
 
 import pytest
 import torch
+from lines import run_line
 from scipy.stats import beta, binom
 
 from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
-from fl_lightning.cli import main
 from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
+from fl_lightning.results.folder import RunFolder
+
+from .alike import same_everywhere
 
 
-@pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])
+@pytest.mark.parametrize("guesses, right", [(100, 80), (40, 40), (200, 130)])
 def test_without_delta_the_bound_is_clopper_pearsons(guesses, right):
     """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the
     one-sided interval."""
@@ -63,9 +66,7 @@ def test_all_coins_are_known_without_noise_and_none_with_much(federation, kind, 
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
     claim = claimed([summary])
-    assert (
-        claim is not None and not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
-    )
+    assert not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
     if noise < 1:
         assert (
             summary["privacy_canary_right"] == 50 and 2.5 < claim.bound < summary["privacy_epsilon"]
@@ -89,7 +90,7 @@ def test_noise_that_is_smaller_than_claimed_is_found(federation, monkeypatch):
     monkeypatch.setattr(CentralPrivacy, "finished", weak)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     claim = claimed([summary])
-    assert claim is not None and claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
+    assert claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
     assert claim.words("fedavg").endswith("THE CLAIM IS FALSE")
 
 
@@ -123,7 +124,7 @@ PRIVATE = (
 def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
     folder = fit("x", f"--method fedavg --callbacks.checkpoint.seconds 0 {PRIVATE}")
     summary = json.loads((folder / "summary.json").read_text())
-    assert main(["audit", "runs/x", "--out", "a"]) == 0
+    assert run_line("audit runs/x --out a") == 0
     assert "x claims epsilon" in capsys.readouterr().out
     claim = json.loads((tmp_path / "a" / "audit.json").read_text())["claims"]["x"]
     assert (
@@ -142,24 +143,19 @@ def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
             }
         )
     )
-    assert main(["audit", "runs/x", "--out", "a"]) == 1
+    assert run_line("audit runs/x --out a") == 1
     assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
     assert 'class="false"' in (tmp_path / "a" / "audit.html").read_text()
 
 
 @pytest.mark.slow
-def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit, tmp_path):
+def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit):
     def bits(folder):
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = RunFolder(folder).read_summary()
         return {k: v for k, v in summary.items() if k.startswith("privacy_")}
 
-    flags = f"--method fedavg --federation.clients 8 --callbacks.checkpoint.seconds 0 {PRIVATE}"
-    whole = bits(fit("whole", flags))
-    assert whole["privacy_canaries"] == 8
-    assert bits(fit("ranks", flags, "--fabric.devices 2")) == whole
-    fit("part", flags, "--federation.rounds 2")
-    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
-    assert bits(tmp_path / "runs" / "part") == whole
+    flags = f"--method fedavg --federation.clients 8 {PRIVATE}"
+    assert same_everywhere(fit, flags, bits)["privacy_canaries"] == 8
 
 
 def test_delta_takes_some_of_the_bound():

@@ -11,16 +11,19 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 from every import method_of
+from lines import run_line
+from refusals import refuses
+from watching import global_model
 
 from fl_lightning.callbacks.central import CentralPrivacy, keeps_state
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
-from fl_lightning.cli import main
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon
 from fl_lightning.results.folder import RunFolder
+
+from .alike import same_everywhere
 
 COVERED = (
     "apfl",
@@ -74,7 +77,7 @@ def one_round(fed, t=1):
     """The global model before round `t`, which is then run."""
     if t == 1:
         fed.prepare()
-    old = fed.run.groups[0].vectors["model"].clone()
+    old = global_model(fed).clone()
     fed.round(t)
     return old
 
@@ -116,7 +119,7 @@ def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation):
 def test_variances_stay_what_they_can_be(federation):
     fed = federation(FedAvg(), "norm", [CentralPrivacy(clip=100.0, noise=1.0)])
     one_round(fed)
-    model, layout = fed.run.groups[0].vectors["model"], fed.run.groups[0].layout
+    model, layout = global_model(fed), fed.run.groups[0].layout
     [block] = [b for b in layout.blocks if b.name.endswith("running_var")]
     variance = model[block.start : block.stop]
     assert float(variance.min()) >= 0 and variance.abs().max() > 1
@@ -136,7 +139,7 @@ def test_covered_methods_run(federation, name):
 # ---------------------------------------------------------------- adaptive clipping
 
 
-@pytest.mark.parametrize(("clip", "within"), [(1e3, 40), (1e-6, 0)])
+@pytest.mark.parametrize("clip, within", [(1e3, 40), (1e-6, 0)])
 def test_the_clip_follows_the_quantile(federation, clip, within):
     """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes
     within the clip."""
@@ -179,9 +182,7 @@ def by_hand(noise, rounds, size, clients):
     return float(accountant.get_epsilon(1e-5))
 
 
-@pytest.mark.parametrize(
-    ("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)]
-)
+@pytest.mark.parametrize("noise, rounds, size, clients", [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)])
 def test_cohorts_are_accounted_as_drawn_without_replacement(noise, rounds, size, clients):
     mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
     assert mine == pytest.approx(by_hand(noise, rounds, size, clients), rel=2e-2)
@@ -249,7 +250,7 @@ def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
     words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4"
     plan = f"plan {words} --federation.rounds 3 --method fedavg {private} --json"
     capsys.readouterr()
-    assert main(plan.split()) == 0
+    assert run_line(plan) == 0
     planned = json.loads(capsys.readouterr().out)["privacy"]
     assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
     assert planned["privacy_noise_model"] == summary["privacy_noise_model"]
@@ -258,38 +259,26 @@ def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
 # ---------------------------------------------------------------- ranks and resume
 
 
-def tables(folder):
-    rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows
-    ]
-
-
 PRIVATE = (
     f"--method fedper {CLIP} --callbacks.centralprivacy.noise 0.3 "
-    f"--callbacks.centralprivacy.quantile 0.5 "
-    "--callbacks.checkpoint.seconds 0"
+    f"--callbacks.centralprivacy.quantile 0.5"
 )
 
 
 @pytest.mark.slow
 def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit, tmp_path):
-    whole = fit("whole", PRIVATE)
-    assert float(RunFolder(whole).read("metrics")[-1]["privacy_clip"]) != 1
-    for n in (2, 3):
-        assert tables(fit(f"ranks-{n}", PRIVATE, f"--fabric.devices {n}")) == tables(whole)
-    fit("part", PRIVATE, "--federation.rounds 2")
-    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
-    assert tables(tmp_path / "runs" / "part") == tables(whole)
+    same_everywhere(fit, PRIVATE)
+    assert float(RunFolder(tmp_path / "runs/whole").read("metrics")[-1]["privacy_clip"]) != 1
 
 
-def test_a_resumed_run_has_the_noise_that_it_began_with(fit, capsys, tmp_path):
-    target = "--callbacks.centralprivacy.epsilon_target 8"
-    fit("x", "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1", CLIP, target)
-    before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
-    assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
-    assert "the run began with noise" in capsys.readouterr().err
-    assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
+def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
+    target = f"{CLIP} --callbacks.centralprivacy.epsilon_target 8"
+    flags = "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1"
+    folder = fit("x", flags, target)
+    before = {file: file.read_bytes() for file in folder.glob("*.csv")}
+    line = refused("fit --name x --resume --federation.rounds 2")
+    assert "the run began with noise" in line
+    assert {file: file.read_bytes() for file in folder.glob("*.csv")} == before
 
 
 # ---------------------------------------------------------------- what is refused
@@ -303,62 +292,40 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
     class Plain(FedAvg):
         pass
 
-    with pytest.raises(BadInput, match=r"callbacks\.centralprivacy: 'looks' .*aggregate of Looks"):
+    with refuses(r"callbacks\.centralprivacy: 'looks' .*aggregate of Looks"):
         federation(Looks(), callbacks=[CentralPrivacy(clip=1.0, noise=1.0)]).prepare()
     federation(Plain(), callbacks=[CentralPrivacy(clip=1.0, noise=1.0)]).prepare()
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "says"),
+    "settings, other, says",
     [
-        (
-            [CentralPrivacy(clip=1.0, noise=1.0), Quantize()],
-            "callbacks.quantize: .*before centralprivacy",
-        ),
-        (
-            [CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)],
-            "one of it and callbacks.local",
-        ),
-        ([CentralPrivacy(clip=1.0, noise=1.0, quantile=0.5)], "quantile: 0.5 .*noise below 0.4"),
-        ([CentralPrivacy(clip=1.0, noise=1.0, delta=0.3)], "delta: 0.3 .*one over the 4 clients"),
-        ([CentralPrivacy(clip=1.0, epsilon_target=1e-9)], "epsilon_target: 1e-09 .*no noise up to"),
+        ({"noise": 1.0}, [Quantize()], "callbacks.quantize: .*before centralprivacy"),
+        ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
+        ({"noise": 1.0, "quantile": 0.5}, [], "quantile: 0.5 .*noise below 0.4"),
+        ({"noise": 1.0, "delta": 0.3}, [], "delta: 0.3 .*one over the 4 clients"),
+        ({"epsilon_target": 1e-9}, [], "epsilon_target: 1e-09 .*no noise up to"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(federation, callbacks, says):
-    fed = federation(FedAvg(), callbacks=callbacks)
-    with pytest.raises(BadInput) as caught:
-        for callback in callbacks:
+def test_parts_that_do_not_fit_are_refused(federation, settings, other, says):
+    fed = federation(FedAvg(), callbacks=[CentralPrivacy(clip=1.0, **settings), *other])
+    with refuses(says):
+        for callback in fed.run.callbacks:
             callback.on_fit_start(fed.run)
-    assert re.search(says, str(caught.value)), caught.value
 
 
 WRONG = {
-    "noise without clip": (
-        "--callbacks.centralprivacy.noise 1",
-        "clip: it must be given: noise without a bound",
-    ),
-    "no noise": (CLIP, "noise: None .*either noise or epsilon_target"),
-    "noise 0": (
-        f"{CLIP} --callbacks.centralprivacy.noise 0",
-        "noise: 0.0 .*above 0: without noise there is no epsilon",
-    ),
-    "quantile": (
-        f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1",
-        r"quantile: 1.* \(0, 1\)",
-    ),
-    "method": (f"{CLIP} {NOISE} --method kapc", ": 'kapc' .*mixes of their own"),
+    NOISE: "clip: it must be given: noise without a bound",
+    CLIP: "noise: None .*either noise or epsilon_target",
+    f"{CLIP} --callbacks.centralprivacy.noise 0": "noise: 0.0 .*above 0: without noise there is no epsilon",
+    f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1": r"quantile: 1.* \(0, 1\)",
+    f"{CLIP} {NOISE} --method kapc": ": 'kapc' .*mixes of their own",
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_uses_are_one_line(tmp_path, monkeypatch, capsys, case):
+@pytest.mark.parametrize("flags, says", WRONG.items())
+def test_wrong_uses_are_one_line(flags, says, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags, says = WRONG[case]
-    words = (
-        f"fit --config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 "
-        f"--name x {flags}"
-    )
-    assert main([*words.split(), *([] if "--method" in flags else ["--method", "fedavg"])]) == 2
-    err = capsys.readouterr().err.strip()
-    assert len(err.splitlines()) == 1
-    assert re.search(rf"callbacks\.centralprivacy(\.)?{says}", err), err
+    base = "--config kapc_exact_digits --loggers null --callbacks null --federation.clients 4"
+    line = refused(f"fit {base} --name x --method fedavg {flags}")
+    assert re.match(rf"callbacks\.centralprivacy\.?{says}", line), line

@@ -1,28 +1,25 @@
 """Nothing leaves a client beyond its bound or without noise, for every method; wrong uses are
 refused by name."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass
 
 import pytest
 import torch
+from classes import SCAFFOLD, FedAvg
 from every import FEW, NAMES, method_of
+from refusals import refuses
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
-from fl_lightning.cli import main
 from fl_lightning.core.beside import Beside
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.privacy.mechanism import kinds_of
-from fl_lightning.results.folder import RunFolder
+
+from .alike import same_everywhere
 
 REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca", "partialpooling")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
@@ -33,7 +30,7 @@ class Spy(NormBound):
 
     further_vectors = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(1e30)
         self.kinds = []
 
@@ -148,7 +145,7 @@ class Names(Transform):
 
     further_vectors = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.up = set()
         self.down = False
 
@@ -200,24 +197,12 @@ def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation):
     assert summary["privacy_epsilon_replace_one"] == epsilon([Mechanism(1.0, max(taken))], 1e-5)
 
 
-def tables(folder):
-    clock = ("seconds", "memory")
-    rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in rows]
-
-
 NOISY = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-PRIVATE = f"--method selfkapc {NOISY} --callbacks.checkpoint.seconds 0"
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit, tmp_path):
-    whole = fit("whole", PRIVATE)
-    for n in (2, 3):
-        assert tables(fit(f"ranks-{n}", PRIVATE, f"--fabric.devices {n}")) == tables(whole)
-    fit("part", PRIVATE, "--federation.rounds 2")
-    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
-    assert tables(tmp_path / "runs" / "part") == tables(whole)
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit):
+    same_everywhere(fit, f"--method selfkapc {NOISY}")
 
 
 # ---------------------------------------------------------------- what is refused
@@ -226,98 +211,64 @@ def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit, tmp_pa
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation, name):
     fed = federation(quick(name), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)], data=data_of(name))
-    with pytest.raises(
-        BadInput, match=rf"callbacks\.localprivacy: '{name}' .*which no bound and noise can protect"
-    ):
+    with refuses(rf"callbacks\.localprivacy: '{name}' .*which no bound and noise can protect"):
         fed.prepare()
 
 
 WRONG = {
-    "noise without clip": ("noise 1", "clip: it must be given: noise without a bound"),
-    "no noise": ("clip 1", "noise: None .*either noise or epsilon_target"),
-    "both": ("clip 1 noise 1 epsilon_target 2", "noise: 1.0 .*either noise or epsilon_target"),
-    "noise 0": ("clip 1 noise 0", "noise: 0.0 .*above 0: without noise there is no epsilon"),
-    "clip 0": ("clip 0 noise 1", "clip: 0.0 .*above 0"),
-    "delta": ("clip 1 noise 1 delta 0.01", r"delta: 0.01 .*one over the \d+ training samples"),
-    "delta 1": ("clip 1 noise 1 delta 1", r"delta: 1.0 .*\(0, 1\)"),
-    "target": ("clip 1 epsilon_target 1e-9", "epsilon_target: 1e-09 .*no noise up to"),
-    "target 0": ("clip 1 epsilon_target 0", "epsilon_target: 0.0 .*above 0"),
-    "statistics unprotected": (
-        "clip {model:1,step_norms:1} noise 1",
-        "clip: .*also upload noise_norms, which .*unprotected",
-    ),
-    "scores": (
-        "clip {model:1,scores:1} noise 1",
-        "clip: 'scores' .*clients' own test data .*no noise covers",
-    ),
-    "unknown kind": (
-        "clip {model:1,heads:1} noise 1",
-        "clip: 'heads' .*clients upload no such kind; they upload model, step",
-    ),
+    "noise 1": "clip: it must be given: noise without a bound",
+    "clip 1": "noise: None .*either noise or epsilon_target",
+    "clip 1 noise 1 epsilon_target 2": "noise: 1.0 .*either noise or epsilon_target",
+    "clip 1 noise 0": "noise: 0.0 .*above 0: without noise there is no epsilon",
+    "clip 0 noise 1": "clip: 0.0 .*above 0",
+    "clip 1 noise 1 delta 0.01": r"delta: 0.01 .*one over the \d+ training samples",
+    "clip 1 noise 1 delta 1": r"delta: 1.0 .*\(0, 1\)",
+    "clip 1 epsilon_target 1e-9": "epsilon_target: 1e-09 .*no noise up to",
+    "clip 1 epsilon_target 0": "epsilon_target: 0.0 .*above 0",
+    "clip '{model: 1, step_norms: 1}' noise 1": "clip: .*also upload noise_norms, which .*unprotected",
+    "clip '{model: 1, scores: 1}' noise 1": "clip: 'scores' .*clients' own test data .*no noise covers",
+    "clip '{model: 1, heads: 1}' noise 1": "clip: 'heads' .*clients upload no such kind; they upload model, step",
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_uses_are_one_line(fit, capsys, tmp_path, case):
-    words, says = WRONG[case]
-    given = [
-        w for k, v in _pairs(words) for w in (f"--callbacks.localprivacy.{k}", v.replace(":", ": "))
-    ]
-    code = main(["fit", "--method", "selfkapc", "--name", "x", "--loggers", "null", *given])
-    err = capsys.readouterr().err.strip()
-    assert code == 2 and len(err.splitlines()) == 1
-    assert re.search(rf"callbacks\.localprivacy\.{says}", err), err
-
-
-def _pairs(words):
-    parts = words.split()
-    return list(zip(parts[::2], parts[1::2], strict=True))
+@pytest.mark.parametrize("words, says", WRONG.items())
+def test_wrong_uses_are_one_line(words, says, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = re.sub(r"(\w+) ('.*?'|\S+)", r"--callbacks.localprivacy.\1 \2", words)
+    line = refused(f"fit --method selfkapc --name x --loggers null {flags}")
+    assert re.match(rf"callbacks\.localprivacy\.{says}", line), line
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--callbacks.quantize.bits 8", "callbacks.quantize: .*behind localprivacy"),
-        (
-            "--method kapc --callbacks.layerselection.mu null",
-            "layerselection.client: True .*tells of its data",
-        ),
-        ("--data.held_out_clients 0.25", "data.held_out_clients: 0.25 .*not accounted"),
-        ("--method fedhkd", "method.sigma: 7.0 .*it must be 0"),
-    ],
+    "flags, says",
+    {
+        "--callbacks.quantize.bits 8": "callbacks.quantize: .*behind localprivacy",
+        "--method kapc --callbacks.layerselection.mu null": "layerselection.client: True .*tells of its data",
+        "--data.held_out_clients 0.25": "data.held_out_clients: 0.25 .*not accounted",
+        "--method fedhkd": "method.sigma: 7.0 .*it must be 0",
+    }.items(),
 )
-def test_parts_that_tell_more_are_refused(fit, capsys, flags, says):
-    import re
-
-    private = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-    words = (
-        f"--config kapc_exact_digits --loggers null --callbacks null --federation.clients "
-        f"4 {flags} {private}".split()
-    )
-    code = main(["fit", "--name", "x", *words])
-    err = capsys.readouterr().err.strip()
+def test_parts_that_tell_more_are_refused(flags, says, fl_train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = "--config kapc_exact_digits --loggers null --callbacks null --federation.clients 4"
+    code, _, err = fl_train(f"fit --name x {base} {flags} {NOISY}")
     assert code == 2 and re.search(says, err), err
 
 
-def test_a_resumed_run_has_the_noise_that_it_began_with(fit, capsys, tmp_path):
-    fit(
-        "x",
-        "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1",
-        "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8",
-    )
-    before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
-    assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
-    assert "the run began with noise" in capsys.readouterr().err
-    assert (
-        main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"])
-        == 2
-    )
-    assert "the run began with 8.0;" in capsys.readouterr().err
-    assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
+def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
+    target = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"
+    flags = "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1"
+    folder = fit("x", flags, target)
+    before = {file: file.read_bytes() for file in folder.glob("*.csv")}
+    again = "fit --name x --resume"
+    assert "the run began with noise" in refused(f"{again} --federation.rounds 2")
+    line = refused(f"{again} --callbacks.localprivacy.epsilon_target 9")
+    assert "the run began with 8.0;" in line
+    assert {file: file.read_bytes() for file in folder.glob("*.csv")} == before
 
 
 @pytest.mark.parametrize(
-    ("method", "judge"), [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
+    "method, judge", [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
 )
 def test_an_upload_that_is_refused_has_been_spent(federation, method, judge):
     """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of
@@ -384,7 +335,7 @@ def test_noise_that_nobody_can_repeat_has_more_than_32_bits():
 
 
 @pytest.mark.parametrize(
-    ("declared", "line"),
+    "declared, line",
     [
         ({}, "its upload holds age, which its `beside` does not declare"),
         (
@@ -404,6 +355,6 @@ def test_uploads_that_beside_does_not_cover_are_refused(federation, declared, li
             return sent
 
     fed = federation(Tells(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)])
-    with pytest.raises(BadInput, match=line):
+    with refuses(line):
         fed.fit()
     assert NOISE in fed.run.states[0].memory

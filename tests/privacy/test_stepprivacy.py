@@ -1,9 +1,6 @@
 """`optimizer.privacy`: no sample moves a step beyond its clip, epsilon counts the steps, the rest
 is refused."""
 
-from __future__ import annotations
-
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +9,11 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from classes import Ditto, FedAvg
 from dp_accounting.pld import PLDAccountant
 from every import FEW, NAMES, method_of
+from reckoning import seeded
+from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
 
@@ -21,14 +21,12 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.privacy import INPUTS
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, refusal, steps_of
-from fl_lightning.cli import main
 from fl_lightning.core import Phase
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.accounting import Mechanism, epsilon, sampling_rate
 from fl_lightning.privacy.steps import clipped_sum, noised, sampled
 from fl_lightning.results.folder import RunFolder
+
+from .alike import same_everywhere
 
 COVERED = [
     "cfl",
@@ -74,7 +72,7 @@ FLAGS = "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1"
 class Leaves(Transform):
     """Keeps all numbers that leave a client, or stay with it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.numbers = {}
 
     def on_upload(self, client, payload):
@@ -123,7 +121,7 @@ def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation, name)
         fed = private(federation, method_of(name), leaves, data=settings(name), rounds=2)
         x, y = fed.run.data.client(0, fed.run.device, fed.run.dtype).train.tensors or ()
         if change:
-            x[:4] = 30 * torch.randn(x[:4].shape, generator=torch.Generator().manual_seed(0))
+            x[:4] = 30 * torch.randn(x[:4].shape, generator=seeded())
             y[:4] = (y[:4] + 1) % 10
         fed.fit()
         seen.append(torch.stack(leaves.numbers[0]))
@@ -176,7 +174,7 @@ def test_a_class_of_ones_own_must_say_what_it_makes_of_samples(federation):
         (Understates(), "its private_phases say"),
         (Halves(), "a part of"),
     ):
-        with pytest.raises(BadInput, match=says):
+        with refuses(says):
             private(federation, method, rounds=1).fit()
 
 
@@ -225,7 +223,7 @@ def test_next_to_no_noise_and_no_clip_are_the_plain_optimiser(federation):
 
 def test_batches_are_poisson_samples(federation):
     part = federation(FedAvg()).run.data.client(0, torch.device("cpu"), torch.float32).train
-    n, draws = len(part), [torch.Generator().manual_seed(k) for k in range(400)]
+    n, draws = len(part), [seeded(k) for k in range(400)]
     batches = [sampled(part, 8, generator) for generator in draws]
     sizes = np.array([0 if b is None else len(b[1]) for b in batches])
     q = sampling_rate(n, 8)
@@ -236,7 +234,7 @@ def test_batches_are_poisson_samples(federation):
 
 
 def test_noise_has_its_size(federation):
-    [x] = noised([torch.zeros(100_000)], 0.3, torch.Generator().manual_seed(0))
+    [x] = noised([torch.zeros(100_000)], 0.3, seeded())
     assert float(x.std()) == pytest.approx(0.3, rel=0.02)
     given = {"clip": 1e-9, "noise": 1e9}  # of standard deviation 1, over the 32 samples of a batch
     fed = private(
@@ -293,9 +291,7 @@ SETTINGS = [
 
 
 @pytest.mark.sampled("setting-0")
-@pytest.mark.parametrize(
-    ("z", "n", "q", "delta"), SETTINGS, ids=[f"setting-{k}-" for k in range(50)]
-)
+@pytest.mark.parametrize("z, n, q, delta", SETTINGS, ids=[f"setting-{k}-" for k in range(50)])
 def test_epsilon_is_dp_accountings(z, n, q, delta):
     accountant = PLDAccountant()  # its own default: steps of 1e-4
     accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), n)
@@ -340,51 +336,25 @@ def test_steps_of_a_refused_upload_count(fit, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "kapc", "ditto"])
-def test_ranks_and_a_resumed_run_come_to_the_same_bits(fit, method):
-    flags = f"--method {method} {FLAGS} --callbacks.checkpoint.seconds 0"
-    one = fit("one", flags)
-    others = [fit(f"ranks-{n}", flags, f"--fabric.devices {n}") for n in (2, 3)]
-    fit("parts", flags, "--federation.rounds 1")
-    resumed = fit("parts", flags, "--resume --federation.rounds 3")
-    for other in [*others, resumed]:
-        rows = [
-            RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
-            for folder in (one, other)
-        ]
-        plain = [
-            [
-                {k: v for k, v in row.items() if "seconds" not in k and "memory" not in k}
-                for row in r
-            ]
-            for r in rows
-        ]
-        assert plain[0] == plain[1]
-    assert json.loads((one / "summary.json").read_text())["privacy_epsilon"] > 0
+def test_ranks_and_a_resumed_run_come_to_the_same_bits(fit, method, tmp_path):
+    same_everywhere(fit, f"--method {method} {FLAGS}")
+    assert RunFolder(tmp_path / "runs/whole").read_summary()["privacy_epsilon"] > 0
 
 
 # ---------------------------------------------------------------- bad input
 
 WRONG = {
-    "noise without clip": ("noise 1", r"privacy\.clip: it must be given: noise without a bound"),
-    "clip alone": ("clip 1", r"privacy\.noise: .*either noise or epsilon_target"),
-    "both": (
-        "clip 1 noise 1 epsilon_target 2",
-        r"privacy\.noise: 1.0 .*either noise or epsilon_target",
-    ),
-    "no noise": ("clip 1 noise 0", r"privacy\.noise: 0.0 .*without noise there is no epsilon"),
-    "negative clip": ("clip -1 noise 1", r"privacy\.clip: -1.0 .*above 0"),
-    "large delta": (
-        "clip 1 noise 1 delta 0.1",
-        r"privacy\.delta: 0.1 .*one over the \d+ training samples",
-    ),
-    "no such delta": ("clip 1 noise 1 delta 2", r"privacy\.delta: 2.0 .*in \(0, 1\)"),
-    "a target of nothing": ("clip 1 epsilon_target 0", r"privacy\.epsilon_target: 0.0 .*above 0"),
-    "a target that no noise meets": (
-        "clip 1 epsilon_target 1e-9",
-        r"privacy\.epsilon_target: 1e-09 .*no noise up to",
-    ),
-    "no number": ("clip much noise 1", r"privacy\.clip: 'much' .*it must be a number or null"),
-    "no such key": ("clip 1 nois 1", r"privacy\.nois: .*did you mean optimizer\.privacy\.noise"),
+    "noise 1": "clip: it must be given: noise without a bound",
+    "clip 1": "noise: .*either noise or epsilon_target",
+    "clip 1 noise 1 epsilon_target 2": "noise: 1.0 .*either noise or epsilon_target",
+    "clip 1 noise 0": "noise: 0.0 .*without noise there is no epsilon",
+    "clip -1 noise 1": "clip: -1.0 .*above 0",
+    "clip 1 noise 1 delta 0.1": r"delta: 0.1 .*one over the \d+ training samples",
+    "clip 1 noise 1 delta 2": r"delta: 2.0 .*in \(0, 1\)",
+    "clip 1 epsilon_target 0": "epsilon_target: 0.0 .*above 0",
+    "clip 1 epsilon_target 1e-9": "epsilon_target: 1e-09 .*no noise up to",
+    "clip much noise 1": "clip: 'much' .*it must be a number or null",
+    "clip 1 nois 1": r"nois: .*did you mean optimizer\.privacy\.noise",
 }
 BESIDE = {
     "--method apfl": r"optimizer\.privacy: 'apfl' .*steps of its own",
@@ -403,29 +373,28 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_uses_are_one_line(fit, capsys, case):
-    words, says = WRONG[case]
-    parts = words.split()
-    flags = [
-        w
-        for k, v in zip(parts[::2], parts[1::2], strict=True)
-        for w in (f"--optimizer.privacy.{k}", v)
-    ]
-    _refused(capsys, ["--method", "fedavg", *flags], rf"optimizer\.{says}")
+@pytest.fixture
+def private_fit(refused, tmp_path, monkeypatch):
+    """The one line that refuses a small run of FedAvg with further flags."""
+    monkeypatch.chdir(tmp_path)
+    base = "--config digits --loggers null --callbacks null"
+    small = "--federation.clients 4 --federation.rounds 1"
+
+    def run(flags):
+        line = refused(f"fit --name x {base} {small} --method fedavg {flags}")
+        assert not Path("runs/x/metrics.csv").exists()
+        return line
+
+    return run
 
 
-@pytest.mark.parametrize("flags", BESIDE)
-def test_parts_that_tell_more_are_refused(fit, capsys, flags):
-    _refused(capsys, f"--method fedavg {flags} {FLAGS}".split(), BESIDE[flags])
+@pytest.mark.parametrize("words, says", WRONG.items())
+def test_wrong_uses_are_one_line(words, says, private_fit):
+    line = private_fit(re.sub(r"(\w+) (\S+)", r"--optimizer.privacy.\1 \2", words))
+    assert re.match(rf"optimizer\.privacy\.{says}", line), line
 
 
-def _refused(capsys, flags, says):
-    small = (
-        "fit --name x --config digits --loggers null --callbacks null --federation.clients 4 "
-        "--federation.rounds 1"
-    )
-    code = main(small.split() + flags)
-    err = capsys.readouterr().err.strip()
-    assert code == 2 and len(err.splitlines()) == 1 and re.search(says, err), err
-    assert not Path("runs/x/metrics.csv").exists()
+@pytest.mark.parametrize("flags, says", BESIDE.items())
+def test_parts_that_tell_more_are_refused(flags, says, private_fit):
+    line = private_fit(f"{flags} {FLAGS}")
+    assert re.search(says, line), line

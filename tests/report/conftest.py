@@ -1,10 +1,5 @@
 """Run folders made by hand: small, complete, and with figures that can be checked in the head."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -18,7 +13,6 @@ def cells(table):
 
 
 LAYERS = ["conv", "norm", "head"]
-MakeRun = Callable[..., Path]
 
 
 def table(rows):

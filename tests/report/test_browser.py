@@ -1,16 +1,12 @@
 """The page in a real browser: Chromium without a screen, driven by ChromeDriver's HTTP interface
 (W3C WebDriver)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import time
 import urllib.request
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +28,7 @@ LEFT, SPACE = "\ue012", " "
 class Browser:
     """One browser window."""
 
-    def __init__(self, address: str, folder: Path) -> None:
+    def __init__(self, address, folder):
         wanted = {
             "browserName": "chrome",
             "goog:chromeOptions": {"args": [*FLAGS.split(), f"--user-data-dir={folder}"]},
@@ -46,7 +42,7 @@ class Browser:
             "/" + self.ask("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         )
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, method, path, body=None):
         """Send one WebDriver command; returns its value."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
@@ -57,27 +53,27 @@ class Browser:
         ) as answer:
             return json.load(answer)["value"]
 
-    def open(self, page: Path) -> None:
+    def open(self, page):
         self.ask("POST", "/url", {"url": page.as_uri()})
 
-    def run(self, script: str) -> Any:
+    def run(self, script):
         """What JavaScript, ending in `return`, returns."""
         return self.ask("POST", "/execute/sync", {"script": script, "args": []})
 
-    def find(self, selector: str) -> str:
+    def find(self, selector):
         found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
         return f"/element/{next(iter(found.values()))}"
 
-    def click(self, selector: str) -> None:
+    def click(self, selector):
         self.ask("POST", f"{self.find(selector)}/click", {})
 
-    def type(self, selector: str, keys: str) -> None:
+    def type(self, selector, keys):
         self.ask("POST", f"{self.find(selector)}/value", {"text": keys})
 
-    def log(self, kind: str) -> list[dict[str, Any]]:
+    def log(self, kind):
         return self.ask("POST", "/se/log", {"type": kind})
 
-    def requests(self) -> set[str]:
+    def requests(self):
         """Addresses that the page has asked for since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
         return {

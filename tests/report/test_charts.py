@@ -1,15 +1,13 @@
 """The charts on runs: lines, bands over seeds, colours, names, files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from lines import run_line
 
-from fl_lightning.cli import main
 from fl_lightning.lab.report import clients, figures, newcomers, vector
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
@@ -120,9 +118,6 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run):
         assert figures.band_groups(load(few), ("train_loss",)) == []
 
 
-# ---------------------------------------------------------------- what is drawn
-
-
 # ---------------------------------------------------------------- names and files
 
 
@@ -150,7 +145,7 @@ def test_charts_become_files_that_are_the_same_every_time(make_run, tmp_path, mo
     make_run("a", channel=True)
     kept = []
     for _ in range(2):
-        assert main(["report", "a", "b", "--figures", "pdf"]) == 0
+        assert run_line("report a b --figures pdf") == 0
         files = {file.name: file.read_bytes() for file in Path("report-figures").iterdir()}
         assert json.loads(files.pop("figures.json")) == sorted(files)
         kept.append(files)

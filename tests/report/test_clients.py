@@ -1,12 +1,10 @@
 """Who holds which classes, a row for each client, runs over seeds, and charts as files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml
+from lines import run_line
 
-from fl_lightning.cli import main
 from fl_lightning.lab.report.tables import differences, overview
 from fl_lightning.results.runs import load, run_folders
 
@@ -45,6 +43,6 @@ def test_a_folder_of_runs_stands_for_all_in_it(make_run, tmp_path, monkeypatch, 
         "study/runs/kapc/seed-0",
         "nowhere",
     ]
-    assert main(["report", "runs"]) == 0
+    assert run_line("report runs") == 0
     assert capsys.readouterr().out == "report: runs/report.html\n"
     assert "2 runs side by side" in Path("runs/report.html").read_text()

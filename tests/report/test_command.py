@@ -1,31 +1,24 @@
 """`fl-train report` from the command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from fl_lightning.cli import main
+from lines import run_line
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
+def refused(tmp_path, monkeypatch, refused):
     """Runs a command line that must be refused, and leave the disk as it is; gives the one line it
     prints."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv):
+    def run(words):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-        assert main(["report", *argv]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("fl-train: error: ")
-        assert err.count("\n") == 1
+        line = refused(f"report {words}")
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-        return err.removeprefix("fl-train: error: ")
+        return line
 
     return run
 
@@ -34,41 +27,38 @@ def test_bad_input_is_one_line(refused, make_run, tmp_path):
     make_run("a")
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
-    assert refused() == "report: it must be given: fl-train report STUDY | RUN [RUN ...]\n"
+    assert refused("") == "report: it must be given: fl-train report STUDY | RUN [RUN ...]"
     assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
     (tmp_path / "empty").mkdir()
     assert refused("empty").startswith(
         "run: 'empty' is not allowed; it must be a run folder; config.yaml is missing"
     )
-    assert refused("a", "nowhere").startswith("run: 'nowhere'")
-    assert refused("a", "./a/").startswith("run: 'a' is not allowed; it must be given once")
-    assert refused("a", "--out", "no/page.html").startswith(
+    assert refused("a nowhere").startswith("run: 'nowhere'")
+    assert refused("a ./a/").startswith("run: 'a' is not allowed; it must be given once")
+    assert refused("a --out no/page.html").startswith(
         "out: 'no/page.html' is not allowed; there is no folder"
     )
-    assert (
-        refused("a", "--out", "page.txt")
-        == "out: 'page.txt' is not allowed; it must end with .html\n"
-    )
-    assert "is no report" in refused("a", "--out", "notes.html")
-    assert "is no report" in refused("a", "--out=folder.html")
-    assert refused("a", "--out").startswith("out: it needs a value")
-    assert refused("a", "--name", "x").startswith("name: 'x' is not allowed; no such key")
+    assert refused("a --out page.txt") == "out: 'page.txt' is not allowed; it must end with .html"
+    assert "is no report" in refused("a --out notes.html")
+    assert "is no report" in refused("a --out=folder.html")
+    assert refused("a --out").startswith("out: it needs a value")
+    assert refused("a --name x").startswith("name: 'x' is not allowed; no such key")
 
 
 @pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        ("a", "a/report.html"),
-        ("a b", "report.html"),
-        ("a --out one.html b", "one.html"),
-    ],
+    "words, page",
+    {
+        "a": "a/report.html",
+        "a b": "report.html",
+        "a --out one.html b": "one.html",
+    }.items(),
 )
 def test_where_the_page_goes(words, page, make_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_run("a")
     make_run("b")
     for _ in range(2):  # an earlier report is written over
-        assert main(["report", *words.split()]) == 0
+        assert run_line(f"report {words}") == 0
         assert capsys.readouterr().out == f"report: {page}\n"
     assert Path(page).read_text().rstrip().endswith("</html>")
     assert not list(tmp_path.rglob("*.part"))

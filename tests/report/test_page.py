@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 
@@ -12,31 +10,31 @@ from fl_lightning.results.runs import load
 class Page(HTMLParser):
     """What a page is made of: tags with their attributes, text outside of scripts, the scripts."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
+        self.tags = []
+        self.scripts = []
         self.text = ""
         self.inside = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self.inside = tag
         if tag == "script":
             self.scripts.append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.inside == "script":
             self.scripts[-1] += data
         elif self.inside != "style":
             self.text += data
 
     @property
-    def data(self) -> dict[str, object]:
+    def data(self):
         return json.loads(self.scripts[0])
 
 

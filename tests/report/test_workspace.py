@@ -1,14 +1,12 @@
-from __future__ import annotations
-
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from lines import run_line
 
 from fl_lightning.callbacks.loggers import WandB
 from fl_lightning.cli import main
@@ -22,7 +20,7 @@ GOLDEN = Path(__file__).with_name("dashboard.json")
 
 def test_the_view_is_the_golden_one_every_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["dashboard", "--json", "view.json"]) == 0
+    assert run_line("dashboard --json view.json") == 0
     assert capsys.readouterr().out == "dashboard: view.json\n"
     assert (tmp_path / "view.json").read_text() == GOLDEN.read_text()
 
@@ -32,16 +30,16 @@ class Opened:
 
     offline, dir, id, resumed = True, "wandb/x/files", "x", False
 
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-        self.summary: dict[str, Any] = {}
+    def __init__(self):
+        self.keys = set()
+        self.summary = {}
 
-    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
+    def log(self, row, step, commit):
         self.keys |= row.keys()
 
-    def define_metric(self, *args: Any, **kwargs: Any) -> None: ...
-    def log_artifact(self, artifact: Any) -> None: ...
-    def finish(self, exit_code: int) -> None: ...
+    def define_metric(self, *args, **kwargs): ...
+    def log_artifact(self, artifact): ...
+    def finish(self, exit_code): ...
 
 
 def test_every_panels_keys_are_logged_by_real_runs(fit, tmp_path, monkeypatch):
@@ -81,7 +79,7 @@ def server(tmp_path, monkeypatch):
     there = SimpleNamespace(views={}, saved=[], known=True)
 
     class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             out = (
                 json.dumps({"data": answer(json.loads(body))}).encode()
@@ -94,7 +92,7 @@ def server(tmp_path, monkeypatch):
             self.end_headers()
             self.wfile.write(out)
 
-        def log_message(self, *args: Any) -> None: ...
+        def log_message(self, *args): ...
 
     def answer(asked):
         held = asked.get("variables") or {}
@@ -153,7 +151,7 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server, capsys):
     assert server.saved[1]["spec"] == first["spec"]
     capsys.readouterr()
     server.known = False
-    assert main(["dashboard", "--project", "other"]) == 2
+    assert run_line("dashboard --project other") == 2
     assert (
         "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
     )
@@ -163,5 +161,5 @@ def test_a_file_of_ones_own_is_not_written_over(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for content, code in (("notes", 2), (GOLDEN.read_text(), 0)):
         Path("view.json").write_text(content)
-        assert main(["dashboard", "--json", "view.json", "--project", "mine"]) == code
+        assert run_line("dashboard --json view.json --project mine") == code
         assert ("mine" in Path("view.json").read_text()) == (code == 0)

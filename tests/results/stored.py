@@ -9,20 +9,16 @@ meant to move what is printed:
 writes it anew, and prints which files changed; name the change in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
-SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
 EXPECTED = HERE / "expected.tar.xz"
 RUNS = ("kapc-0", "kapc-1", "fedavg-0", "local-0")
 OF_STUDY = " ".join(
@@ -53,7 +49,7 @@ REPORTS = {
 }
 
 
-def unpacked(folder: Path) -> None:
+def unpacked(folder):
     """The stored folders; and `extended`, a run that was asked for more rounds and has not ended
     again."""
     for name in ("runs", "study"):
@@ -70,7 +66,7 @@ def unpacked(folder: Path) -> None:
     (folder / "extended/relation/round-0002.npz").write_bytes(b"damaged")
 
 
-def printed(command: str) -> str:
+def printed(command):
     """What a command prints."""
     from fl_lightning.cli import main
 
@@ -84,7 +80,7 @@ def printed(command: str) -> str:
     return screen.getvalue()
 
 
-def page(runs: list[str], out: Path) -> str:
+def page(runs, out):
     """A report without its style, its script and its charts, which another version of matplotlib
     draws otherwise; pictures of relations as they are."""
     printed(f"report {' '.join(runs)} --out {out}")
@@ -95,7 +91,7 @@ def page(runs: list[str], out: Path) -> str:
     return text + "\n" + json.dumps(json.loads(data), indent=0)
 
 
-def made(folder: Path) -> Iterator[tuple[str, str]]:
+def made(folder):
     """All files of `EXPECTED`, from the folders in `folder`, which is the working directory."""
     for name, command in COMMANDS.items():
         yield name, printed(command)
@@ -103,7 +99,7 @@ def made(folder: Path) -> Iterator[tuple[str, str]]:
         yield name, page(runs, folder / name)
 
 
-def expected() -> dict[str, str]:
+def expected():
     """What `EXPECTED` holds."""
     with tarfile.open(EXPECTED) as held:
         return {
@@ -111,7 +107,7 @@ def expected() -> dict[str, str]:
         }  # type: ignore[union-attr]
 
 
-def main() -> None:
+def main():
     before = expected() if EXPECTED.exists() else {}
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         unpacked(Path(name))

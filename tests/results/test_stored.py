@@ -1,7 +1,5 @@
 """Stored folders and archives are read, and what is said of them is what was said (stored.py)."""
 
-from __future__ import annotations
-
 import difflib
 
 import pytest

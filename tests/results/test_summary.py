@@ -1,14 +1,11 @@
 """What ends in `summary.json`: every part contributes, and no two the same key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from fl_lightning import RunFailed, fit
 from fl_lightning.callbacks import Observer
-from fl_lightning.core import RunContext
 from fl_lightning.results.summary import Summary
 
 
@@ -17,7 +14,7 @@ class Counts(Observer):
 
     KEY = "own_count"
 
-    def summarize(self, run: RunContext) -> dict[str, int]:
+    def summarize(self, run):
         return {Counts.KEY: run.rounds}
 
 

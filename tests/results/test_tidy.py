@@ -1,7 +1,5 @@
 """All final scores of runs in one table, from the stored study."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

@@ -6,8 +6,6 @@ with it), at random moments after a round has been written down; the same comman
 end tables and weights must be those of a study that was left alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -18,14 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from small import TINY, results
 
-STUDY: dict[str, Any] = {
+STUDY = {
     **TINY,
     "base": [*TINY["base"], {"federation.rounds": 12, "callbacks.checkpoint.seconds": 0}],
     "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto", "apfl"],
@@ -33,7 +30,7 @@ STUDY: dict[str, Any] = {
 }
 
 
-def _begun(folder: Path, out: str) -> subprocess.Popen[bytes]:
+def _begun(folder, out):
     line = [
         sys.executable,
         "-m",
@@ -51,7 +48,7 @@ def _begun(folder: Path, out: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
 
 
-def _rounds(study: Path) -> int:
+def _rounds(study):
     """Rounds that stand in tables."""
     total = 0
     for file in study.glob("runs/**/metrics.csv"):
@@ -60,11 +57,11 @@ def _rounds(study: Path) -> int:
     return total
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def differences(folder: Path, kills: int, seed: int = 0) -> tuple[list[str], int]:
+def differences(folder, kills, seed=0):
     """Which runs ended otherwise than undisturbed ones, and how many kills met a study at work."""
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY))
     assert _begun(folder, "want").wait() == 0, (folder / "want.log").read_text()
@@ -96,7 +93,7 @@ def differences(folder: Path, kills: int, seed: int = 0) -> tuple[list[str], int
     ), met
 
 
-def main() -> None:
+def main():
     """Print what came of it; exit code 1 where a run differs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)

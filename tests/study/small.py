@@ -1,13 +1,8 @@
 """A study of two methods on a few digits, and all of a study that equal ones share."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
-from collections.abc import Collection
-from pathlib import Path
-from typing import Any
 
 SMALL = {
     "fabric.accelerator": "cpu",
@@ -25,7 +20,7 @@ TINY = {
 }
 
 
-def table(file: Path) -> list[dict[str, str]]:
+def table(file):
     """All of a table that must be equal between equal runs."""
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
@@ -34,9 +29,9 @@ def table(file: Path) -> list[dict[str, str]]:
     ]
 
 
-def results(study: Path, only: Collection[str] | None = None) -> dict[str, Any]:
+def results(study, only=None):
     """The tables and final weights of every run, or of those that are named."""
-    found: dict[str, Any] = {}
+    found = {}
     for run in sorted(study.glob("runs/**/seed-*")):
         if only is not None and str(run.relative_to(study)) not in only:
             continue

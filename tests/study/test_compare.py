@@ -1,42 +1,41 @@
 """Studies made by hand, with tables that can be checked in the head."""
 
-from __future__ import annotations
-
+import itertools
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from refusals import refuses
 from scipy import stats
 
-from fl_lightning.cli import main
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report import vector
 from fl_lightning.lab.study import clients, listing, picture, scores, tables
 from fl_lightning.lab.study.compare import compare
 from fl_lightning.lab.study.groups import ALL
 
-Plan = list[tuple[str, dict[str, Any], int, Any, dict[str, Any]]]
 LOCAL, OURS = [0.5, 0.6, 0.7, 0.8], [0.6, 0.7, 0.8, 0.7]
+BOTH = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
+
+
+def cell(label="local", scores=LOCAL, seed=0, setting=None, **more):
+    return label, setting or {}, seed, scores, more
 
 
 def plan(seeds, gains=None, settings=(0.1,)):
     """`local`, and further methods whose clients are all better by a gain and something of their
     seed and setting."""
-    found: Plan = []
-    for alpha in settings:
+    cells = []
+    for alpha, seed in itertools.product(settings, range(seeds)):
         setting = {"data.alpha": alpha} if len(settings) > 1 else {}
-        for seed in range(seeds):
-            found.append(("local", setting, seed, LOCAL, {}))
-            for label, gain in (gains or {"kapc": 0.1}).items():
-                extra = gain * (1 + 0.1 * seed + alpha)
-                found.append((label, setting, seed, [score + extra for score in LOCAL], {}))
-    return found
+        cells.append(cell(seed=seed, setting=setting))
+        for label, gain in (gains or {"kapc": 0.1}).items():
+            extra = gain * (1 + 0.1 * seed + alpha)
+            cells.append(cell(label, [score + extra for score in LOCAL], seed, setting))
+    return cells
 
 
 def compared(path, *more, judge=None, **options):
@@ -56,29 +55,15 @@ def row(found, method, setting=""):
 
 
 def test_a_row_by_hand(make_study):
-    found = compared(
-        make_study(
-            [
-                ("local", {}, 0, LOCAL, {}),
-                ("kapc", {}, 0, OURS, {}),
-                ("local", {}, 1, LOCAL, {}),
-                ("kapc", {}, 1, [0.5, 0.6, 0.7, 0.9], {}),
-            ]
-        )
-    )
+    second = [cell(seed=1), cell("kapc", [0.5, 0.6, 0.7, 0.9], 1)]
+    found = compared(make_study([cell(), cell("kapc", OURS), *second]))
     ours, local = row(found, "kapc"), row(found, "local")
-    assert (ours.judge, ours.seeds, ours.runs, ours.pairs, ours.baseline) == (
-        "after",
-        2,
-        2,
-        2,
-        "local",
-    )
+    assert (ours.judge, ours.seeds, ours.runs, ours.pairs) == ("after", 2, 2, 2)
     assert ours.mean == pytest.approx((0.7 + 0.675) / 2)
     assert ours.std == pytest.approx(np.std([0.7, 0.675], ddof=1))
     assert ours.worst_tenth == pytest.approx((0.6 + 0.5) / 2)
     # one client of four with one seed; equal ones are not harmed
-    assert ours.harmed == pytest.approx(0.125)
+    assert (ours.baseline, ours.harmed) == ("local", pytest.approx(0.125))
     assert ours.difference == pytest.approx((0.05 + 0.025) / 2)
     wanted = statistics.interval([[np.array([0.1, 0.1, 0.1, -0.1])], [np.array([0, 0, 0, 0.1])]])
     assert (ours.low, ours.high) == pytest.approx(wanted[:2])
@@ -94,7 +79,7 @@ def test_runs_on_other_samples_are_no_pair(make_study, key):
     folders = sorted(file.parent for file in path.rglob("metrics.csv"))
     for folder, digest in zip(folders, ("a", "b"), strict=True):
         (folder / "provenance.json").write_text(json.dumps([{key: "a"}, {key: digest}]))
-    with pytest.raises(BadInput, match=r"its runs cannot be paired: they differ in data\.root"):
+    with refuses(r"its runs cannot be paired: they differ in data\.root"):
         compared(path)
 
 
@@ -119,18 +104,18 @@ def test_one_seed_has_no_interval_and_no_star(make_study):
 
 def test_over_settings_a_seed_is_tested_as_one(make_study):
     """All six pairs are won, but by two seeds, which differ more than they gain."""
-    gains = {0: 0.01, 1: 0.2}
-    listed = [("local", {"data.alpha": a}, s, LOCAL, {}) for a in (0.1, 0.2, 0.3) for s in gains]
-    listed += [
-        ("kapc", at, s, [score + gains[s] for score in LOCAL], {}) for _, at, s, _, _ in listed
-    ]
-    whole = row(compared(make_study(listed)), "kapc", ALL)
+    cells = []
+    for alpha, (seed, gain) in itertools.product((0.1, 0.2, 0.3), enumerate((0.01, 0.2))):
+        at = {"data.alpha": alpha}
+        better = [score + gain for score in LOCAL]
+        cells += [cell(seed=seed, setting=at), cell("kapc", better, seed, at)]
+    whole = row(compared(make_study(cells)), "kapc", ALL)
     assert (whole.pairs, whole.wins) == (6, 6)
     assert whole.p == pytest.approx(stats.ttest_1samp([0.01, 0.2], 0).pvalue)
     assert whole.star == ""
 
 
-@pytest.mark.parametrize(("seeds", "p"), [(5, None), (6, 2 / 2**6)])
+@pytest.mark.parametrize("seeds, p", [(5, None), (6, 2 / 2**6)])
 def test_tests_begin_with_six_pairs(make_study, seeds, p):
     ours = row(compared(make_study(plan(seeds))), "kapc")
     assert ours.p == p
@@ -160,26 +145,19 @@ def test_over_settings_seeds_are_means_and_pairs_are_tested(make_study):
 
 def test_the_baseline_is_the_row_called_local_and_harm_is_against_it(make_study):
     """Not a shorter training alone that stands before it; without such a row, the first."""
-    short = ("local short", {}, 0, [0.1] * 4, {"method": "local"})
-    listed = [short, ("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, OURS, {})]
-    kapc = row(compared(make_study(listed)), "kapc")
-    assert (kapc.baseline, kapc.harmed) == ("local", 0.25)
-    kapc = row(compared(make_study([short, listed[-1]], name="short")), "kapc")
-    assert (kapc.baseline, kapc.harmed) == ("local short", 0.0)
+    short, ours = cell("local short", [0.1] * 4), cell("kapc", OURS)
+    for cells, name, harmed in (
+        ([short, cell(), ours], "local", 0.25),
+        ([short, ours], "local short", 0),
+    ):
+        kapc = row(compared(make_study(cells, name)), "kapc")
+        assert (kapc.baseline, kapc.harmed) == (name, harmed)
 
 
 def test_judges_have_rows_of_their_own(make_study):
     """Two cells of one run: its scores after local training, and after fine-tuning."""
-    both = {
-        "judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"},
-        "others": {"finetuned": [0.9] * 4},
-    }
-    cells_of = [
-        ("local", {}, 0, LOCAL, {}),
-        ("fedavg", {}, 0, OURS, both),
-        ("kapc", {}, 0, OURS, {}),
-    ]
-    found = compared(make_study(cells_of))
+    fedavg = cell("fedavg", OURS, judges=BOTH, others={"finetuned": [0.9] * 4})
+    found = compared(make_study([cell(), fedavg, cell("kapc", OURS)]))
     assert [(one.judge, one.method, one.baseline) for one in rows(found)] == [
         ("after", "local", None),
         ("after", "fedavg after", "local"),
@@ -195,39 +173,27 @@ def test_judges_have_rows_of_their_own(make_study):
 def test_seconds_are_without_scoring(make_study):
     """Of the whole run and to a target; what has no such column has the seconds of its rounds."""
     study = make_study(plan(2, {"kapc": 0.2}))
-    for seed in (0, 1):
-        file = study / f"runs/all/kapc/seed-{seed}/metrics.csv"
+    for file in study.glob("runs/all/kapc/*/metrics.csv"):
         head, *lines = file.read_text().splitlines()
-        file.write_text(
-            "\n".join([f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""])
-        )
-    assert (row(compared(study), "kapc").seconds, row(compared(study), "local").seconds) == (
-        4.0,
-        6.0,
-    )
+        with_scoring = [f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""]
+        file.write_text("\n".join(with_scoring))
+    found = compared(study)
+    assert (row(found, "kapc").seconds, row(found, "local").seconds) == (4.0, 6.0)
     assert row(compared(study, target=0.4), "kapc").seconds == 2.0
-    assert (
-        "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)"
-        in compared(study).notes
-    )
+    note = "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)"
+    assert note in found.notes
 
 
-def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(
-    make_study,
-):
-    found = compared(
-        make_study([("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, [0.6, 0.7, 0.8], {})])
-    )
+def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_study):
+    found = compared(make_study([cell(), cell("kapc", [0.6, 0.7, 0.8])]))
     assert row(found, "local").mean == pytest.approx(0.6)  # without the last client
     assert row(found, "kapc").difference == pytest.approx(0.1)
-    assert any(
-        "1 of 1 settings and seeds not all methods scored the same clients" in note
-        for note in found.notes
-    )
+    note = "1 of 1 settings and seeds not all methods scored the same clients"
+    assert any(note in one for one in found.notes)
 
 
 def test_ranks_over_settings(make_study):
-    settings = tuple(k / 10 for k in range(1, 9))
+    settings = [k / 10 for k in range(1, 9)]
     found = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings)))
     (ranks,) = found.ranks
     assert ranks.methods == ["local", "kapc", "fedper"]
@@ -244,22 +210,21 @@ def test_ranks_over_settings(make_study):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "what"),
+    "file, text, what",
     [
-        ("metrics.csv", "round,mean_accuracy\n1,0.5\n", "its metrics.csv lacks rounds"),
-        ("metrics.csv", "round,mean_accuracy\nx,y\n", "its metrics.csv is damaged"),
-        ("summary.json", '{"rounds"', "its summary.json is damaged"),
-        ("final.csv", "client,accuracy\n0,x\n", "its final.csv is damaged"),
-        ("final.csv", "client,accuracy\n0,0.5\n", "its final.csv lacks clients"),
+        ("metrics", "round,mean_accuracy\n1,0.5\n", "its metrics.csv lacks rounds"),
+        ("metrics", "round,mean_accuracy\nx,y\n", "its metrics.csv is damaged"),
+        ("summary", '{"rounds"', "its summary.json is damaged"),
+        ("final", "client,accuracy\n0,x\n", "its final.csv is damaged"),
+        ("final", "client,accuracy\n0,0.5\n", "its final.csv lacks clients"),
     ],
 )
-def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, capsys):
+def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, refused):
     """It was called unfinished, or scores of its last round stood for those of its end."""
     study = make_study(plan(2))
     run = study / "runs/all/kapc/seed-1"
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"clients": 4}))
-    (run / file).write_text(text)
+    altered(run / "summary.json", clients=4)
+    next(run.glob(f"{file}.*")).write_text(text)
     found, notes = scores.read([study])
     whole = (
         f"left out: 1 of 4 runs are damaged; the first: {run}: {what}: delete its folder to train "
@@ -267,11 +232,8 @@ def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, capsy
     )
     assert notes == [whole]
     assert row(compare(found), "kapc").seeds == 1
-    assert main(["archive", str(study)]) == 2
-    assert (
-        f"archive: {str(run)!r} is not allowed; {what}; delete the folder"
-        in capsys.readouterr().err
-    )
+    line = f"archive: {str(run)!r} is not allowed; {what}; delete the folder"
+    assert refused(f"archive {study}").startswith(line)
     assert not study.with_suffix(".zip").exists()
 
 
@@ -292,14 +254,12 @@ def test_clients_that_failed_are_counted_below_the_table(make_study):
 
 
 def test_a_row_whose_runs_failed_is_named(make_study):
-    study = make_study(
-        [*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})]
-    )
+    missing = [cell("kapc", None, 2), cell("local", None, 2), cell("kapc", None, 3)]
+    study = make_study([*plan(2), *missing])
     # seed 1 has ended since
     failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}
     (study / "failures.json").write_text(json.dumps(failed))
-    _, notes = scores.read([study])
-    assert notes == [
+    assert scores.read([study])[1] == [
         "left out: 1 of 7 runs failed (kapc 1); the first: not finite; a row is a mean over those "
         "that ended",
         "unfinished: 2 of 7 runs have not ended and are left out",
@@ -307,98 +267,69 @@ def test_a_row_whose_runs_failed_is_named(make_study):
 
 
 def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
-    path = make_study(
-        [("local", {}, 0, LOCAL, {}), ("fedper, slow", {}, 0, OURS, {"method": "fedper"})]
-    )
+    path = make_study([cell(), cell("fedper, slow", OURS, method="fedper")])
     whole = clients.listing_of(scores.read([path])[0])
     chosen = listing.choose(whole, "seeds,fedper, slow-difference,alone, fedper, slow")
-    assert list(chosen.words) == [
-        "client",
-        "seeds",
-        "fedper, slow-difference",
-        "alone",
-        "fedper, slow",
-    ]
-    with pytest.raises(BadInput, match="'fedper' is not allowed; no such column"):
+    wanted = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
+    assert list(chosen.words) == ["client", *wanted]
+    with refuses("'fedper' is not allowed; no such column"):
         listing.choose(whole, "seeds,fedper,alone")
 
 
-def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, capsys):
+def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refused, fl_train):
     """Methods are not compared by errors, and the refusal names the report."""
-    path = make_study(
-        [(*cell[:4], {"config": {"data": {"task": "regression"}}}) for cell in plan(1)]
-    )
-    (path / "study.yaml").write_text("base: {data: {task: regression}}")
-    assert main(["compare", str(path)]) == 2
-    assert "see fl-train report" in capsys.readouterr().err
-    assert main(["report", str(path)]) == 0
+    regression = {"data": {"task": "regression"}}
+    path = make_study([cell(config=regression), cell("kapc", OURS, config=regression)])
+    (path / "study.yaml").write_text(yaml.safe_dump({"base": regression}))
+    assert "see fl-train report" in refused(f"compare {path}")
+    assert fl_train(f"report {path}")[0] == 0
     assert "2 runs side by side" in (path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("failed", "note"),
+    "failed, note",
     [
-        (False, "unfinished: 1 of 4 runs have not ended and are left out"),
+        ({}, "unfinished: 1 of 4 runs have not ended and are left out"),
         (
-            True,
+            {"runs/all/fedavg/seed-1": "not finite"},
             "left out: 1 of 4 runs failed (fedavg after and fedavg finetuned 1); the first: not "
-            "finite; a row is a "
-            "mean over those that ended",
+            "finite; a row is a mean over those that ended",
         ),
     ],
 )
 def test_a_run_of_two_rows_is_counted_once(failed, note, make_study):
-    judges = {"judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"}}
-    two = {**judges, "others": {"finetuned": OURS}}
-    study = make_study(
-        [
-            ("local", {}, 0, LOCAL, {}),
-            ("kapc", {}, 0, LOCAL, {}),
-            ("fedavg", {}, 0, OURS, two),
-            ("fedavg", {}, 1, None, dict(judges)),
-        ]
-    )
-    if failed:
-        (study / "failures.json").write_text(json.dumps({"runs/all/fedavg/seed-1": "not finite"}))
+    two = cell("fedavg", OURS, judges=BOTH, others={"finetuned": OURS})
+    missing = cell("fedavg", None, 1, judges=BOTH)
+    study = make_study([cell(), cell("kapc"), two, missing])
+    (study / "failures.json").write_text(json.dumps(failed))
     assert scores.read([study])[1] == [note]
-    none = make_study([("fedavg", {}, 0, None, dict(judges))], "none")
-    with pytest.raises(BadInput, match="none of its 1 runs has ended yet"):
-        scores.read([none])
+    with refuses("none of its 1 runs has ended yet"):
+        scores.read([make_study([missing], "none")])
 
 
 def test_nothing_is_bold_where_methods_have_not_the_same_seeds(make_study):
     """The best mean may be that of the seeds that another method lacks."""
-    listed = plan(3, {"kapc": 0.1, "fedper": 0.05})
-    assert compared(make_study(listed)).best == [1]
-    assert (
-        compared(make_study([one for one in listed if one[:3] != ("fedper", {}, 2)], "less")).best
-        == []
-    )
+    cells = plan(3, {"kapc": 0.1, "fedper": 0.05})
+    assert compared(make_study(cells)).best == [1]
+    assert cells.pop()[0] == "fedper"
+    assert compared(make_study(cells, "less")).best == []
 
 
 # ---------------------------------------------------------------- run folders
 
 
 def test_labels_seeds_and_settings_are_read_off_run_folders(make_run):
-    runs = [
-        make_run(
-            f"{method}-{lam}-{seed}-{alpha}",
-            OURS if method == "kapc" else LOCAL,
-            method,
-            seed,
-            arguments={"lam": lam, "beta": 1},
-            config={"data": {"alpha": alpha, "root": f"/{seed}"}},
-        )
-        for method, lam in (("local", 0), ("kapc", 0.1), ("kapc", 0.5))
-        for seed in (0, 1)
-        for alpha in (0.1, 0.3)
-    ]
+    methods = {"local": ("local", 0), "kapc lam=0.1": ("kapc", 0.1), "kapc lam=0.5": ("kapc", 0.5)}
+    runs = []
+    for (method, lam), seed, alpha in itertools.product(methods.values(), (0, 1), (0.1, 0.3)):
+        config = {"data": {"alpha": alpha, "root": f"/{seed}"}}
+        values = OURS if method == "kapc" else LOCAL
+        folder, arguments = f"{method}-{lam}-{seed}-{alpha}", {"lam": lam, "beta": 1}
+        runs.append(make_run(folder, values, method, seed, config=config, arguments=arguments))
     found = compared(*runs)
-    assert {(one.setting, one.method) for one in rows(found)} == {
-        (setting, method)
-        for setting in ("data.alpha=0.1", "data.alpha=0.3", ALL)
-        for method in ("local", "kapc lam=0.1", "kapc lam=0.5")
-    }
+    settings = ("data.alpha=0.1", "data.alpha=0.3", ALL)
+    wanted = set(itertools.product(settings, methods))
+    assert {(one.setting, one.method) for one in rows(found)} == wanted
     assert row(found, "kapc lam=0.5", ALL).pairs == 4
     assert row(found, "kapc lam=0.5", ALL).difference == pytest.approx(0.05)
 
@@ -412,52 +343,49 @@ def test_callbacks_that_change_numbers_are_part_of_the_name(make_run):
 def test_all_by_one_judge(make_run):
     both = {"after": [0.7] * 4}
     runs = [make_run("a", OURS), make_run("b", LOCAL, "fedavg", judge="global", others=both)]
-    with pytest.raises(BadInput, match=r"judges are not mixed .*--judge KIND"):
+    with refuses(r"judges are not mixed .*--judge KIND"):
         compared(*runs)
     found = compared(*runs, judge="after", baseline="fedavg")
     assert row(found, "fedavg").mean == pytest.approx(0.7)
     assert row(found, "kapc").difference == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("base", "kept"), [("auto", ["local"]), ("after", ["local", "kapc"])])
+@pytest.mark.parametrize("base, kept", [("auto", ["local"]), ("after", ["local", "kapc"])])
 def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study, base, kept):
     """Two runs of FedAvg, as where not everyone takes part; what the base says is no row's own."""
-    scored = {"others": {"finetuned": [0.9] * 4, "before": [0.4] * 4}}
-    listed = [("local", {}, s, LOCAL, {**scored, "configured": "auto"}) for s in (0, 1)]
-    listed += [("kapc", {}, s, OURS, scored) for s in (0, 1)]
-    listed += [("fedavg after", {}, s, LOCAL, scored) for s in (0, 1)]
-    scored = {"others": {"after": [0.9] * 4, "before": [0.4] * 4}, "judge": "finetuned"}
-    listed += [("FedAvg+FT", {}, s, LOCAL, {**scored, "method": "fedavg"}) for s in (0, 1)]
-    study = make_study(listed, name=base)
+    both = {"others": {"finetuned": [0.9] * 4, "before": [0.4] * 4}}
+    auto = {"config": {"evaluation": {"judge": "auto"}}}
+    tuned = {"others": {"after": [0.9] * 4, "before": [0.4] * 4}, "judge": "finetuned"}
+    cells = []
+    for seed in (0, 1):
+        cells += [
+            cell(seed=seed, **both, **auto),
+            cell("kapc", OURS, seed, **both),
+            cell("fedavg after", LOCAL, seed, **both),
+            cell("FedAvg+FT", LOCAL, seed, method="fedavg", **tuned),
+        ]
+    study = make_study(cells, name=base)
     (study / "study.yaml").write_text(yaml.safe_dump({"base": {"evaluation": {"judge": base}}}))
 
     def labels(judge):
         found, notes = scores.read([study], judge)
         return list(found.method.unique()), notes
 
-    assert labels(None) == (["local", "kapc", "fedavg after", "FedAvg+FT"], [])
-    assert labels("after") == (
-        ["local", "kapc", "fedavg after"],
-        ["left out, since they are judged otherwise: FedAvg+FT"],
-    )
+    ours = ["local", "kapc", "fedavg after"]
+    assert labels(None) == ([*ours, "FedAvg+FT"], [])
+    assert labels("after") == (ours, ["left out, since they are judged otherwise: FedAvg+FT"])
     after = ["fedavg after"] if base == "after" else []
     assert labels("finetuned")[0] == [*kept, *after, "FedAvg+FT"]
     assert labels("before")[0] == [*kept, *after]
 
 
-def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(
-    make_study,
-):
+def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(make_study):
     """Two of four are left with the model they began with: the four are no scores before training
     for that."""
-    study = make_study(
-        [(label, {}, 0, OURS, {"others": {"before": [0.4] * 4}}) for label in ("local", "kapc")]
-    )
-    for label in ("local", "kapc"):
-        file = study / f"runs/all/{label}/seed-0/summary.json"
-        file.write_text(
-            json.dumps(json.loads(file.read_text()) | {"final_kinds": {"after": 2, "before": 2}})
-        )
+    before = {"before": [0.4] * 4}
+    study = make_study([cell(label, OURS, others=before) for label in ("local", "kapc")])
+    for file in study.glob("runs/**/summary.json"):
+        altered(file, final_kinds={"after": 2, "before": 2})
     assert row(compared(study, judge="before"), "kapc").mean == pytest.approx(0.4)
     assert row(compared(study), "kapc").mean == pytest.approx(0.7)
 
@@ -465,9 +393,9 @@ def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_par
 # ---------------------------------------------------------------- what is written
 
 
-def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study):
+def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study, fl_train):
     study = make_study(plan(3, {"kapc": 0.1, "fed<per>": 0.05}))
-    assert main(["report", str(study), "--figures", "svg"]) == 0
+    assert fl_train(f"report {study} --figures svg")[0] == 0
     page, folder = (study / "report.html").read_text(), study / "report-figures"
     (curves, forest) = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert curves.startswith("accuracy by round (after local training): mean over seeds")
@@ -480,31 +408,26 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study):
 
 
 def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
-    make_study, tmp_path, capsys
+    make_study, tmp_path, refused
 ):
     folder = tmp_path / "figures"
     vector.keep(folder, "svg", {"a": b"1", "b": b"2"})
     vector.keep(folder, "pdf", {"a": b"3"})
     (folder / "mine.svg").write_text("mine")
     assert vector.keep(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
-    assert {file.name for file in folder.iterdir()} == {
-        "a.svg",
-        "a.pdf",
-        "mine.svg",
-        "figures.json",
-    }
+    kept = {"a.svg", "a.pdf", "mine.svg", "figures.json"}
+    assert {file.name for file in folder.iterdir()} == kept
     # damaged: what is in the way is nobody's
     (folder / "figures.json").write_text('["../study/study.json", "a.')
-    with pytest.raises(
-        BadInput, match=r"a\.svg exists and is of no report before, and is not written over"
-    ):
+    with refuses(r"a\.svg exists and is of no report before, and is not written over"):
         vector.keep(folder, "svg", {"a": b"5"})
     study = make_study(plan(2))
     (study / "report-figures").mkdir()
-    (study / "report-figures/accuracy-by-round.svg").write_text("mine")
-    assert main(["report", str(study), "--figures", "svg"]) == 2
-    assert capsys.readouterr().err.startswith("fl-train: error: figures: 'svg' is not allowed; ")
-    assert (study / "report-figures/accuracy-by-round.svg").read_text() == "mine"
+    mine = study / "report-figures/accuracy-by-round.svg"
+    mine.write_text("mine")
+    line = refused(f"report {study} --figures svg")
+    assert line.startswith("figures: 'svg' is not allowed; ")
+    assert mine.read_text() == "mine"
     assert not (study / "report.html").exists()
 
 
@@ -524,22 +447,22 @@ def test_curves_are_means_and_bands_over_seeds(make_study):
     assert axes.lines[1].get_xdata() == pytest.approx([100 * wanted.difference])
 
 
-def test_latex_with_chosen_columns_caption_and_the_best_in_bold(make_study, capsys):
+def test_latex_with_chosen_columns_caption_and_the_best_in_bold(make_study, fl_train):
     """Bold is a mean whose difference to the next best has an interval above 0: with one seed there
     is none."""
-    words = ["--format", "latex", "--columns", "mean,difference", "--caption", "Digits, 100 %"]
+    words = "--format latex --columns mean,difference --caption 'Digits, 100 %' --label tab:a"
     bold = {}
     for seeds in (3, 1):
         study = make_study(plan(seeds, {"kapc": 0.1, "fed|per": 0.05}), name=f"of-{seeds}")
-        assert main(["compare", str(study), *words, "--label", "tab:a"]) == 0
-        out = capsys.readouterr().out
+        code, out, _ = fl_train(f"compare {study} {words}")
+        assert code == 0
         bold[seeds] = [line.split(" & ")[0] for line in out.splitlines() if "textbf" in line]
     assert bold == {3: ["kapc"], 1: []}
     assert r"\caption{Digits, 100 \%}" in out and r"\label{tab:a}" in out
     assert r"method & mean $\pm$ std & difference \\" in out and r"fed\textbar{}per & " in out
 
 
-def test_a_row_for_each_client(make_study, capsys):
+def test_a_row_for_each_client(make_study, fl_train, refused):
     study = make_study(plan(3))
 
     def split(file, *rows):
@@ -549,8 +472,7 @@ def test_a_row_for_each_client(make_study, capsys):
     runs = sorted(study.glob("runs/**/final.csv"))
     for file in runs:
         split(file, *(f"{c},{10 + c},5,site {c}" for c in range(4)))
-    assert main(["compare", str(study), "--clients", "--format", "json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["rows"]
+    listed = json.loads(fl_train(f"compare {study} --clients --format json")[1])["rows"]
     (ours,) = [one for one in listed if (one["name"], one["method"]) == ("site 2", "kapc")]
     assert (ours["train_samples"], ours["test_samples"], ours["seeds"]) == ([12], [5], 3)
     gains = [0.1 * (1 + 0.1 * seed + 0.1) for seed in range(3)]
@@ -560,26 +482,26 @@ def test_a_row_for_each_client(make_study, capsys):
     found = [ours[name] for name in ("alone", "mean", "difference", "low", "high")]
     assert found == pytest.approx(wanted)
     split(runs[0], "0,99,5,site 0")
-    line = refused([study], capsys)
+    line = refused(f"compare {study}")
     assert "clients of" in line and "have other samples" in line
     for file in study.glob(f"runs/**/{runs[0].parent.name}/final.csv"):
         split(file, "2,99,5,site 2")
-    assert main(["compare", str(study), "--clients"]) == 0
-    assert "a client has other samples with each seed" in capsys.readouterr().out
+    code, out, _ = fl_train(f"compare {study} --clients")
+    assert code == 0 and "a client has other samples with each seed" in out
 
 
 @pytest.mark.parametrize("form", ["table", "html"])
-def test_only_an_earlier_comparison_is_written_over(make_study, tmp_path, form):
+def test_only_an_earlier_comparison_is_written_over(make_study, tmp_path, form, fl_train):
     out = tmp_path / "out"
-    words = ["compare", str(make_study(plan(2))), "--format", form, "--out", str(out)]
+    line = f"compare {make_study(plan(2))} --format {form} --out {out}"
     for _ in range(2):
-        assert main(words) == 0 and "kapc" in out.read_text()
+        assert fl_train(line)[0] == 0 and "kapc" in out.read_text()
     out.write_text("mine")
-    assert main(words) == 2 and out.read_text() == "mine"
+    assert fl_train(line)[0] == 2 and out.read_text() == "mine"
 
 
 def test_the_critical_difference_picture(make_study):
-    settings = tuple(k / 10 for k in range(1, 7))
+    settings = [k / 10 for k in range(1, 7)]
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))
     (axes,) = picture.draw_ranks(compared(study).ranks).axes
     texts = [text.get_text() for text in axes.texts]
@@ -591,112 +513,102 @@ def test_the_critical_difference_picture(make_study):
 # ---------------------------------------------------------------- what cannot be compared
 
 
-def refused(words, capsys):
-    """The one line of bad input."""
-    capsys.readouterr()
-    assert main(["compare", *map(str, words)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+def altered(file, **changes):
+    """Writes a JSON file with other values."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("s --baseline locla", "baseline: 'locla' .*no such method .did you mean local"),
-        ("s --target 90", r"\(0, 1\]"),
-        ("s --format xlsx", "format"),
-        ("s --out none/a.csv", "no folder"),
-        ("", "must be given"),
-        ("none", "there is no such folder"),
-        ("s s", "one study, or several run folders"),
-        ("s --judge finetuned", "judge: 'finetuned'"),
-        ("s --columns maen", "no such column .did you mean mean"),
-        ("s --format csv --columns mean", "csv has all columns"),
-        ("s --caption x", "caption: 'x' is not allowed; it is for --format latex"),
-        ("s --label x", "label: 'x' is not allowed"),
-        ("s --clients --target 0.5", "leave out --clients"),
-    ],
+    "words, said",
+    {
+        "s --baseline locla": "baseline: 'locla' .*no such method .did you mean local",
+        "s --target 90": r"\(0, 1\]",
+        "s --format xlsx": "format",
+        "s --out none/a.csv": "no folder",
+        "": "must be given",
+        "none": "there is no such folder",
+        "s s": "one study, or several run folders",
+        "s --judge finetuned": "judge: 'finetuned'",
+        "s --columns maen": "no such column .did you mean mean",
+        "s --format csv --columns mean": "csv has all columns",
+        "s --caption x": "caption: 'x' is not allowed; it is for --format latex",
+        "s --label x": "label: 'x' is not allowed",
+        "s --clients --target 0.5": "leave out --clients",
+    }.items(),
 )
-def test_flags_that_cannot_work(
-    words,
-    said,
-    make_study,
-    tmp_path,
-    capsys,
-    monkeypatch,
-):
+def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monkeypatch):
     make_study(plan(2), name="s")
     monkeypatch.chdir(tmp_path)
-    Path("mine.png").write_text("mine")
-    assert re.search(said, refused(words.format(here=tmp_path.name).split(), capsys))
-    assert {path.name for path in tmp_path.iterdir()} == {"s", "mine.png"}
-    assert Path("mine.png").read_text() == "mine"
-
-
-SOME_LOCAL, SOME_OURS = ("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, OURS, {})
+    assert re.search(said, refused(f"compare {words}"))
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 @pytest.mark.parametrize(
-    ("said", "listed"),
-    [
-        ("none of its 2 runs has ended yet", [(*one[:3], None, {}) for one in plan(1)]),
-        ("there are no pairs", [SOME_LOCAL, ("kapc", {}, 1, OURS, {})]),
-        ("one method alone", [SOME_LOCAL, ("local", {}, 1, LOCAL, {})]),
-        ("judges are not mixed", [SOME_LOCAL, ("kapc", {}, 0, OURS, {"judge": "global"})]),
-        (
-            "runs of 'kapc' are judged differently",
-            [SOME_LOCAL, SOME_OURS, ("kapc", {}, 1, OURS, {"judge": "before"})],
-        ),
-        (
-            "they differ in federation.clients",
-            [SOME_LOCAL, ("kapc", {}, 0, OURS, {"config": {"federation": {"clients": 9}}})],
-        ),
-    ],
+    "said, cells",
+    {
+        "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
+        "there are no pairs": [cell(), cell("kapc", OURS, 1)],
+        "one method alone": [cell(), cell(seed=1)],
+        "judges are not mixed": [cell(), cell("kapc", OURS, judge="global")],
+        "runs of 'kapc' are judged differently": [
+            cell(),
+            cell("kapc", OURS),
+            cell("kapc", OURS, 1, judge="before"),
+        ],
+        "they differ in federation.clients": [
+            cell(),
+            cell("kapc", OURS, config={"federation": {"clients": 9}}),
+        ],
+    }.items(),
 )
-def test_studies_that_cannot_be_paired(make_study, capsys, said, listed):
-    assert said in refused([make_study(listed)], capsys)
+def test_studies_that_cannot_be_paired(make_study, refused, said, cells):
+    assert said in refused(f"compare {make_study(cells)}")
 
 
-def test_what_cannot_be_read_is_refused(make_study, make_run, capsys):
-    runs = [make_run("a", OURS), make_run("b", OURS), make_run("c", LOCAL, "local")]
-    assert "are 'kapc' alike, and cannot be told apart" in refused(runs, capsys)
-    config = yaml.safe_load((runs[2] / "config.yaml").read_text())
-    (runs[2] / "config.yaml").write_text(yaml.safe_dump(config | {"seed": None}))
-    assert "its config.yaml names no seed" in refused([runs[0], runs[2]], capsys)
+def test_what_cannot_be_read_is_refused(make_study, make_run, refused):
+    first, second, local = make_run("a", OURS), make_run("b", OURS), make_run("c", LOCAL, "local")
+    line = refused(f"compare {first} {second} {local}")
+    assert "are 'kapc' alike, and cannot be told apart" in line
+    config = yaml.safe_load((local / "config.yaml").read_text())
+    (local / "config.yaml").write_text(yaml.safe_dump(config | {"seed": None}))
+    assert "its config.yaml names no seed" in refused(f"compare {first} {local}")
     study = make_study(plan(2))
     for text in ("", "[]", '{"cells": [1]}', '{"cells": [{"label": "a"}]}'):
         (study / "study.json").write_text(text)
-        assert "study.json cannot be read" in refused([study], capsys)
+        assert "study.json cannot be read" in refused(f"compare {study}")
+
+
+def config(**groups):
+    return {"config": groups}
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    "before, now, said",
     [
         (
             {"arguments": {"lam": 0.1}},
             {"arguments": {"lam": 0.5}},
             "method.init_args.lam is 0.1 in",
         ),
-        ({}, {"config": {"optimizer": {"nesterov": True}}}, "optimizer.nesterov is False in"),
-        ({}, {"config": {"callbacks": {"topk": {}}}}, "callbacks is [] in"),
+        ({}, config(optimizer={"nesterov": True}), "optimizer.nesterov is False in"),
+        ({}, config(callbacks={"topk": {}}), "callbacks is [] in"),
         (
-            {"config": {"callbacks": {"topk": {"share": 0.1}}}},
-            {"config": {"callbacks": {"topk": {"share": 0.2}}}},
+            config(callbacks={"topk": {"share": 0.1}}),
+            config(callbacks={"topk": {"share": 0.2}}),
             "callbacks.topk.share is 0.1 in",
         ),
         # what runs had before there was such a key
-        ({}, {"config": {"optimizer": {"nesterov": False}}}, ""),
+        ({}, config(optimizer={"nesterov": False}), ""),
         ({}, {"arguments": {"mixes": "all"}}, ""),  # nobody knows what they had
-        ({}, {"config": {"callbacks": {"heatmaps": {"every": 5}}}}, ""),
+        ({}, config(callbacks={"heatmaps": {"every": 5}}), ""),
     ],
 )
-def test_runs_of_a_row_are_of_one_method(make_study, capsys, before, now, said):
+def test_runs_of_a_row_are_of_one_method(make_study, refused, before, now, said):
     """Seeds that came later, under another version."""
-    listed = [("local", {}, s, LOCAL, {}) for s in (0, 1)]
-    listed += [("kapc", {}, s, OURS, dict(more)) for s, more in enumerate((before, now))]
-    study = make_study(listed)
+    cells = [cell(), cell(seed=1), cell("kapc", OURS, **before), cell("kapc", OURS, 1, **now)]
+    study = make_study(cells)
     if said:
-        line = refused([study], capsys)
+        line = refused(f"compare {study}")
         assert f"compare: 'kapc' is not allowed; its runs are of different methods: {said}" in line
         assert "seed-0, " in line and line.endswith("seed-1")
     else:
@@ -704,29 +616,26 @@ def test_runs_of_a_row_are_of_one_method(make_study, capsys, before, now, said):
 
 
 def test_a_method_may_have_other_arguments_in_another_setting(make_study):
-    listed = [("local", {"data.alpha": a}, 0, LOCAL, {}) for a in (0.1, 0.3)]
-    listed += [
-        ("kapc", at, 0, OURS, {"arguments": {"lam": at["data.alpha"]}}) for _, at, *_ in listed
-    ]
-    assert row(compared(make_study(listed)), "kapc", ALL).pairs == 2
+    cells = []
+    for alpha in (0.1, 0.3):
+        at = {"data.alpha": alpha}
+        cells += [cell(setting=at), cell("kapc", OURS, 0, at, arguments={"lam": alpha})]
+    assert row(compared(make_study(cells)), "kapc", ALL).pairs == 2
 
 
-def test_by_another_metric(make_run, capsys):
+def test_by_another_metric(make_run, refused):
     """Of final models; a client of which it is not defined is left out, and runs that do not have
     it are refused."""
-    runs = [
-        make_run(f"{method}-{seed}", [0.5] * 3, method, seed)
-        for method in ("local", "kapc")
-        for seed in (0, 1)
-    ]
-    for run, value in zip(runs, (0.1, 0.2, 0.4, 0.8), strict=True):
-        rows = ["client,accuracy,auroc", "0,0.5,", *(f"{c},0.5,{value}" for c in (1, 2))]
-        (run / "final.csv").write_text("\n".join([*rows, ""]))
+    names = itertools.product(("local", "kapc"), (0, 1))
+    runs = [make_run(f"{method}-{seed}", [0.5] * 3, method, seed) for method, seed in names]
+    values = (0.1, 0.2, 0.4, 0.8)
+    for run, value in zip(runs, values, strict=True):
+        lines = ["client,accuracy,auroc", "0,0.5,", f"1,0.5,{value}", f"2,0.5,{value}", ""]
+        (run / "final.csv").write_text("\n".join(lines))
     found, notes = scores.read(runs, metric="auroc")
-    assert [dict(one) for one in found.scores] == [{1: v, 2: v} for v in (0.1, 0.2, 0.4, 0.8)]
+    assert [dict(one) for one in found.scores] == [{1: v, 2: v} for v in values]
     kapc = row(compare(found), "kapc")
     assert kapc.mean == pytest.approx(0.6) and kapc.difference == pytest.approx(0.45)
     assert any("AUROC" in note and "not accuracies" in note for note in notes)
-    assert main(["compare", *map(str, runs), "--metric", "f1"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("fl-train: error: metric: 'f1' ") and "evaluation.metrics" in error
+    line = refused(f"compare {' '.join(map(str, runs))} --metric f1")
+    assert line.startswith("metric: 'f1' ") and "evaluation.metrics" in line

@@ -3,10 +3,7 @@
 RunResult as a program, this prints the table of docs/decisions/0023 (some 10 minutes).
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -21,8 +18,7 @@ from fl_lightning.results.result import RunResult
 
 STUDIES = 1000
 CLIENTS = 10
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-DRAWS: dict[str, Draw] = {
+DRAWS = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "skewed": lambda rng, shape: (rng.gamma(2, size=shape) - 2) / np.sqrt(2),
     "lognormal": lambda rng, shape: (
@@ -104,7 +100,7 @@ def test_from_five_seeds_on_it_does_so_too_where_seeds_are_not_normal(draw, spre
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("methods", "seeds", "settings", "shared"),
+    "methods, seeds, settings, shared",
     [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)],
 )
 def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(

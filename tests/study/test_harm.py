@@ -1,7 +1,5 @@
 """Harm beyond the noise of a client's test samples, and over whom further metrics are means."""
 
-from __future__ import annotations
-
 from math import comb
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The statistics against scipy, brute force, and figures that can be checked in the head."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

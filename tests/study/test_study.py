@@ -1,21 +1,20 @@
 """`fl-train study` in this process (its workers are forked from it), on a few digits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import re
 import shlex
 import signal
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from forked import forked
+from lines import run_line
+from refusals import refused_line
 
 from fl_lightning.cli import main
 from fl_lightning.foundation.files import take_lock
@@ -28,26 +27,13 @@ from fl_lightning.training import local
 
 from .small import SMALL, TINY, results, table
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-from forked import forked
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capfd):
-    """Writes a study file, TINY with changes, and runs it; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("TORCHELASTIC_RUN_ID", "RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(words="--workers 1", **changes):
-        write(tmp_path, **changes)
-        capfd.readouterr()
-        code = main(["study", "study.yaml", "--out", "s", *shlex.split(words)])
-        return code, *capfd.readouterr()
-
-    return run
+def ask(on_study):
+    """Runs TINY with changes."""
+    return lambda words="--workers 1", **changes: on_study(
+        f"study study.yaml --out s {words}", TINY | changes
+    )
 
 
 def write(folder, **changes):
@@ -70,19 +56,16 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask, tmp_path):
     study = tmp_path / "s"
     content = json.loads((study / "study.json").read_text())
     assert content["version"] == 1
-    assert [cell["folder"] for cell in content["cells"]] == [
-        "runs/kapc/seed-0",
-        "runs/fedprox,mu=0.5/seed-0",
-    ]
+    folders = [cell["folder"] for cell in content["cells"]]
+    assert folders == ["runs/kapc/seed-0", "runs/fedprox,mu=0.5/seed-0"]
     for cell in content["cells"]:
         config = yaml.safe_load((study / cell["folder"] / "config.yaml").read_text())
         assert config["method"]["name"] == cell["method"]
         assert config["seed"] == cell["seed"]
         assert config["fabric"]["threads"] == 1
         assert config["loggers"] == {}
-        assert [name for name, value in config["callbacks"].items() if value is not None] == [
-            "checkpoint"
-        ]
+        callbacks = {name for name, value in config["callbacks"].items() if value is not None}
+        assert callbacks == {"checkpoint"}
         assert len(table(study / cell["folder"] / "metrics.csv")) == 2
     before = stamps(study)
     code, out, err = ask(methods=["kapc", {"name": "fedprox", "mu": 0.5}, "fedavg"])
@@ -90,7 +73,7 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask, tmp_path):
     assert "3 of 3 runs finished (2 were there)" in out
     assert before.items() <= stamps(study).items()
     assert len(stamps(study)) == 3
-    assert main(["status", "s"]) == 0
+    assert run_line("status s") == 0
 
 
 def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
@@ -104,12 +87,10 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     config = yaml.safe_load((run.parent / "config.yaml").read_text())
     assert (config["federation"]["rounds"], config["data"]["resident"]) == (1, "never")
     assert config["method"]["init_args"]["lam"] == 7.0
-    code, _, err = ask(
-        words, methods=[{"name": "kapc", "when": {"data.alpha=0.5": {"lam": 8.0}}}], grid=grid
-    )
-    assert code == 2 and "in this study 'kapc' is" in err
-    code, _, err = ask("--workers 1", methods=methods, grid=grid)
-    assert code == 2 and "base.federation.rounds: 2" in err  # the study has run with another base
+    other = [{"name": "kapc", "when": {"data.alpha=0.5": {"lam": 8.0}}}]
+    assert "in this study 'kapc' is" in refused_line(ask(words, methods=other, grid=grid))
+    # the study has run with another base
+    assert "base.federation.rounds: 2" in refused_line(ask(methods=methods, grid=grid))
     whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())
     assert ask(**whole)[0] == 0  # what was set is a part of it
 
@@ -117,10 +98,8 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
 def test_a_row_of_which_no_run_has_begun_may_change(ask, tmp_path):
     row = {"name": "kapc", "label": "mine", "lam": 7.0}
     assert ask("--workers 1 --methods local", methods=["local", row])[0] == 0
-    code, _, err = ask("--workers 1", methods=["local", row | {"lam": 8.0}])
-    assert code == 0, err
-    code, _, err = ask("--workers 1", methods=["local", row])
-    assert code == 2 and "in this study 'mine' is" in err
+    assert ask(methods=["local", row | {"lam": 8.0}])[0] == 0
+    assert "in this study 'mine' is" in refused_line(ask(methods=["local", row]))
 
 
 def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
@@ -161,7 +140,7 @@ def test_a_failing_run_is_named_and_the_others_run_on(ask, tmp_path, capfd):
     assert "error: 1 of 2 runs failed (ktpfl, seed 0), the first: " in err.splitlines()[-1]
     assert "Traceback" not in err
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
-    assert main(["status", "s"]) == 0
+    assert run_line("status s") == 0
     said = capfd.readouterr().out
     assert "1 of 2 runs finished, 1 failed" in said
     assert "runs/ktpfl/seed-0: " in said
@@ -210,8 +189,7 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
         ("study: 'without s/runs/local/seed-0'", {"grid": {"data.alpha": [0.1]}}),
         ("methods[0]: ", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
     ]:
-        code, _, err = ask(**{"methods": ["local"], **changes})
-        assert code == 2 and said in err and err.count("\n") == 1
+        assert said in refused_line(ask(**({"methods": ["local"]} | changes)))
         assert kept() == before
     # Seeds that have been run stay beside others.
     assert ask(methods=["local"], seeds=[1])[0] == 0
@@ -230,70 +208,56 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "changes"),
-    [
-        ("methods[0].lamda: 1", {"methods": [{"name": "kapc", "lamda": 1}]}),
-        (
-            "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]",
-            {"methods": ["kapc", {"name": "kapc", "lam": 0.05}]},
-        ),
-        ("methods[0]: 'no.such.Method'", {"methods": ["no.such.Method"]}),
-        ("data.alpha: -1", {"grid": {"data.alpha": [0.1, -1]}}),
-        ("config: 'nothing'", {"base": "nothing"}),
-        ("base: 3", {"base": [3]}),
-        ("base.out: 'x'", {"base": {"out": "x"}}),
-        ("optimizer.lr: 'x'", {"methods": [{"name": "kapc", "optimizer.lr": "x"}]}),
-        (
-            "methods[1]: 'a,b' is not allowed; methods[0] is called so, too",
-            {"methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]},
-        ),
-        (
-            "forced: 'fedavg personalised' is not allowed; methods[0] is called so, too",
-            {"methods": [{"name": "fedavg", "label": "fedavg,personalised"}], "forced": True},
-        ),
-    ],
+    "said, changes",
+    {
+        "methods[0].lamda: 1": {"methods": [{"name": "kapc", "lamda": 1}]},
+        "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]": {
+            "methods": ["kapc", {"name": "kapc", "lam": 0.05}]
+        },
+        "methods[0]: 'no.such.Method'": {"methods": ["no.such.Method"]},
+        "data.alpha: -1": {"grid": {"data.alpha": [0.1, -1]}},
+        "config: 'nothing'": {"base": "nothing"},
+        "base: 3": {"base": [3]},
+        "base.out: 'x'": {"base": {"out": "x"}},
+        "optimizer.lr: 'x'": {"methods": [{"name": "kapc", "optimizer.lr": "x"}]},
+        "methods[1]: 'a,b' is not allowed; methods[0] is called so, too": {
+            "methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]
+        },
+        "forced: 'fedavg personalised' is not allowed; methods[0] is called so, too": {
+            "methods": [{"name": "fedavg", "label": "fedavg,personalised"}],
+            "forced": True,
+        },
+    }.items(),
 )
 def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, tmp_path):
-    code, out, err = ask(**changes)
-    assert (code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1
+    assert said in refused_line(ask(**changes))
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "study: it must be given once"),
-        ("study.yaml", "out: it must be given"),
-        ("study.yaml --out s --workers 0", "workers: 0"),
-        ("study.yaml --out s --time 3", "it needs slurm"),
-        ("study.yaml --out s --slurm", "time: None"),
-        ("study.yaml --out s --slurm --time 3 --together 2", "together: 2 .*; with slurm"),
-        ("study.yaml --out s --together many", "together: .*a whole number from 1, or auto"),
-        ("study.yaml --out s --together 0", "together: .*a whole number from 1, or auto"),
-        ("study.yaml --out other", "something else"),
-        ("bad.yaml --out s", "line 1, column"),
-        ("study.yaml --out s --methods kapc,kap", "methods: 'kap' .*has no such method"),
-        ("study.yaml --out s --seeds x", "seeds: 'x'"),
-        ("study.yaml --out s --settings data.alpha=1", "settings: 'data.alpha=1' .*study's grid"),
-    ],
+    "words, said",
+    {
+        "": "study: it must be given once",
+        "study.yaml": "out: it must be given",
+        "study.yaml --out s --workers 0": "workers: 0",
+        "study.yaml --out s --time 3": "it needs slurm",
+        "study.yaml --out s --slurm": "time: None",
+        "study.yaml --out s --slurm --time 3 --together 2": "together: 2 .*; with slurm",
+        "study.yaml --out s --together many": "together: .*a whole number from 1, or auto",
+        "study.yaml --out s --together 0": "together: .*a whole number from 1, or auto",
+        "study.yaml --out other": "something else",
+        "bad.yaml --out s": "line 1, column",
+        "study.yaml --out s --methods kapc,kap": "methods: 'kap' .*has no such method",
+        "study.yaml --out s --seeds x": "seeds: 'x'",
+        "study.yaml --out s --settings data.alpha=1": "settings: 'data.alpha=1' .*study's grid",
+    }.items(),
 )
-def test_bad_words(
-    words,
-    said,
-    ask,
-    tmp_path,
-    capfd,
-):
+def test_bad_words(words, said, ask, tmp_path, refused):
     write(tmp_path)
     (tmp_path / "bad.yaml").write_text("a: [1")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    assert main(["study", *shlex.split(words)]) == 2
-    err = capfd.readouterr().err
-    assert re.search(said, err)
-    assert err.count("\n") == 1
+    assert re.search(said, refused(f"study {words}"))
     assert not (tmp_path / "s").exists()
 
 
@@ -307,21 +271,15 @@ def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", meanwhile)
-    code, _, err = ask()
-    assert (
-        code == 2
-        and "base.optimizer.lr: 0.05" in err
-        and "for another base give another --out" in err
-    )
+    line = refused_line(ask())
+    assert "base.optimizer.lr: 0.05" in line and "for another base give another --out" in line
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
 
 
 def test_two_studies_do_not_write_to_one_folder(ask, tmp_path):
     (tmp_path / "s").mkdir()
     with take_lock(tmp_path / "s" / "lock"):
-        code, _, err = ask()
-    assert code == 2
-    assert "a study is going on in it" in err
+        assert "a study is going on in it" in refused_line(ask())
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock"]
 
 
@@ -333,7 +291,7 @@ METHODS = ("fedavg", "kapc", "ditto", "local")
 def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypatch):
     """Of one (setting, seed): what two methods draw for the same purpose, client and epoch is the
     same samples."""
-    seen: dict[str, dict[Any, str]] = defaultdict(dict)
+    seen = defaultdict(dict)
     real, label = local.batches, ""
 
     def watched(part, schedule, epoch, first, count, drawn=None):
@@ -344,7 +302,7 @@ def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypat
 
     monkeypatch.setattr(local, "batches", watched)
     _, pairs = resolved(Study.of({**TINY, "methods": [*METHODS], "seeds": [0, 1]}))
-    initial: dict[str, bytes] = {}
+    initial = {}
     for run, config in pairs[: len(METHODS) + 1]:
         label = f"{run.entry.label} {run.seed}"
         assert run_one((config, tmp_path / run.folder)) is None, label
@@ -388,7 +346,7 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path, monkeypatch)
     """kill -9 of a study with two workers, 20 times; what stood is not run again."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **{**LONG, "base": [*LONG["base"], {"federation.rounds": 25}]})
-    assert main(["study", "study.yaml", "--out", "whole", "--workers", "1"]) == 0
+    assert run_line("study study.yaml --out whole --workers 1") == 0
     whole = results(tmp_path / "whole")
     argv = ["study", "study.yaml", "--out", "s", "--workers", "2"]
     code, stood = -9, stamps(tmp_path / "s")
@@ -441,12 +399,12 @@ def test_a_killed_worker_costs_one_run(tmp_path, monkeypatch):
     assert attempt.wait() == 1
     assert "failed: its process died (killed by SIGKILL)" in attempt.err
     assert len(stamps(tmp_path / "s")) == 11
-    assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert run_line("study study.yaml --out s --workers 1") == 0
     assert len(stamps(tmp_path / "s")) == 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_says_how_to_go_on(number, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **LONG)

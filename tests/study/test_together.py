@@ -1,20 +1,15 @@
 """`fl-train study --together`: run folders as of runs alone, and what a study remembers of how its
 clients train."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from kills_together import differences
 
-from fl_lightning.cli import main
 from fl_lightning.engine.trainer import WORTH_TOGETHER
 from fl_lightning.foundation import device
 from fl_lightning.lab.study import together
@@ -22,28 +17,17 @@ from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved
 
-sys.path += [
-    str(Path(__file__).resolve().parent),
-    str(Path(__file__).resolve().parents[1] / "faults"),
-]
-from kills_together import differences
-
 from .small import TINY, results
 
 MORE = {**TINY, "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto"], "seeds": [0, 1]}
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capfd):
-    """Runs a study, MORE with changes, in the folder `out`; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(words, out="s", **changes):
-        (tmp_path / "study.yaml").write_text(yaml.safe_dump(MORE | changes))
-        capfd.readouterr()
-        return main(["study", "study.yaml", "--out", out, *words.split()]), *capfd.readouterr()
-
-    return run
+def ask(on_study):
+    """Runs MORE with changes, in the folder `out`."""
+    return lambda words, out="s", **changes: on_study(
+        f"study study.yaml --out {out} {words}", MORE | changes
+    )
 
 
 def executors(study):
@@ -116,7 +100,7 @@ def choose(tmp_path, wanted, **changes):
 
 
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
-    measured: list[Any] = []
+    measured = []
     monkeypatch.setattr(together, "_measured", lambda config: measured.append(config) or "vmap")
     long = {"base": [*MORE["base"], {"federation.rounds": 200}]}
     assert list(choose(tmp_path, "auto").values()) == ["loop"]  # too short to be worth it

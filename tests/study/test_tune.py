@@ -1,16 +1,12 @@
 """`fl-train tune` in this process (its workers are forked from it), on a few digits; and what its
 parts promise."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
 import math
 import os
-import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,6 +15,9 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from forked import forked
+from lines import run_line
+from refusals import refused_line, refuses
 
 from fl_lightning.cli import main
 from fl_lightning.configuration import catalogue
@@ -28,7 +27,7 @@ from fl_lightning.configuration.ranges import bounded_fields, limit
 from fl_lightning.configuration.resolve import _import, resolve
 from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.data import digits
-from fl_lightning.foundation.errors import BadInput, RunFailed
+from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
 from fl_lightning.lab.study.chosen import chosen as values_chosen
 from fl_lightning.lab.study.grid import Entry
@@ -41,10 +40,6 @@ from fl_lightning.methods.fedprox import FedProx
 from .small import SMALL
 from .small import TINY as STUDY
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
-from forked import forked
-
-ROOT = Path(__file__).resolve().parents[2]
 TINY = {**STUDY, "base": ["kapc_digits", SMALL], "methods": [{"name": "fedprox", "mu": 0.5}]}
 LENGTHS = {
     "epochs",
@@ -73,18 +68,11 @@ class Picky(Method):
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch, capfd):
-    """Writes a study file, TINY with changes, and tunes it; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def run(words="--out t --trials 2 --workers 1", **changes):
-        Path("study.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
-        capfd.readouterr()
-        code = main(["tune", "study.yaml", *shlex.split(words)])
-        return code, *capfd.readouterr()
-
-    return run
+def ask(on_study):
+    """Tunes TINY with changes."""
+    return lambda words="--out t --trials 2 --workers 1", **changes: on_study(
+        f"tune study.yaml {words}", TINY | changes
+    )
 
 
 def rows(file):
@@ -149,7 +137,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
     # The table of the study has the values, and says why they may tell little; an archive, too.
     assert tuned["warnings"].startswith("2 trials: below 10")
-    assert main(["archive", "t/study", "--out", "t.zip"]) == 0
+    assert run_line("archive t/study --out t.zip") == 0
     for place in ("t/study", "t.zip"):
         assert main(["compare", place, "--format", "csv", "--out", "table.csv"]) == 0
         chosen = {row["method"]: row["chosen"] for row in rows(tmp_path / "table.csv")}
@@ -161,8 +149,8 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert code == 0 and "4 of 4 runs finished (4 were there)" in out, err
     code, out, err = ask(line, **study)
     assert (code, out) == (2, "") and "has trained this run" in err
-    code, _, err = ask("--out t --trials 4 --workers 1", **study)
-    assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
+    other = refused_line(ask("--out t --trials 4 --workers 1", **study))
+    assert "trials: " in other and "--out of its own" in other
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
@@ -171,8 +159,7 @@ def test_the_metric_that_is_named_chooses(ask):
     assert ask(words)[0] == 0
     assert rows(Path("t/tuned.csv"))[0]["metric"] == "balanced_accuracy"
     assert "metric: balanced_accuracy" in Path("t/tuned.yaml").read_text()
-    code, _, err = ask("--out u --metric nosuch")
-    assert code == 2 and err.count("\n") == 1 and "metric" in err
+    assert "metric" in refused_line(ask("--out u --metric nosuch"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +169,7 @@ def test_the_metric_that_is_named_chooses(ask):
 def test_a_damaged_record_of_choices_is_one_line(content, tmp_path):
     (tmp_path / "study.json").write_text("[]")
     (tmp_path / "tuned.csv").write_text(content)
-    with pytest.raises(BadInput, match=r"tuned\.csv is damaged") as caught:
+    with refuses(r"tuned\.csv is damaged") as caught:
         values_chosen(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -191,24 +178,20 @@ def test_a_damaged_record_of_choices_is_one_line(content, tmp_path):
 def test_a_damaged_request_is_one_line(content, ask, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t/tune.yaml").write_text(content)
-    code, out, err = ask()
-    assert (code, out, err.count("\n")) == (2, "", 1) and "t/tune.yaml is damaged" in err
-    assert (tmp_path / "t/tune.yaml").read_text() == content and len(
-        list((tmp_path / "t").iterdir())
-    ) == 1
+    assert "t/tune.yaml is damaged" in refused_line(ask())
+    assert [file.read_text() for file in (tmp_path / "t").iterdir()] == [content]
 
 
-LINES = ["garbage", "3", "{}", '{"op_code": 99}', "\xff", '{"op_code": 4}']
-
-
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(
+    "line", ["garbage", "3", "{}", '{"op_code": 99}', "\xff", '{"op_code": 4}']
+)
 def test_a_damaged_journal_is_one_line(line, tmp_path):
     carry_on(tmp_path / "t", set())
     journal = tmp_path / "t/journal.log"
     whole = journal.read_bytes()
     for content in (whole + line.encode("latin-1") + b"\n", line.encode("latin-1") + b"\n" + whole):
         journal.write_bytes(content)
-        with pytest.raises(BadInput, match=r"t/journal\.log is damaged") as caught:
+        with refuses(r"t/journal\.log is damaged") as caught:
             Trials(tmp_path / "t", "mine", TWO, 8, seed=3).ended()
         assert "\n" not in str(caught.value)
         assert journal.read_bytes().startswith(content)
@@ -275,15 +258,13 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         now = stamps(tmp_path / "killed")
         assert stood.items() <= now.items()  # no run that has ended is run again
         stood, ended = now, len(now)
-    for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
-        assert (
-            len({(tmp_path / name / file).read_bytes() for name in ("one", "two", "killed")}) == 1
-        )
+    one, two, killed = (tables(tmp_path / name) for name in ("one", "two", "killed"))
+    assert one == two == killed
     assert len(rows(tmp_path / "one/trials.csv")) == 27
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "said"),
+    "words, changes, said",
     [
         ("--trials 2", {}, "out: it must be given"),
         ("--out t --trials 0", {}, "trials: 0"),
@@ -311,9 +292,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
 def test_bad_words(words, changes, said, ask, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    code, out, err = ask(words, **changes)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert said in refused_line(ask(words, **changes))
     assert not (tmp_path / "t").exists()
 
 
@@ -324,6 +303,11 @@ TWO = [Dimension("a", LogRange(0.1, 10), 1.0), Dimension("b", Choice((1, 2, None
 
 def score(values):
     return -abs(values["a"] - 3) - (values["b"] or 5)
+
+
+def tell(claim, score):
+    claim.tell(score)
+    claim.let_go()
 
 
 def carry_on(folder, kills):
@@ -351,9 +335,7 @@ def test_trials_go_on_where_they_were(tmp_path):
         5
     ].why == "it is five"
     chosen = best(whole)
-    assert chosen is not None and chosen.score == max(
-        trial.score for trial in whole if trial.score is not None
-    )
+    assert chosen.score == max(trial.score for trial in whole if trial.score is not None)
     assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [
         trial.values for trial in whole
     ]
@@ -364,10 +346,8 @@ def drawn(folder, label, dimensions, number):
     trials, found = Trials(folder, label, dimensions, number, seed=3), []
     for _ in range(number):
         claim = trials.claim()
-        assert claim is not None
         found.append(claim.values)
-        claim.tell(len(label) * claim.values["optimizer.lr"])
-        claim.let_go()
+        tell(claim, len(label) * claim.values["optimizer.lr"])
     return found
 
 
@@ -387,7 +367,7 @@ def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("space", "value", "end"),
+    "space, value, end",
     [
         (LogRange(1e-3, 0.1), 0.012, None),
         (LogRange(1e-3, 0.1), 0.0012, 1e-3),
@@ -409,9 +389,7 @@ def test_edges_of_a_range(space, value, end):
 def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
     def begun(folder, killed):
         first = Trials(folder, "mine", TWO, 3, seed=3).claim()
-        assert first is not None
-        first.tell(1.0)
-        first.let_go()
+        tell(first, 1.0)
         if killed:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(
@@ -419,7 +397,7 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
                 )
                 Trials(folder, "mine", TWO, 3, seed=3).claim()
         second = Trials(folder, "mine", TWO, 3, seed=3).claim()
-        assert second is not None and second.number == 1
+        assert second.number == 1
         second.let_go()
         return second.values
 
@@ -430,9 +408,7 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path):
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for _ in range(2):
         claim = trials.claim()
-        assert claim is not None
-        claim.tell(math.nan)
-        claim.let_go()
+        tell(claim, math.nan)
     found = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["classification"])
     with pytest.raises(
         RunFailed, match="m: none of its 2 trials ended well: its score is no number"
@@ -440,17 +416,13 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path):
         found.row()
 
 
-@pytest.mark.parametrize(
-    ("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")]
-)
+@pytest.mark.parametrize("score, start, gain", [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")])
 def test_a_start_without_a_score_has_no_number(tmp_path, score, start, gain):
     """It had 0, as if it were the best of all errors, and the gain went by that."""
     trials = Trials(tmp_path, "m", TWO, 2, 0)
     for number in (score, -3.0):
         claim = trials.claim()
-        assert claim is not None
-        claim.tell(number)
-        claim.let_go()
+        tell(claim, number)
     row = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["regression"]).row()
     assert (str(row["start"]), str(row["gain"]), row["best"]) == (start, gain, 3.0)
 
@@ -461,17 +433,15 @@ def test_processes_share_a_journal_and_no_trial(tmp_path):
     assert [claim.number if claim else None for claim in claims] == [0, 1, 2, None]
     first, second, third, _ = claims
     assert first is not None and second is not None and third is not None
-    first.tell(0.5)
-    first.let_go()
+    tell(first, 0.5)
     assert theirs.claim() is None  # the others are at work
     with (tmp_path / "journal.log").open("ab") as file:
         file.write(b'{"op_code": 6, "wor')  # a process was killed over a line
     second.let_go()
     again = theirs.claim()
-    assert again is not None and (again.number, again.values) == (1, second.values)
+    assert (again.number, again.values) == (1, second.values)
     for claim, score in ((again, 0.25), (third, 0.75)):
-        claim.tell(score)
-        claim.let_go()
+        tell(claim, score)
     assert [trial.score for trial in Trials(tmp_path, "mine", TWO, 3, seed=0).ended()] == [
         0.5,
         0.25,
@@ -546,14 +516,12 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path):
     # it is not searched
     assert keys(sgd | {"optimizer.lr": 0.1}, adam | {"optimizer.lr": 0.001}) == []
     for other in (adam, {"optimizer.name": "module"}):
-        with pytest.raises(
-            BadInput, match=r"fedavg has another range of optimizer\.lr there than in the first"
-        ):
+        with refuses(r"fedavg has another range of optimizer\.lr there than in the first"):
             keys(sgd, other)
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    "where, says",
     [
         (LogRange(0, 1), "above 0, for logarithms"),
         (Range(1, 0.1), "low end must not be above"),
@@ -574,7 +542,7 @@ def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where, says):
         patch.setattr(
             next(f for f in fields if f.name == "mu"), "metadata", {"search": where, "why": "none"}
         )
-        with pytest.raises(BadInput, match=rf"FedProx\.mu: .* is not allowed; .*{says}"):
+        with refuses(rf"FedProx\.mu: .* is not allowed; .*{says}"):
             space(config)
 
 

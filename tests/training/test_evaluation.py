@@ -1,19 +1,15 @@
 """Scores that depend on who is in the batch, or on chance."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
 import pytest
 import torch
+from classes import FedAvg, FedPer
 from lightning import LightningModule
+from refusals import refuses
 from torch import nn
 from torch.nn import functional
-
-from fl_lightning.foundation.errors import BadInput
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
 
 
 class Net(nn.Module):
@@ -21,7 +17,7 @@ class Net(nn.Module):
 
     head = "out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden, self.between = nn.Linear(64, 16), self.make()
         self.out = nn.Linear(16, 10)
@@ -65,7 +61,7 @@ class Functional(Net):
 class Centred(Net):
     """Takes the batch's mean away; its classifier begins with zeros, and would hide it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         nn.init.zeros_(self.out.weight)
 
@@ -99,7 +95,7 @@ class Whole(Net):
 class Counts(Net):
     """Counts its passes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("passes", torch.zeros(()))
 
@@ -113,7 +109,7 @@ class Mixing(LightningModule):
 
     head = "net.out"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Net()
 
@@ -127,19 +123,8 @@ class Mixing(LightningModule):
         )
 
 
-@pytest.fixture
-def made(federation, monkeypatch):
-    """As `federation`, of a network class."""
-
-    def make(net, *args, **changes):
-        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
-        return federation(*args, **changes)
-
-    return make
-
-
 @pytest.mark.parametrize(
-    ("net", "layer"),
+    "net, layer",
     [
         (NoStatistics, "between"),
         (Kept, "between"),
@@ -148,33 +133,31 @@ def made(federation, monkeypatch):
         (DropsByBatch, "between"),
     ],
 )
-def test_a_score_that_depends_on_the_batch_is_refused(made, net, layer):
-    with pytest.raises(
-        BadInput, match=rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"
-    ):
-        made(net, FedAvg()).prepare()
+def test_a_score_that_depends_on_the_batch_is_refused(federation, net, layer):
+    with refuses(rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"):
+        federation(FedAvg(), net).prepare()
 
 
 @pytest.mark.parametrize("net", [Net, Whole])
-def test_samples_by_themselves_pass_without_a_word(made, net, capsys):
-    made(net, FedAvg()).prepare()
+def test_samples_by_themselves_pass_without_a_word(federation, net, capsys):
+    federation(FedAvg(), net).prepare()
     assert capsys.readouterr().err == ""
 
 
-def test_draws_in_evaluation_are_told(made, capsys):
-    fed = made(Drops, FedAvg(), fabric={"executor": "vmap"})
+def test_draws_in_evaluation_are_told(federation, capsys):
+    fed = federation(FedAvg(), Drops, fabric={"executor": "vmap"})
     fed.prepare()
     lines = capsys.readouterr().err
     assert "model drops: it draws random numbers when it is scored" in lines
     assert fed.worker.trainers[0].executor.name == "loop"
 
 
-def test_a_buffer_that_moves_is_told(made, capsys):
-    fed = made(Counts, FedAvg())
+def test_a_buffer_that_moves_is_told(federation, capsys):
+    fed = federation(FedAvg(), Counts)
     fed.prepare()
     assert "its buffers passes change in training and are not averaged" in capsys.readouterr().err
     assert not fed.evaluator.remembered.enabled
-    made(Counts, FedPer()).prepare()
+    federation(FedPer(), Counts).prepare()
     assert "a client keeps its own" in capsys.readouterr().err
 
 
@@ -192,20 +175,20 @@ def scores_of(fed, rounds):
 
 
 @pytest.mark.parametrize("net", [Drops, Mixing])
-def test_equal_seeds_equal_scores(made, net):
+def test_equal_seeds_equal_scores(federation, net):
     kinds = {"models": ["before", "after", "global"]}
     runs = []
     for process in (1, 2):
         torch.manual_seed(process)
         np.random.seed(process)
         random.seed(process)
-        runs.append(scores_of(made(net, FedAvg(), evaluation=kinds), 2))
+        runs.append(scores_of(federation(FedAvg(), net, evaluation=kinds), 2))
     assert runs[0] == runs[1]
-    other = scores_of(made(net, FedAvg(), evaluation=kinds, seed=1), 2)
+    other = scores_of(federation(FedAvg(), net, evaluation=kinds, seed=1), 2)
     assert runs[0] != other
 
 
-def test_hooks_draw_what_follows_from_client_and_round(made):
+def test_hooks_draw_what_follows_from_client_and_round(federation):
     """Whatever was trained or scored in between, and in whatever order."""
     seen = []
 
@@ -216,7 +199,7 @@ def test_hooks_draw_what_follows_from_client_and_round(made):
 
     for kinds, order in (([], [0, 1, 2]), (["before", "after"], [2, 0])):
         seen.append({})
-        fed = made(Net, Drawing(), evaluation={"models": kinds})
+        fed = federation(Drawing(), Net, evaluation={"models": kinds})
         fed.prepare()
         fed.round(1, order)
     assert len(set(seen[0].values())) == 3

@@ -1,8 +1,6 @@
 """Executors train alike: the same batches and draws, the same numbers but for rounding, whoever
 trains beside whom."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, FedAvg, FedProx, Local
+from every import BESIDE, NAMES, method_of
+from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.configuration import catalogue
-from fl_lightning.configuration.config import Component, DataConfig
+from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
@@ -25,15 +25,8 @@ from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
-from fl_lightning.foundation.errors import BadClient, BadInput
+from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Traits
-from fl_lightning.methods.fedalign import FedAlign
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.feddf import FedDF
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.run import instantiate
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import ExecutorSpec, LocalJob, Loop
@@ -45,7 +38,7 @@ from fl_lightning.training.schedule import Length
 class Convolutions(nn.Module):
     """Two of them, with what usually stands between."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
         self.norm = nn.GroupNorm(2, 6)
@@ -221,7 +214,7 @@ def test_a_client_that_diverges_spoils_nobody_else(federation):
 class Odd(nn.Module):
     """A small network with something odd in it."""
 
-    def __init__(self, odd: str) -> None:
+    def __init__(self, odd):
         super().__init__()
         self.odd = odd
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
@@ -326,18 +319,7 @@ def named(fed, name):
 
 
 def every_method():
-    """With their defaults, but for the number of public samples: the digits have no 5000."""
-    found = [
-        instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()
-    ]
-    drawn = [
-        replace(method, samples=50) if hasattr(method, "samples") else method for method in found
-    ]
-    # the last block has no channels to take a part of
-    small = {FedDF: {"steps": 5}, FedAlign: {"block": "body.1"}}
-    return [
-        replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn
-    ]
+    return [method_of(name, **BESIDE.get(name, {})) for name in NAMES]
 
 
 PLAIN_STEPS = ("APFL", "FLAYER", "FedNova", "PFedMe", "PerFedAvg", "SCAFFOLD")
@@ -386,7 +368,7 @@ def test_each_architecture_has_its_own(federation, capsys):
 class Bursts(Transform):
     """Client `who` cannot receive, train or upload: in its first attempt, or always."""
 
-    def __init__(self, who: int, hook: str, always: bool) -> None:
+    def __init__(self, who, hook, always):
         self.who, self.hook, self.always, self.done = who, hook, always, False
 
     def on_download(self, client, payload):
@@ -467,12 +449,12 @@ def test_auto_changes_no_number_and_is_remembered(federation, monkeypatch, capsy
     assert first(again).executor.name == fastest
     for damage in ("{", '{"executors": ["fast"]}', '{"executors": []}', "[]"):
         (again.run.folder / "executor.json").write_text(damage)
-        with pytest.raises(BadInput, match="damaged"):
+        with refuses("damaged"):
             choose(again)
 
 
 @pytest.mark.parametrize(
-    ("loop", "vmap", "best"), [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")]
+    "loop, vmap, best", [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")]
 )
 def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
     federation, monkeypatch, loop, vmap, best

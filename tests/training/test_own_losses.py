@@ -1,8 +1,6 @@
 """Own losses in stacked passes: where they are stacked they come to what the loop does, else the
 loop trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -113,7 +111,7 @@ def test_a_pure_loss_is_stacked(federation, stacked, loss, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"),
+    "loss, why",
     [
         (random, "draws random numbers"),
         (branching, "data-dependent"),

@@ -1,24 +1,15 @@
 """Runs that train together: the same bits as alone, and failures that stay each run's own."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from classes import KAPC, SCAFFOLD, Ditto, FedAvg, FedPer, FedProto, FedProx, Local
 from torch import nn
 
 from fl_lightning.foundation.errors import BadClient
-from fl_lightning.methods.ditto import Ditto
-from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedper import FedPer
-from fl_lightning.methods.fedproto import FedProto
-from fl_lightning.methods.fedprox import FedProx
-from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.local import Local
-from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
@@ -95,7 +86,7 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
 class Scaled(nn.Module):
     """A plain attribute, no buffer, is a factor of what the body gives."""
 
-    def __init__(self, factor: Any) -> None:
+    def __init__(self, factor):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
         self.factor, self.layers = factor, [self.body]
@@ -116,14 +107,12 @@ FACTORS = {
 
 
 @pytest.mark.parametrize("kind", FACTORS)
-def test_models_with_other_constants_train_beside_them(federation, monkeypatch, kind):
+def test_models_with_other_constants_train_beside_them(federation, kind):
     """By a difference that no test of gradients could see."""
 
     def made(seed, factor, together=None):
-        monkeypatch.setitem(
-            federation.__globals__["NETS"], "plain", lambda: Scaled(FACTORS[kind](factor))
-        )
-        return vmapped(federation(FedPer(), seed=seed), together)
+        net = partial(Scaled, FACTORS[kind](factor))
+        return vmapped(federation(FedPer(), net, seed=seed), together)
 
     runs, together = [(0, 1.0), (1, 1.0003), (2, 1.0003)], Together()
     want = [repr(whole(made(*run))) for run in runs]

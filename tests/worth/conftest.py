@@ -1,8 +1,6 @@
 """Six hospitals with everything that can be wrong with them, and one small `fl-train worth` over
 them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 
@@ -29,7 +27,7 @@ BASE = (
 def write_hospitals(folder):
     """`hospitals.csv`, and the config `hospitals.yaml` that names it."""
     rng = np.random.default_rng(0)
-    rows: dict[str, list[str]] = {}
+    rows = {}
     for name, size in SIZES.items():
         x = rng.normal(size=(size, 4))
         ill = (x[:, 0] + x[:, 1] + rng.logistic(size=size) > 0) | (name == "Pure")

@@ -1,8 +1,6 @@
 """The answer as a page, a picture, and an object: what readers are shown is what `worth.json`
 says."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -10,9 +8,9 @@ import shlex
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 import fl_lightning
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.worth import page, words
 from fl_lightning.lab.worth.measure import as_json, contributions, measure
 from fl_lightning.lab.worth.silos import Silo
@@ -169,5 +167,5 @@ def test_python_gives_the_same(copy):
     assert worth.silos["gain"].isna().sum() == 2
     row = json.loads((copy / "worth.json").read_text())["silos"][0]
     assert worth.silos.loc[0, "gain"] == row["gain"]
-    with pytest.raises(BadInput, match=r"worth\.json"):
+    with refuses(r"worth\.json"):
         fl_lightning.Worth("nowhere")

@@ -1,8 +1,6 @@
 """`fl-train worth` from the command line: its files, its sentences, that it goes on, and what it
 refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.lab.study.folder import StudyFolder
@@ -137,7 +136,7 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
     kept = run.stat().st_mtime_ns
     shutil.rmtree(copy / "runs" / "local" / "seed-2")
     (copy / "scores" / "fedper,x3" / "seed-4.npz").unlink()
-    assert main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "5"]) == 0
+    assert run_line(f"worth {SMALL} --out answer --repeats 5") == 0
     shown = capsys.readouterr()
     assert "2 of 2 trainings" in shown.err
     assert (copy / "worth.json").read_bytes() == before and run.stat().st_mtime_ns == kept
@@ -145,20 +144,20 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        ("--methods fedpre", "methods"),
-        ("--metric speed", "metric"),
-        ("--metric mae", "metric"),
-        ("--repeats 1", "repeats"),
-        ("--minutes 0", "minutes"),
-        ("--margin 0", "margin"),
-        ("--minutes 1 --repeats 10", "repeats"),
-        ("--federation.participation 0.5", "federation.participation"),
-        ("--data.held_out_clients 0.2", "data.held_out_clients"),
-        ("--data.held_out [1]", "data.held_out"),
-        ("--data.root nowhere.csv", "data.root"),
-    ],
+    "flags, key",
+    {
+        "--methods fedpre": "methods",
+        "--metric speed": "metric",
+        "--metric mae": "metric",
+        "--repeats 1": "repeats",
+        "--minutes 0": "minutes",
+        "--margin 0": "margin",
+        "--minutes 1 --repeats 10": "repeats",
+        "--federation.participation 0.5": "federation.participation",
+        "--data.held_out_clients 0.2": "data.held_out_clients",
+        "--data.held_out [1]": "data.held_out",
+        "--data.root nowhere.csv": "data.root",
+    }.items(),
 )
 def test_bad_input_is_one_line(
     flags,
@@ -226,7 +225,7 @@ def test_what_is_asked_beyond_the_gain(copy):
 
 
 @pytest.mark.parametrize(
-    ("gains", "until"),
+    "gains, until",
     [
         ((0.1, 0.05, -0.05), 10**2.5),
         ((0.1, 0.2, 0.3), None),
@@ -258,7 +257,7 @@ def test_ditto_is_tried_with_several_penalties():
 
 
 @pytest.mark.parametrize(
-    ("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
+    "minutes, cycle, expected", [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
 )
 def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     """By a clock that runs only while something trains: whole cycles and what follows them, at most

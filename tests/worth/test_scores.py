@@ -1,11 +1,8 @@
 """Scores read back silo by silo: what counts as one, and what is in no figure."""
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
+from refusals import refuses
 
-from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.worth import FOLDS, scores
 from fl_lightning.lab.worth.silos import Facts
 from fl_lightning.results.folder import save_arrays
@@ -82,11 +79,11 @@ def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path):
     facts = Facts(["a", "b"], [30, 20], np.arange(60))
     written(tmp_path)
     written(tmp_path, [list(range(1, 31)), SILOS[1]], "fedper")
-    with pytest.raises(BadInput, match="tested other samples"):
+    with refuses("tested other samples"):
         scores.read(tmp_path, ["local", "fedper"], 2, facts)
     file = scores.place(tmp_path, "local", 3)
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(BadInput, match=r"seed-3\.npz.*it cannot be read .*; delete it"):
+    with refuses(r"seed-3\.npz.*it cannot be read .*; delete it"):
         read(tmp_path)
 
 

@@ -1,7 +1,5 @@
 """The statistics of `fl-train worth` against closed forms, scikit-learn and simulated silos."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -189,7 +187,7 @@ def test_models_that_agree_have_a_width():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "word"),
+    "low, high, word",
     [
         (0.001, 0.019, "no difference that matters"),
         (0.001, 0.021, "gains"),
