@@ -108,5 +108,6 @@ class Attack(Transform):
                 return
             draws = client.generator("attack")
             noise = torch.randn(change.shape, generator=draws, dtype=torch.float64).to(change)
+            # the sign is turned back below
             change = -noise * torch.cat(travelling).square().mean().sqrt()
         payload.vector = reference - self.scale * change

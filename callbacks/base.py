@@ -115,8 +115,8 @@ class Transform(Callback):
     clear."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Print a line where it changes the model alone, and the method sends none (but class
-        means, or predictions)."""
+        """Print a line where it has no effect: it changes models alone, and the method sends none,
+        but class means or predictions."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
         sends = any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
         if alone and run.is_main and not sends:

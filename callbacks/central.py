@@ -32,8 +32,8 @@ CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 """Tensors of the server's memory: the clip and the noise of the next round, and how many rounds
 each client was in."""
 RATE, COUNTING = 0.2, 20
-"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise
-of the count."""
+"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and by how much n is
+divided for the noise of the count."""
 
 
 def refusal(method: Any) -> str | None:
@@ -96,9 +96,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     """A trusted server bounds each client's change and adds noise to their one mean: privacy
     against all others.
 
-    The unit is a client, who contributes or neither changes the sum nor is counted for `quantile`.
-    The mean is plain, 1 / n for each of the cohort's n clients, and its noise has the standard
-    deviation noise * clip / n. Against the server itself it protects nothing (`localprivacy` does).
+    The unit is a client: epsilon compares runs with and without its part in the sum of changes, and
+    in the count for `quantile`. The mean is plain, 1 / n for each of the cohort's n clients, and
+    its noise has the standard deviation noise * clip / n. Against the server itself it protects
+    nothing (`localprivacy` does).
 
     Args:
         clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of
@@ -338,8 +339,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         times: int,
         rounds: int,
     ) -> list[Any]:
-        """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon
-        holds."""
+        """Accountings of a run that hold, each from a noise to mechanisms: of the `times` rounds
+        with the client; of all rounds with secret cohorts, if clients keep no state. The smaller
+        epsilon holds."""
         size = _size(config)
         clients = config.clients
         ways = [lambda noise: [Mechanism(noise, times)]]

@@ -3,10 +3,11 @@ ask for it.
 
 Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be
 compared. Where they fall into two heaps far apart, pairs of the upper heap are of one group, and
-rounds 4 to 6 try three candidates: FedAvg's rows in all layers (M), the group's in the last layer
-(H), or in the first (I). In round t client i begins from candidate (i + t) mod 3, a Latin square,
-without its own model, and reports its loss before and after training on two halves, each sample by
-the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
+rounds 4 to 6 try three candidates: FedAvg's rows in all layers (EVERYWHERE, 0), the group's in the
+last layer (HEAD, 1), or in the first (FIRST, 2). In round t client i begins from candidate
+(i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training
+on two halves, each sample by the model of the other half. What wins over all clients stays;
+FedAvg's rows if nothing does.
 
 Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses
 after training can.
@@ -256,13 +257,13 @@ class CrossFittedCube(Relation):
         self._learn_noise(server, first)
         if t <= COMPARED:
             self._compare(server)
-        if first and (why := self._cannot(server.run, COMPARED)):
+        if first and (why := self._why_no_groups(server.run, COMPARED)):
             _say(server.run, f"{why}: no groups are looked for, all receive FedAvg's model")
         stage = int(state[STAGE])
         if stage == TRIES:
-            self._listen(server)
+            self._keep_losses(server)
         elif stage == COLLECTS and t >= COMPARED:
-            self._group(server)
+            self._find_groups(server)
         self._record(server)
 
     def _learn_noise(
@@ -300,7 +301,7 @@ class CrossFittedCube(Relation):
         sums[pairs] += products / lengths[:, None] / lengths
         count[pairs] += 1
 
-    def _cannot(
+    def _why_no_groups(
         self,
         run: RunContext,
         t: int,
@@ -316,12 +317,12 @@ class CrossFittedCube(Relation):
             return f"{run.rounds} rounds, where the first {LAST} would find groups"
         return ""
 
-    def _group(self, server: Server) -> None:
+    def _find_groups(self, server: Server) -> None:
         """Steps have been compared: who is near whom, and whether that is to be tried."""
         memory = server.memory
         run = server.run
         state = memory["cross.state"]
-        if self._cannot(run, server.round):  # a resumed run may have more rounds
+        if self._why_no_groups(run, server.round):  # a resumed run may have more rounds
             return
         state[STAGE] = SETTLED
         sums, count = memory["cross.cosines"]
@@ -343,7 +344,7 @@ class CrossFittedCube(Relation):
         rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
         _say(run, f"{reason}; {rounds} try them in the last layer, and in the first")
 
-    def _listen(self, server: Server) -> None:
+    def _keep_losses(self, server: Server) -> None:
         """Losses of a round of the trial, which may be its last."""
         tried = server.round - int(server.memory["cross.state"][BEGUN])
         for c, upload in server.statistics.items():

@@ -184,8 +184,8 @@ class LearnedCube(Relation):
         """A line for the user with the first weights."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused
-        after it."""
+        """Prepare the line that tells rho. It is printed with the first weights, so that a run that
+        is refused prints nothing of it."""
         settings = self.settings
         units = " of each layer's spread" if settings.rho_units == "spread" else ""
         name = "rho = beta / (2 lam)" if settings.rho is None else "rho"
@@ -283,8 +283,8 @@ class LearnedCube(Relation):
         return torch.where(spread > 0, rho * spread, math.inf)
 
     def _beta(self, gram: Gram) -> float | Tensor:
-        """The prior's weight: beta, or the one that follows from `rho`; in units of `spread` that
-        of each layer, (L, 1, 1)."""
+        """The prior's weight: `beta`, or for the exact solver 2 lam `rho`, if that is given; with
+        `rho_units` spread it is multiplied by each layer's spread, (L, 1, 1)."""
         settings = self.settings
         if settings.solver == "step":
             return settings.beta

@@ -181,7 +181,7 @@ class LocalPrivacy(Transform, Observer):
                 f"clients upload no such kind; they upload {listed}",
             )
         for name in named:
-            requirement = f"clients also upload {name}, which would be unprotected: {listed}"
+            requirement = f"clients also upload {name}, which would be unprotected: give {listed}"
             check(key, value, name in value, requirement)
         return {name: float(value[name]) for name in named}
 
@@ -230,8 +230,7 @@ class LocalPrivacy(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Epsilon so far: the largest client's, each client's, and that of this round's upload
-        alone."""
+        """Add epsilon so far: each client's to its row, the largest to the round's metrics."""
         counts = self._counts(run)
         for row in record.clients:
             row["privacy_epsilon"] = self._epsilon(counts[int(row["client"])])
@@ -287,7 +286,7 @@ def check_account(run: RunContext, key: str) -> None:
     is missing, another part accounts for it, or clients join later."""
     require("dp", key, ..., "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
-    requirement = f"one of it and {', '.join(others)}: each accounts for the whole run"
+    requirement = f"keep one of it and {', '.join(others)}: each accounts for the whole run"
     check(first, ..., not others, requirement)
     share = run.config.data.held_out_clients
     requirement = f"clients that join later are not accounted by {key}: set it to 0"

@@ -68,9 +68,9 @@ class Relation(Callback):
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
-        """A round's uploads have arrived (every rank): `server.statistics` has what came beside
-        them, `server.groups` by which weights those who answered were mixed (`weighed`) and, by
-        `gram(..., since="sent")`, their steps."""
+        """Learn from a round's uploads (every rank). `server.statistics`: what came beside them. Of
+        each of `server.groups`, `weighed`: the weights by which clients were mixed;
+        `gram(..., since="sent")`: products of their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """Return further metrics of the round, from `clients`, the rows of clients.csv (the same on
@@ -90,8 +90,8 @@ class Relation(Callback):
         """Weights (N,) of all clients' models in what a new client with the training data `part`
         receives.
 
-        None: it receives what `weights` says of a client more, who first has the mean of all as its
-            model.
+        None: the federation grows by the client, whose last upload is first the mean of all, and it
+            receives by `weights`.
         """
         return None
 

@@ -96,7 +96,7 @@ class Krum(Aggregator):
             f"{key}.attackers",
             attackers,
             attackers <= most,
-            f"of {n} clients at most {most}",
+            f"of {n} clients at most {most}: a larger cohort takes more",
         )
         most = n - attackers
         check(f"{key}.keep", self.keep, self.keep <= most, f"at most {most}")

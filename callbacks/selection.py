@@ -111,6 +111,7 @@ def search(
     move = 1 if fit == (how == "swapped") else -1
     while 1 <= omega + move <= most and fits[omega - 1] == fit:
         omega += move
+    # `step_back`: where the search has ended at an Omega that violates the bound
     return omega - move if step_back and omega != start and not fits[omega - 1] else omega
 
 
@@ -210,7 +211,7 @@ class LayerSelection(Transform):
         classes = int((client.class_counts > 0).sum())
         sizes = _sizes(client.layout)
         if self.width == "numbers":
-            sizes = replace(sizes, outputs=_numbers(client, sizes.outputs))
+            sizes = replace(sizes, outputs=_output_sizes(client, sizes.outputs))
         fits = [
             holds(
                 o,
@@ -268,7 +269,7 @@ def _sizes(layout: Layout) -> LayerSizes:
     return LayerSizes(columns, outputs)
 
 
-def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
+def _output_sizes(client: Client, outputs: np.ndarray) -> np.ndarray:
     """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not
     called as a module."""
     network = client.bind().model

@@ -173,6 +173,7 @@ def _fit(
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
+    # a rank that this package has started holds the lock beside its parent process
     lock = share_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     requirement = "relations are chosen by the method: drop it, and choose another --method"
     for name, callback in callbacks.items():
@@ -221,7 +222,8 @@ def _test(
 def ended(
     fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> Federation:
-    """The federation of a run that has ended; prints a line if its data have changed since."""
+    """Put together the federation of a run that has ended, with initial models until the caller
+    restores a checkpoint; prints a line if its data have changed since."""
     fed = assemble(fabric, config, folder, list(callbacks))
     data = fed.run.data
     before = provenance.data_of(folder)
@@ -248,7 +250,7 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
     if which == "best" and run.is_main and metric.merit(score) > metric.merit(saved):
         line = (
             f"checkpoint best: round {t} ({name} {saved:.4f}), the best that was saved; round "
-            f"{best_round} ({score:.4f}) was not: callbacks.checkpoint.seconds"
+            f"{best_round} ({score:.4f}) was not: lower callbacks.checkpoint.seconds to save it"
         )
         print(line, file=sys.stderr)
 
@@ -282,8 +284,8 @@ def calibrated(
     buffers: list[torch.Tensor],
     calibration: Calibration,
 ) -> dict[str, Any]:
-    """Returns temperature and threshold of a client's model, fitted to its validation data; empty
-    where none is wanted."""
+    """Fit temperature and threshold of a client's model to its validation data; returns them by
+    name, empty where none is wanted."""
     if not calibration.is_wanted:
         return {}
     bound = evaluator.at_rest(client, buffers)
@@ -315,9 +317,9 @@ def _join(
     """Have a new client join a copy of the run, and write its model."""
     for name, component in config.callbacks.items():
         kind = component.load()
-        requirement = f"a client that joins would upload what callbacks.{name} does not account for"
+        requirement = f"no client can join: callbacks.{name} would not account for its upload"
         check("run", str(folder), not getattr(kind, "accounts", False), requirement)
-        requirement = "a client that joins would receive a mix that blurrelation has not changed"
+        requirement = "no client can join: blurrelation would not change the mix that it receives"
         check("run", str(folder), kind is not BlurRelation, requirement)
     fed = ended(fabric, config, folder)
     group = architecture(fed.run, model)
@@ -351,11 +353,11 @@ def written(
     form: Format = "safetensors",
     fitted: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write one model (D,) with its buffers; returns the run's round, the arguments of its class,
-    and facts about its data.
+    """Write one model (D,), `vector` with its `buffers`; returns the run's round, the arguments of
+    its class, and facts about its data. The module stays with copies of the model's tensors.
 
-    `client` has the architecture; `who` is the number, among all clients of the data, of the one
-    with its inputs (None: the client's).
+    `client` is any that runs the model's architecture. `who` is the number, among all clients of
+    the data, of the one whose inputs the file describes (None: the number of `client`).
 
     Raises:
         BadInput: torch cannot export it as `form`.
@@ -510,7 +512,7 @@ def _threads(config: Config, devices: int, launched: bool) -> int | None:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     threads = config.fabric.threads
-    requirement = f"this process may use {cores} cores"
+    requirement = f"at most {4 * cores}: this process may use {cores} cores"
     check("fabric.threads", threads, (threads or 1) <= 4 * cores, requirement)
     if threads is not None or devices == 1:
         return threads
@@ -533,8 +535,9 @@ def _guarded(
     note: Path | None,
     *args: Any,
 ) -> dict[str, Any]:
-    """Run the task on one rank, with its share of the cores; if it fails, write a note for the
-    parent process."""
+    """Run the task on one rank, with its share of the cores and torch's determinism, and leave the
+    process group afterwards. A rank that this package has started ends with its parent process; if
+    its task fails, it leaves the error in `note` and exits at once."""
     global _note
     _note = note
     log.print_anything()

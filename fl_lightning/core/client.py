@@ -140,8 +140,9 @@ class Client:
 
     @property
     def reference(self) -> Tensor:
-        """The model (D,) from which the server counts the client's change: its last upload; where
-        the client starts from the download, that upload with the received blocks."""
+        """The model (D,) from which the server counts the client's change: the client's last
+        upload, in which blocks of this round's download replace theirs, unless the method starts
+        from the client's `own` model."""
         last = self.state.received[MODEL]
         if self.run.method.traits.starts == "own":
             return last
@@ -234,7 +235,9 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
             raise undeclared(part, "client_memory", "its init_client gives tensors")
         for name, tensor in first.items():
             if name in memory or name.startswith(("optimizer.", "received.")):
-                requirement = "it is another's, or begins with 'optimizer.' or 'received.'"
+                requirement = (
+                    "choose another name: it is taken, or begins with 'optimizer.' or 'received.'"
+                )
                 raise BadInput(f"{type(part).__name__}.init_client", name, requirement)
             memory[name] = tensor.clone()
     return memory

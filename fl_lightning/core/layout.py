@@ -120,6 +120,8 @@ class Layout:
         """Names of the normalisations that are frozen."""
         self.layers: list[str] = []
         self.own_names: list[str] = []
+        """Names of the buffers that are in no vector: they stay with the client, and never
+        travel."""
         entries = self._entries(model, frozen_ids)
         self.blocks: list[Block] = []
         self.size = 0
@@ -224,8 +226,8 @@ class Layout:
 
     @cached_property
     def is_own(self) -> np.ndarray:
-        """Which blocks are a layer's own parameters: not its normalisation, unless the layer is
-        nothing else."""
+        """Which blocks (bool [B]) are weights and biases of a layer, without the normalisation that
+        counts with it; a layer that is nothing but normalisation counts with that."""
         is_own = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
         only_normalisation = np.setdiff1d(self.layer_of, self.layer_of[is_own])
         return is_own | (self.is_parameter & np.isin(self.layer_of, only_normalisation))
@@ -292,8 +294,9 @@ class Layout:
         block_bytes: np.ndarray,
         kinds: int,
     ) -> np.ndarray:
-        """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds),
-        the last row 0."""
+        """Bytes of the blocks in `sent` (bool [B]) by layer and kind: int64 (L + 1, `kinds`), the
+        first column of parameters, the second of running statistics. The other columns and the last
+        row are 0, for tensors beside the model."""
         key = (sent.tobytes(), block_bytes.tobytes(), kinds)
         if key not in self._tables:
             rows = len(self.layers) + 1

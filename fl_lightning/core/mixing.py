@@ -130,6 +130,8 @@ class Mixer:
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
+        # of each source a row: collected; with several ranks also sent and arrived, both twice:
+        # in shared memory, too
         self._count_work(n if self.group.size == 1 else 5 * n, tiles)
         rows = []
         for _, collected in self._collected(tiles):
@@ -165,11 +167,13 @@ class Mixer:
         rank = self.group.rank
         width = here.shape[1]
         total = here.new_zeros(layers, width)
+        # (place, tile) of each row: on one rank of all tiles, else of those in the layers that this
+        # rank adds up, l % size
         numbered = list(enumerate(tiles))
         if size > 1:
             of_rank = [numbered[r::size] for r in range(size)]
             numbered = []
-            parts = [here.new_empty(0)]
+            parts = [here.new_empty(0)]  # a rank may have no row to send
             leaving = []
             coming = []
             for r, entries in enumerate(of_rank):
@@ -196,17 +200,16 @@ class Mixer:
     ) -> None:
         """Write each receiver's mix into the columns of `segments` of this rank's vectors `into`.
 
-        Rows `A` are applied to the models W as differences: W_i + (A - I)(W - 1 w_0). Equal models
-        stay equal bit for bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails
-        the first). Errors in the rows' sums do no harm.
+        Rows `A` that sum to 1 are applied to the models W as W_i + (A - I)(W - 1 w_0): equal models
+        then stay equal bit for bit, A = I gives W itself, and errors in the rows' sums do no harm.
+        Other rows are applied as W_i + (A - I) W, with which only A = I is exact.
 
         Args:
             segments: columns to mix; their `layer` picks the weights.
             A: weights (L, m, n), receivers by sources.
             receivers: clients (m of them), all among the sources.
             into: a vector for each receiver whose home is this rank.
-            sums_to_one: whether rows sum to 1; False: they may have any sum, and are applied as
-                W_i + (A - I) W.
+            sums_to_one: whether rows sum to 1; False: they may have any sum.
         """
         n = len(self.sources)
         m = len(receivers)
@@ -217,12 +220,14 @@ class Mixer:
         identity = torch.nn.functional.one_hot(places, n)
         change = A.cpu().to(torch.float64) - identity
         B = change.to(self.group.device, self.work)
-        shift = int(sums_to_one)
+        subtracts_first = int(sums_to_one)
         if self.group.size == 1:
             pairs = [(into[c], self.places[c]) for c in receivers]
-            self._mix_alone(tiles, B, pairs, shift)
+            self._mix_alone(tiles, B, pairs, subtracts_first)
             return
         places = places.to(self.group.device)
+        # of each source a row: collected, difference, sent, arrived; of each receiver: change,
+        # sent, arrived
         self._count_work(4 * n + 3 * m, tiles)
         differences = self._room(n)
         products = self._room(m)
@@ -231,7 +236,7 @@ class Mixer:
             for t, W in collected:
                 D = differences[:, : t.width]
                 change = products[:, : t.width]
-                torch.sub(W, W[0], alpha=shift, out=D)
+                torch.sub(W, W[0], alpha=subtracts_first, out=D)
                 torch.mm(B[t.layer], D, out=change)
                 mixed.append((W[places] + change).to(self.dtype))
             self._send_home(stripe, mixed, receivers, into)
@@ -274,7 +279,7 @@ class Mixer:
         tiles: list[Segment],
         B: Tensor,
         rows: list[tuple[Tensor, int]],
-        shift: int,
+        subtracts_first: int,
     ) -> None:
         """`mix` on one rank: from vectors to differences and from products to vectors, without a
         copy between."""
@@ -288,7 +293,7 @@ class Mixer:
             W = [v[columns].to(device, self.work, non_blocking=True) for v in vectors]
             D = differences[:, : t.width]
             for w, difference in zip(W, D.unbind(0), strict=True):
-                torch.sub(w, W[0], alpha=shift, out=difference)
+                torch.sub(w, W[0], alpha=subtracts_first, out=difference)
             changes = products[:, : t.width]
             torch.mm(B[t.layer], D, out=changes)
             for (row, k), change in zip(rows, changes.unbind(0), strict=True):
@@ -315,6 +320,7 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (3 * n + 1) * _columns(segments)
         p = p.to(self.group.device, wide(self.group.device))
+        # of each source a row: collected, difference; the rest as in `gram`
         self._count_work((2 if self.group.size == 1 else 6) * n, tiles)
         means = []
         stripes = []
@@ -356,9 +362,8 @@ class Mixer:
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
     def _count_work(self, rows: int, tiles: list[Segment]) -> None:
-        """Count the work space: `rows` rows of each tile that is collected at a time. These are
-        rooms, arrived and sent rows (the latter two twice, where ranks share memory).
-        """
+        """Keep the largest work space so far: `rows` rows of TILE numbers for each tile that this
+        rank collects at a time."""
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 

@@ -13,8 +13,8 @@ class Rule:
 
     Args:
         says: in words, as tables name it.
-        trains: `all` as the method's clients do, what is `personal` alone (the shared part stays),
-            or `nothing`.
+        trains: `all`: as the method's clients do; `personal`: the blocks that clients do not
+            share; `nothing`.
         gives: whether there is a model for it before it has trained one.
         unlabelled: whether it trains on public data, so that it comes to a model without labels.
         remembers: whether `Method.aggregate` keeps something of each client that `Method.broadcast`

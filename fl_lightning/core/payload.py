@@ -44,7 +44,8 @@ class Payload:
         self.block_bytes = self.layout.numbers * self.vector.element_size()
 
     def again(self) -> Payload:
-        """A pristine copy, for retrying a visit."""
+        """A copy with which to try a visit again: arrays and dicts of its own, bytes counted anew,
+        and the same tensors, which nobody writes to."""
         return replace(
             self,
             sent=self.sent.copy(),

@@ -112,9 +112,9 @@ class Fit:
     """The result of a phase. The losses are tensors of shape (): nothing waits for the device."""
 
     loss: Tensor
-    """Mean task-plus-coaching loss over the steps (0 without a step)."""
+    """Mean over the steps of the loss, with the objective's terms (0 without a step)."""
     coaching: Tensor
-    """Mean coaching loss (what the objective adds to the task loss) over the steps."""
+    """Mean over the steps of the objective's terms, of any method; named after KAPC's."""
     steps: int
     samples: int
     """Trained samples, in all epochs."""

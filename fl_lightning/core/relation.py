@@ -56,7 +56,7 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     Clusters: average linkage on how much two clients receive of each other (mean over layers and
     both directions), cut at the true number of groups. The index sees the order of weights, not
     their size; rows with equal weights have 0. None: fewer than two groups, no two clients in one,
-    or nobody receives.
+    more than `MOST_CLUSTERED` receivers, or nobody receives.
     """
     receivers = sorted(set(view.receivers) & set(view.sources))
     truth = np.array([groups[c] for c in receivers])

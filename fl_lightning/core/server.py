@@ -181,7 +181,8 @@ class GroupServer:
         return name in self.group.vectors
 
     def send(self, vectors: Mapping[int, Tensor]) -> dict[int, Payload]:
-        """Payloads of this rank's `vectors` by client, with all blocks that clients share."""
+        """Put each of this rank's `vectors` (by client) into a payload of all shared blocks; the
+        engine sends it."""
         payloads = {}
         for c, vector in vectors.items():
             sent = self.group.down_mask.copy()
@@ -191,7 +192,8 @@ class GroupServer:
     # ---------------------------------------------------------------- by a relation
 
     def mix_by(self, relation: Relation) -> dict[int, Payload]:
-        """Each client's own mix of the last-received models, by the rows of `relation`."""
+        """Mix for each client of the cohort the models that the server last received, by the rows
+        of `relation`; returns the payloads of this rank's clients."""
         run = self.server.run
         receivers = self.cohort
         sources = self._candidates(relation.sources)
@@ -275,6 +277,7 @@ class GroupServer:
         return 1
 
     def _candidates(self, sources: str) -> list[int]:
+        """The clients of this architecture, ascending, that `sources` of a relation means."""
         run = self.server.run
         if sources == "all":
             return list(self.members)
@@ -366,7 +369,9 @@ class GroupServer:
         weights = weights.reshape(-1, len(sources))
         sums = weights.sum(1)
         if not torch.allclose(sums, torch.ones_like(sums), atol=1e-6, rtol=0):
-            raise RunFailed(f"the weights of a mean sum to {sums.tolist()}, not to 1")
+            raise RunFailed(
+                f"the weights of a mean sum to {sums.tolist()}, not to 1: divide each row by it"
+            )
         into = torch.zeros_like(self.initial) if like is None else like.clone()
         mixer = self._mixer(sources, slot, since)
         mixer.mean(self._segments(by_layer, slot), weights, into, combine)

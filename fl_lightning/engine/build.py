@@ -151,7 +151,7 @@ def _check_members(
     data: FederatedData,
 ) -> None:
     """Raise `BadInput` where a group has no clients, or one that BatchNorm cannot train on."""
-    requirement = f"all clients of {group.name} are held out"
+    requirement = f"all clients of {group.name} are held out: hold out fewer"
     check("data.held_out_clients", config.data.held_out_clients, bool(group.members), requirement)
     if not group.whole_last or config.federation.on_bad_client != "stop":
         return
@@ -170,7 +170,10 @@ def _check_suits(
     name = type(method).__name__.lower()
     per_position = data.text is not None and data.text.per_position
     uses_classes = method.traits.classes or method.traits.features
-    requirement = f"{name} goes by the class of a sample, and here each token has a target"
+    requirement = (
+        f"{name} goes by the class of a sample, and here each token has a target: choose another "
+        "--method"
+    )
     check("method", name, not (per_position and uses_classes), requirement)
     if type(method).build is Method.build:
         return

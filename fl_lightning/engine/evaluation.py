@@ -99,8 +99,9 @@ class Evaluator:
         client: Client,
         vector: Tensor,
     ) -> dict[str, Tensor]:
-        """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy
-        on validation data, and on the global test set, if there is one."""
+        """Scores of `vector` as a model of `client`, by column: on its test data; of the judge's
+        kind also on its validation data; of `scoring.kinds_on_global_test` also on the global test
+        set."""
         model = (kind, client, vector)
         digest = self._digest_or_bind(*model)
         scores = self._on_test(*model, digest)[1]
@@ -316,8 +317,8 @@ class Evaluator:
         has_last = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not has_last:
             requirement = (
-                f"of {run.data.called(id)} no such model is kept: only a run that is itself judged "
-                "so keeps them"
+                f"of {run.data.called(id)} no such model is kept: take the judge of the run, or "
+                "train one with this judge"
             )
             raise BadInput("evaluation.judge", judge, requirement)
         if judge == "after" and state is not None:

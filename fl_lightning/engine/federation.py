@@ -63,7 +63,7 @@ class Federation:
         try:
             self.prepare()
             for t in range(run.server.round + 1, run.rounds + 1):
-                raise_swallowed()
+                raise_swallowed()  # a Ctrl-C that a library has caught
                 self.tell("on_round_end", self.round(t))
             parts: list[tuple[str, Mapping[str, Any]]] = [
                 ("the engine", self.evaluator.summary(self.visits.finals())),
@@ -88,8 +88,8 @@ class Federation:
         count_costs(run, trainers)
 
     def check(self, callbacks: Iterable[Configured]) -> None:
-        """Run `method.check` and `on_fit_start` of the relation and the `callbacks`: they may raise
-        `BadInput`, and the writer drops rows of later rounds than the checkpoint's."""
+        """Refuse what does not fit together, then start method, relation and `callbacks`: the
+        writer's `on_fit_start` drops rows of later rounds than the checkpoint's."""
         run = self.run
         requirement = (
             "it changes the model alone, and this method exchanges further vectors: drop the "

@@ -273,7 +273,7 @@ class _Newcomer:
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.receives_each_round:
                 self._receive(server, k)
-            self._here(partial(self._take_part, k, trains, scores))
+            self._on_rank_0(partial(self._take_part, k, trains, scores))
             if trains and self.receives_each_round and k + 1 < rounds:
                 self._upload(server)
         if not self.run.is_main:
@@ -336,7 +336,7 @@ class _Newcomer:
                         "its model",
                     )
 
-    def _here(self, work: Callable[[], None]) -> None:
+    def _on_rank_0(self, work: Callable[[], None]) -> None:
         """Do its `work` on rank 0, and raise its error on every rank."""
         failure: BadClient | None = None
         if self.run.is_main:
@@ -351,8 +351,9 @@ class _Newcomer:
     # ------------------------------------------------------------ a federation with one client more
 
     def _first(self, group: ModelGroup, weights: Tensor | None) -> Tensor:
-        """The model (D,) with which it begins: the global one, or else the mean of all clients that
-        have uploaded."""
+        """The model (D,) with which it begins: the global one; else the mean of all clients by
+        `weights`, or, without any, of those that have uploaded by their samples; the initial one if
+        there is none of these."""
         run = self.old
         if run.relation.is_global:
             return group.vectors[MODEL]
@@ -426,7 +427,7 @@ class _Newcomer:
             )
             run.method.admit(server, client)
         server.sent = self.sent or run.method.broadcast(server)
-        self._here(partial(self._begin, server, k))
+        self._on_rank_0(partial(self._begin, server, k))
 
     def _begin(self, server: Server, k: int) -> None:
         t = server.round
@@ -451,7 +452,7 @@ class _Newcomer:
     def _upload(self, server: Server) -> None:
         """Have the server receive its model, and if the rule asks for it, aggregate."""
         run = self.run
-        self._here(partial(self._finish, server))
+        self._on_rank_0(partial(self._finish, server))
         run.server.uploaded.add(self.id)
         if self.rule.remembers:
             statistics = self.visit.result.statistics if run.is_main else {}

@@ -47,7 +47,8 @@ def schedule_of(
     Args:
         index: how many phases of this purpose and length it has trained before; batches follow on.
         batch_size: None: the federation's.
-        public: the phase is on public data: a rehearsed round does not cut it short.
+        public: the phase is on public data: `most_batches` (of `fl-train plan`) does not cut it
+            short, but `--smoke` does.
     """
     most = None
     if not public or run.config.smoke:
@@ -189,9 +190,9 @@ class SampleCost:
         proximal: int,
         linear: int = 0,
     ) -> dict[str, int]:
-        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so
-        many `samples` (in all epochs) and `steps`, with so many numbers in the proximal and in the
-        linear term."""
+        """Operations of a phase of so many `samples` (in all epochs) and `steps`, with so many
+        numbers in the proximal and in the linear term: `flops_forward`, `flops_backward`,
+        `flops_extra` and `flops_penalty`."""
         penalty = PROXIMAL_FLOPS * proximal + LINEAR_FLOPS * linear
         return {
             "flops_forward": round(self.forward * samples),
@@ -240,10 +241,11 @@ def phase_flops(
     plain: SampleCost,
     cost: SampleCost,
 ) -> tuple[dict[str, int], float]:
-    """Operations of a phase on the client's own data, as `SampleCost.of`, and its other operations.
+    """Operations of a phase: by column as `SampleCost.of`, and others, to add to `Client.flops`.
 
-    Own steps and own losses have been metered: of a loss only passes beyond one for each sample are
-    extra.
+    The columns are those of training on the client's own data: there are none for other data, and
+    for own steps. All passes of own losses have been metered, or counted as stacked; one for each
+    sample is in the columns, too, and is subtracted from the others.
 
     Args:
         plain: of a sample, where all blocks train.
@@ -278,7 +280,8 @@ class Meter(Passes):
         self._before = 0
 
     def of(self, client: Client, cost: SampleCost | None) -> Meter:
-        """Count for `client`, whose samples cost `cost`, within the next `with`."""
+        """Count for `client`, whose samples cost `cost`, within the next `with`; returns the
+        meter."""
         self._client = client
         self._cost = cost
         return self

@@ -153,10 +153,10 @@ def moves(
 ) -> list[tuple[int, int]]:
     """Plan the moves of clients of `cohort`: (client, rank), in order. The same on every rank.
 
-    Greedily, from the rank with most of the round's `work` to the one with least, the client that
-    makes the greater load of the two smallest, while that is smaller by `WORTH`. The plan ends
-    where the round is shortest, and is empty if that is not shorter by `WORTH`: other ranks may
-    have as much to do.
+    Each step takes the ranks with the most and the least of the round's `work`, and moves the
+    client that makes the greater load of the two smallest, if that falls by `WORTH`. Of the steps,
+    those up to the shortest round are kept; none if it is not shorter by `WORTH`, as other ranks
+    may have as much to do.
     """
     load = [0.0] * ranks
     place = {c: home[c] for c in cohort}

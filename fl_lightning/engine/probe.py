@@ -87,7 +87,7 @@ def _check_alone(
     if not bool(depends):
         return
     layers = ", ".join(f"layer {name}" for name in together.by_batch)
-    cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
+    cure = "take track_running_stats=True (and call no train() in forward), or GroupNorm"
     if not layers:
         layers = "its forward pass"
         cure = "take each sample by itself, or running statistics (nn.BatchNorm1d)"

@@ -436,7 +436,7 @@ class Guard:
                         t,
                         result.client,
                         "upload",
-                        "what it tells",
+                        "a tensor beside its model",
                     )
 
 

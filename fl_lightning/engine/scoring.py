@@ -129,8 +129,9 @@ def measured(
     part: Part,
     pairs: Seen | None = None,
 ) -> dict[Metric, Tensor]:
-    """Scores of the bound model on `part` by metric: NaN where a further metric is not defined; of
-    a classification also `PREDICTED`. `pairs` as in `score`."""
+    """Scores of the bound model on `part` by metric, shape (): NaN where a further metric is not
+    defined. Of a classification also, as `PREDICTED`, the predicted class of each sample, (n,).
+    `pairs` as in `score`."""
     further = further_metrics(client.run)
     main = client.run.data.metric
     if further and pairs is None:
@@ -370,8 +371,8 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
 
 
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
-    """`ONE_CLASS` of a client whose model predicts one class, where its test samples have
-    several."""
+    """As `ONE_CLASS`, the share of the most frequent label of a client's test samples, if its model
+    predicts a single class for them and they have several; else empty."""
     answers = measured.get(PREDICTED)
     if answers is None or bool((answers != answers[0]).any()):
         return {}

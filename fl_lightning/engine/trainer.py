@@ -118,7 +118,7 @@ class Trainer:
             data.text,
             config.data.balance == "weights",
         )
-        kind = None if self.together is None else self._kind(spec)
+        key = None if self.together is None else self._stacking_key(spec)
         return make(
             name,
             self.fabric,
@@ -126,10 +126,10 @@ class Trainer:
             self.optimizer,
             spec,
             self.together,
-            kind,
+            key,
         )
 
-    def _kind(self, spec: ExecutorSpec) -> Hashable:
+    def _stacking_key(self, spec: ExecutorSpec) -> Hashable:
         """A key that is equal for two runs whose clients can train in one pass."""
         config = self.run.config
         module = self.module
@@ -234,7 +234,7 @@ class Trainer:
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]
                     self.module.train_only(trains)
                     cost = sample_cost(self.module, pair)
-                self.moved = self._moved()
+                self.moved = self._written_buffers()
                 return cost
             except Skipped:
                 reason = "it returned None"
@@ -245,7 +245,8 @@ class Trainer:
                 self.module.train_only(None)
         return reason
 
-    def _moved(self) -> list[str]:
+    def _written_buffers(self) -> list[str]:
+        """Names of the buffers with which `moved` is set."""
         binding = self.module.binding
         fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
         tensors = dict(self.module.model.named_buffers())

@@ -296,7 +296,8 @@ class Visit:
         result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
 
     def keep(self, upload: Payload) -> None:
-        """Keep the received blocks; blocks that did not arrive stay stale (KAPC+BLS, Eq. 33)."""
+        """Write the uploaded blocks to the server's copies, and count the round; blocks that were
+        not uploaded stay stale there (KAPC+BLS, Eq. 33)."""
         state = self.client.state
         if self.run.policy.keeps_received:
             segments = self.client.layout.segments(upload.sent)
@@ -321,7 +322,7 @@ class Visit:
             reason = self.trainer.uncounted
             result.uncounted = f"a training step of {name} could not be counted ({reason})"
             return
-        result.values |= cost.of(0, 0, 0) | self.flops
+        result.values |= cost.of(0, 0, 0) | self.flops  # columns without operations are 0
         if math.isfinite(self.client.flops):
             result.values["flops_extra"] += int(self.client.flops)
         else:

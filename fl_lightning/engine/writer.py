@@ -72,7 +72,10 @@ class RunFolderWriter(Observer):
             data.class_names,
             resumed,
         )
-        requirement = "the clients' samples are not those that the run began with"
+        requirement = (
+            "the clients' samples are not those that the run began with: restore these, or begin a "
+            "new run"
+        )
         check("data.root", run.config.data.root, same, requirement)
         self.folder.truncate(run.resumed_from)
         self._code = owncode.read(owncode.paths(run.config))
@@ -187,7 +190,8 @@ class RunFolderWriter(Observer):
 def say_what_stands_out(config: Config, data: FederatedData) -> None:
     """Log which metric was chosen, and which classes are rare or untrained."""
     evaluation = config.evaluation
-    is_default = imbalance.default_metric(data) == evaluation.metric is not None
+    metric = evaluation.metric
+    is_default = metric is not None and metric == imbalance.default_metric(data)
     lines = [
         imbalance.metric_line(data) if is_default else None,
         imbalance.line(data, evaluation.metrics or ()),

@@ -96,7 +96,8 @@ class Method:
         return {}
 
     def scope(self, block: Block) -> Scope:
-        """How one tensor of the model travels."""
+        """How one tensor of the model travels: `shared` both ways, `uploaded` to the server only,
+        `personal` never."""
         return "shared"
 
     # ---------------------------------------------------------------- the server: on every rank
@@ -165,9 +166,10 @@ class Method:
         """Tell whether noise on steps (`optimizer.privacy`) covers the method.
 
         Returns:
-            Epochs of each phase of a round (None: the federation's length) where it does: all that
-            is kept and uploaded follows from the optimiser's steps down the task loss on all of the
-            client's samples. Else a string: what else the method makes of samples.
+            Where it does, the epochs of each phase of a round (None: the federation's length). It
+            does if all that is kept and uploaded follows from the optimiser's steps down the task
+            loss on all of the client's samples. Else a string, what else the method makes of
+            samples, with which the run is refused.
         """
         if not is_shipped(self):
             return (
@@ -194,9 +196,9 @@ class Method:
         return client["model"]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
-        """The vector (D,) that is scored as the client's global model, after aggregation; None:
-        there is none. Parts that are not sent are no hindrance where they never train: everybody
-        has them."""
+        """The vector (D,) that is scored as the client's global model, after aggregation. None:
+        there is none, as the relation mixes for each client, or as parts are not sent that train
+        (those that never train, `traits.still`, everybody has)."""
         is_sent = group.group.down_mask[group.layout.is_parameter].all()
         whole = is_sent or self.traits.still
         return group["model"] if group.server.run.relation.is_global and whole else None

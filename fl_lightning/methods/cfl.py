@@ -18,8 +18,8 @@ class CFL(Clustered):
 
     That is if ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates
     are changes of the parameters in this round. Means are weighted by samples, as FedAvg's (the
-    authors' code: plain). Who has not answered in that round stays with one half. Scored: the
-    cluster's model.
+    authors' code: plain). Clients that have not answered in that round stay with the half that
+    keeps the cluster's number. Scored: the cluster's model.
 
     Args:
         eps1: the mean's bound. 0.4: the authors' code.

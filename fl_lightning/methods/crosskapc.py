@@ -39,10 +39,11 @@ class CrossKAPC(Method):
     within groups.
 
     Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
-    distinct, rounds 4 to 6 try them: each client begins from FedAvg's model, or with the last or
-    the first layer of its group alone, without its own model, and reports losses on samples that
-    its training has not seen. What wins stays. Scored: the step from what was received, made
-    smaller by the share of noise in it, which two halves of the samples give in round 1.
+    distinct, rounds 4 to 6 try them: each client begins once from FedAvg's model, once from that
+    with the mean of its group in the last layer, and once with it in the first, each mean without
+    its own model. It reports losses on samples that its training has not seen, and the best start
+    stays. Scored: the step from what was received, made smaller by the share of noise in it, which
+    two halves of the samples give in round 1.
 
     Args:
         guard: groups are tried only if their separation d' exceeds this (one normal sample has
@@ -91,7 +92,8 @@ class CrossKAPC(Method):
         server["model"] = server.only.mean(server.shares(who), who, like=server["model"])
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Begin from it, and keep it."""
+        """Begin from what was received, and keep that as `start`; keep the `share` of noise once
+        the server tells it."""
         super().receive(client, payload)
         client["start"].copy_(client["model"])
         client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()

@@ -95,6 +95,7 @@ class FedALA(Method):
 
         losses: list[float] = []
         batch_losses: list[Tensor] = []
+        # none in its first round, up to `most` in the second, then one
         passes = {0: 0, 1: self.most}.get(client.rounds, 1)
         for _ in range(passes):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")

@@ -138,8 +138,8 @@ class FedFomo(Method):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Add it up: with `gains code` each client's over |their sum|, so that a round counts as
-        much as any other."""
+        """Add the uploaded gains to `affinity`: with `gains code` each client's over |their sum|,
+        so that a round counts as much as any other."""
         affinity = server.memory["affinity"]
         gains = torch.zeros_like(affinity)
         for client, upload in server.statistics.items():

@@ -196,6 +196,7 @@ class Collaboration(Relation):
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():
                 weights = collaborators(H, V, place)
+                # the greatest weight stays, however high `least` is
                 least = weights.max().clamp_max(self.least)
                 weights = torch.where(weights >= least, weights, 0.0)
                 row.copy_(weights / weights.sum())

@@ -66,7 +66,8 @@ class FedRoD(Method):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """Both, with the client's `prior` (C,), shape ()."""
+        """The balanced loss, with the client's `prior` (C,) added to the scores, plus the loss of
+        both classifiers together, which trains the personal one; shape ()."""
         x, y = batch
         prior = tensors["prior"]
         scores = module.model(x)

@@ -78,7 +78,7 @@ class FedTGP(Prototypes):
 
     def aggregate(self, server: Server) -> None:
         """Note which classes are known; then train their prototypes by SGD on the uploaded means,
-        in batches as large as the clients'. Without any they stay."""
+        in batches as large as the clients'. Without uploaded means prototypes stay."""
         super().aggregate(server)
         uploads = last_uploads(server)
         memory = server.memory

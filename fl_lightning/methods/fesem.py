@@ -47,6 +47,7 @@ class FeSEM(KClusters):
         ),
     )
     averages = "known"
+    """A centre is the mean of what the server last received of its clients."""
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"

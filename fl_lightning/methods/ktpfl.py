@@ -86,8 +86,8 @@ class KTPFL(FedMD):
         P: Tensor,
         uploaders: list[int],
     ) -> Tensor:
-        """Step rows and columns of those who uploaded; their part of a row keeps the mass it
-        had."""
+        """Step the coefficients between those who uploaded, whose part of a row keeps the mass it
+        had; returns each client's weights on their predictions, (N, uploaders)."""
         c = server.memory["coefficients"].clone()
         places = torch.tensor(uploaders)
         shares = server.shares(uploaders)

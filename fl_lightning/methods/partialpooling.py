@@ -110,7 +110,8 @@ class PartialPooling(WithoutModels):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """A step of the joint fit, which leaves the model that is scored."""
+        """Take one step of the joint fit here, in closed form: it leaves the model that is scored
+        and what `upload` sends. No phase of training follows."""
         fits = Fits(client)
         weights = fits.step(client.memory["pooling.own"], payload.extra["shared"].cpu())
         client.memory["pooling.own"] = weights

@@ -44,12 +44,12 @@ class PFedGraph(Method):
     Args:
         alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client
             trains alone.
-        lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts
-            it: below 0 here.
+        lam: weight of the cosine, which the loss subtracts, as in the paper. 0.01: the authors'
+            code, which adds it: for that give a lam below 0.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
         sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not
-            counts with the initial model), or of the `cohort` alone (the authors' code, there
-            again: the last cohort's).
+            counts with the initial model), or of the `cohort` alone (the authors' code: of
+            the cohort before).
     """
 
     traits = Traits(

@@ -52,9 +52,9 @@ class SCAFFOLD(PlainMean):
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` where a model's change does not tell the mean gradient, or uploads are
         not averaged."""
-        check_sgd(run, "scaffold tells the mean gradient by the model's change", clip_norm=None)
+        check_sgd(run, "scaffold infers the mean gradient from the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        requirement = "scaffold's control variates need plain means"
+        requirement = "scaffold's control variates need plain means: drop it"
         check("callbacks", ", ".join(robust), not robust, requirement)
 
     def slots(self) -> dict[str, Slot]:

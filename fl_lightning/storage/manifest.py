@@ -39,7 +39,7 @@ Manifest = dict[str, Any]
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be used, and why."""
+    """A checkpoint cannot be used, and why; no `BadInput`: callers may take an older one."""
 
 
 # ---------------------------------------------------------------- writing
@@ -54,7 +54,8 @@ def write_tensors(
         RunFailed: the disk is full, or refuses.
     """
 
-    def sealed(name: str) -> dict[str, Any]:
+    def flushed(name: str) -> dict[str, Any]:
+        """Flush a file that has been written aside; its entry in the manifest."""
         aside = aside_of(folder / name)
         with writing(folder / name):
             flush(aside)
@@ -66,9 +67,9 @@ def write_tensors(
     for name, tensors in files.items():
         with writing(folder / name):
             make_folder((folder / name).parent)
-            save_file(_apart(tensors), aside_of(folder / name))
+            save_file(_unshared(tensors), aside_of(folder / name))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        entries = dict(zip(files, pool.map(sealed, files), strict=True))
+        entries = dict(zip(files, pool.map(flushed, files), strict=True))
     for name in files:
         with writing(folder / name):
             aside_of(folder / name).replace(folder / name)
@@ -78,17 +79,17 @@ def write_tensors(
     return entries
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, none of which shares memory with another, as safetensors needs
     them."""
     storages = set()
-    apart = {}
+    unshared = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if storage in storages else tensor
+        unshared[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    return apart
+    return unshared
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -123,9 +124,10 @@ def read_manifest(folder: Path, round: int) -> Manifest:
 
 
 def _is_ours(manifest: Manifest) -> bool:
-    """Whether every value is of the right kind; raises an error for some that are not.
+    """Whether every value is of the right kind. Where keys are missing or types are wrong, it may
+    raise KeyError, TypeError or the like, which `read_manifest` reports as damage.
 
-    `heard`: clients that have uploaded; `turns`: rounds in which a client took part.
+    `heard` is `ServerState.uploaded`, and `turns` is `ClientState.rounds`.
     """
     clients = manifest["clients"]
     counts = [manifest["round"], *manifest["heard"], *map(int, clients)]
@@ -161,7 +163,8 @@ def read_tensors(
     possible: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """The tensors of a file, on the CPU. All `expected` ones must be there; these, and `possible`
-    ones that are there, must have the right shape and type (`fields.*` may have others).
+    ones that are there, must have the right shape and type. (`fields.*`, entries of a client's or
+    the server's memory, may have others: hooks may have resized them.)
 
     They are copied into memory that torch has aligned: matrix products round differently on
     unaligned memory.
@@ -190,7 +193,7 @@ def read_tensors(
             alike = tensor.shape == like.shape and tensor.dtype == like.dtype
             fits = alike or key.startswith("fields.")
         if not fits:
-            raise Damaged(f"{name} has no {key} of shape {tuple(like.shape)}")
+            raise Damaged(f"{name} has no {key} of shape {tuple(like.shape)}, {like.dtype}")
     return tensors
 
 

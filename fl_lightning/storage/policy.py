@@ -22,7 +22,8 @@ class StoragePolicy:
     keeps_optimizer: bool
     """A kept client has its optimiser's state with it."""
     starts_from_server: bool
-    """A client begins each round with the server's model, and keeps nothing of its own."""
+    """A client begins each round with the server's model in every block, and keeps nothing of its
+    own: the method `starts` from the server, has no slots, and shares all blocks."""
     overwritten: bool
     """The download replaces all of a client's vector, whose memory may hold any numbers before."""
     for_judge: bool

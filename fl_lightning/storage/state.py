@@ -22,8 +22,8 @@ class ClientState:
     buffers: list[Tensor]
     """Its buffers that are no block of a vector (counters, masks); they never travel."""
     received: dict[str, Tensor]
-    """The last upload of the exchanged slots: the same tensors as in `vectors`, unless the policy
-    `keeps_received`."""
+    """The server's copy of the client's last upload, by slot: the model and the exchanged slots.
+    The model is the tensor in `vectors`, unless the policy `keeps_received`."""
     rounds: int = 0
     """Rounds it has taken part in."""
     memory: dict[str, Tensor] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from fl_lightning.foundation.files import writing
 from fl_lightning.storage.state import ClientState
 
 Place = Literal["memory", "host", "disk"]
+"""Where vectors lie: on the device that trains, in main memory, or in files."""
 
 
 class Lane:
@@ -116,7 +117,8 @@ class VectorStore:
         _replace(state, stored)
 
     def stow(self, tensor: Tensor) -> Tensor:
-        """`tensor`, or a copy in main memory if the vectors do not lie on the device either."""
+        """`tensor` as a client's memory keeps it between visits: copied to main memory if vectors
+        lie off the device, too, else the tensor itself."""
         if self.apart:
             return tensor.cpu()
         return tensor

@@ -35,8 +35,8 @@ class Terms:
             than the term.
         anchor: a, (D,) or (k, D); None: no quadratic term.
         linear: l, (D,) or (k, D); None: no linear term.
-        columns: where c is not 0; with a linear term, all columns of parameters (the others with
-            0.0).
+        columns: (start, stop, 2 c) of the columns where c is not 0; with a linear term also of all
+            other columns of parameters, with 0.0.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def train(
     """Train the bound client on the batches of `part` in `schedule`: down its loss, or by its own
     `step`, which writes to the trained vectors itself and returns the loss that is recorded."""
     module.model.train()
-    draws = module.draws or step is not None or module.objective.loss is not None
+    may_draw = module.draws or step is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -51,7 +51,7 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         key = order_key(schedule, epoch)
-        if draws:  # Python's generator, which goes on from step to step
+        if may_draw:  # Python's generator, which goes on from step to step
             random.seed(key ^ OTHER_DRAWS ^ first)
         for k, batch in enumerate(
             batches(
@@ -64,7 +64,7 @@ def train(
             ),
             first,
         ):
-            if draws:  # every step: it may be the first of its stretch
+            if may_draw:  # every step: it may be the first of its stretch
                 seed(key ^ OTHER_DRAWS ^ k, device)
             last.coaching = None
             last.batch_idx = k

@@ -73,8 +73,8 @@ QUIET = (
 
 
 class Skipped(BadInput):
-    """The user's `training_step` returned None: no step is taken for the batch. Bad input where the
-    loss is needed."""
+    """Raised where the user's `training_step` returns None: local training takes no step for the
+    batch; anywhere else a loss is needed, and this is bad input."""
 
 
 class _Proximal(NamedTuple):
@@ -118,7 +118,7 @@ class ClientModule(LightningModule):
     proximal_numbers = 0
     """Numbers of the model in the proximal term."""
     _terms: Terms | None = None
-    _adds = False
+    _has_terms = False
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ClientModule(LightningModule):
         self.objective = objective
         self.proximal_numbers = 0
         self._terms = None
-        self._adds = objective.linear is not None or objective.pulls
+        self._has_terms = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return
         layout = self.layout
@@ -263,7 +263,7 @@ class ClientModule(LightningModule):
             Their value, and their gradient for each trainable parameter (None: no term reaches it),
             in views that the next call writes over: autograd would add up gradients in new memory.
         """
-        if not self._adds:
+        if not self._has_terms:
             return None
         vector = self.binding.vector
         assert vector is not None

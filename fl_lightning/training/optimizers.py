@@ -42,8 +42,8 @@ class FastSGD:
     def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
         """w <- w - lr * direction (clipping, momentum and weight decay as torch has them).
 
-        `terms`: for each parameter, a tensor that is added to the loss's gradient, and written
-        over; None: nothing.
+        `terms`: for each parameter, the gradient of the objective's terms (written over), which is
+        added to that of the loss; None: nothing is added.
         """
         config = self.config
         places = self._trained
@@ -149,8 +149,8 @@ class AnyOptimizer:
             group.update(copy.deepcopy(first))
 
     def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
-        """Backward, clip, step. `terms`: for each parameter, a tensor that is added to the loss's
-        gradient; None: nothing."""
+        """Backward, clip, step. `terms`: for each parameter, the gradient of the objective's terms,
+        which is added to that of the loss; None: nothing is added."""
         for group in self.optimizer.param_groups:
             if self.config.name != "module":
                 group["lr"] = self.lr
@@ -177,7 +177,7 @@ class AnyOptimizer:
         for k, state in sorted(states.items()):
             for name, value in state.items():
                 if not isinstance(value, Tensor):
-                    requirement = f"this optimiser keeps {name}.{k}, which is no tensor"
+                    requirement = f"this optimiser keeps {name}.{k}, no tensor: set it to False"
                     raise BadInput("optimizer.keep_state", True, requirement)
                 tensors[f"{name}.{k}"] = value
         if self._scaler is not None:
@@ -211,11 +211,12 @@ def step_sizes(
     lr: float,
     steps: int,
 ) -> float:
-    """Sum of the step sizes with which each of so many gradients moves the model, in all: lr each
-    without momentum.
+    """How far so many steps move the model, in units of one gradient: lr times steps without
+    momentum.
 
-    With momentum m the gradient of step j counts sum_{k >= j} m^(k - j) times: conclusions from a
-    model's change divide by that, or they are up to 1 / (1 - m) times too large.
+    With momentum m the gradient of step j moves it by lr sum_{k >= j} m^(k - j). Who tells the mean
+    gradient by a model's change divides by this sum over all steps: lr times steps would make it up
+    to 1 / (1 - m) times too large.
     """
     m = 0.0
     if config.name == "sgd":

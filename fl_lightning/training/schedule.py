@@ -180,7 +180,8 @@ class Last:
     rounds: int = 1
     """Of the run."""
     read: str | None = None
-    """The number of these that a model has read last."""
+    """The last of these numbers that a model has read, by its name, such as `self.global_step`;
+    None: it has read none."""
     lines: set[str] = field(default_factory=set)
     """Lines that have been printed."""
 

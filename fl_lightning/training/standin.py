@@ -141,7 +141,8 @@ def place(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Set `self.device` and `self.dtype` of every LightningModule in `model`."""
+    """Set what `self.device` and `self.dtype` of every LightningModule in `model` report; nothing
+    is moved."""
     for module in lightning_modules(model):
         module._device = device
         module._dtype = dtype

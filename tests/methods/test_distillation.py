@@ -349,7 +349,8 @@ class Tells(Transform):
 def test_predictions_that_are_not_finite_are_their_clients_fault(federation):
     bad = Tells(lambda extra: extra["predictions"].fill_(float("nan")))
     with pytest.raises(
-        BadClient, match="client 1 failed in round 1, stage upload: what it tells is not finite"
+        BadClient,
+        match="client 1 failed in round 1, stage upload: a tensor beside its model is not finite",
     ):
         federation(FedMD(**SMALL), callbacks=[bad], **PUBLIC).round(1)
     fed = federation(FedMD(**SMALL), callbacks=[bad], on_bad_client="skip", **PUBLIC)

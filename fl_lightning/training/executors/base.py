@@ -97,8 +97,8 @@ class LocalJob:
     def alone(self) -> bool:
         """Whether it cannot be stacked: its steps are its own or private, or its loss depends on
         more than tensors."""
-        own_loss = self.objective.loss is not self.pure
-        return self.step is not None or self.private is not None or own_loss
+        is_impure = self.objective.loss is not self.pure
+        return self.step is not None or self.private is not None or is_impure
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,9 @@ class Loop(Executor):
                 state = optimizer.state()
                 job.kept = {name: tensor.clone() for name, tensor in state.items()}
             weighed = module.weighed or module.weights is None or not fit.samples
-            requirement = f"a loss of {module.method} has no weights for classes: sampler, or null"
+            requirement = (
+                f"a loss of {module.method} has no weights for classes: take sampler or null"
+            )
             check("data.balance", "weights", weighed, requirement)
         finally:
             module.weights = None

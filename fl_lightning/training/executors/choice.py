@@ -250,7 +250,7 @@ def _stored(file: Path, architectures: int) -> list[Name] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    requirement = f"its {file.name} is damaged: name a fabric.executor"
+    requirement = f"its {file.name} is damaged: set fabric.executor to loop or vmap"
     raise BadInput("run", str(file.parent), requirement)
 
 

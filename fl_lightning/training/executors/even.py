@@ -39,12 +39,11 @@ def even(
     y: Tensor,
     run: Callable[[int, Tensor, Tensor], Sequence[Tensor]],
 ) -> bool:
-    """Whether each of several unlike models has results of the same bits at all `WIDTHS`, and in
-    all slots.
+    """Whether a model's results have the same bits at all `WIDTHS`, and in all slots: tried on
+    several unlike models in random order.
 
     Args:
-        rows: of a stack, (width, D): the first is a model, and all are written over by others like
-            it.
+        rows: of a stack, (width, D), each a model; written over by copies of them with noise.
         x, y: a batch; each model gets one like it with noise.
         run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results
             (so many, ...).

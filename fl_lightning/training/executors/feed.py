@@ -55,8 +55,8 @@ class Feed:
         """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there
         are so many.
 
-        A batch that is smaller is filled up with its first sample, which is finite if the others
-        are.
+        A batch that is smaller is filled up with the first sample of the part (of the batch, where
+        they are streamed): its weight is 0, and it is finite if the others are.
         """
         size = self.size
         available = max(0, min(count, len(self) - first))
@@ -82,8 +82,8 @@ class Feed:
         return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
 
     def draw(self, keys: Sequence[int]) -> None:
-        """Draw the places of the samples by the keys of the epochs, batch after batch, each of
-        `size` places (those that fill a batch up are 0)."""
+        """Draw the order of each epoch by its key, and lay out the samples' places in the part,
+        `size` for each batch; those that fill a batch up are 0."""
         sizes = self._sizes
         draws = torch.Generator()
         total = sum(sizes)

@@ -77,8 +77,8 @@ class Together:
         it ends.
 
         Args:
-            more: returns (name, work), or None: there is no further work now or, if called with
-                True (all works have ended), at all.
+            more: called with whether all works so far have ended; returns the next (name, work).
+                None: there is none now or, if all have ended, none at all.
 
         An exception that a work does not catch (Ctrl-C) ends all of them.
         """
@@ -108,7 +108,7 @@ class Together:
             try:
                 if isinstance(answer, Exception):
                     result = run.throw(answer)
-                elif answer == ():
+                elif answer == ():  # it has not begun
                     result = run.switch()
                 else:
                     result = run.switch(answer)

@@ -66,8 +66,9 @@ class Vmap(Executor):
         spec: ExecutorSpec,
     ) -> None:
         super().__init__(fabric, module, optimizer)
-        self.sorts = fabric.device.type == "cpu"
-        """Whether jobs that are alike go through a pass of their own."""
+        self.on_cpu = fabric.device.type == "cpu"
+        """There passes have one of several widths, jobs that are alike go through a pass of their
+        own, and own losses and scores are stacked, too."""
         self.spec = spec
         self.at_once = width_of(spec.cohort, fabric.device.type)
         self.stack = Stack(module, spec.config, self.at_once, spec.dtype)
@@ -130,9 +131,12 @@ class Vmap(Executor):
         gradients: Sequence[Tensor | None],
         module: ClientModule,
     ) -> str | None:
-        """Why the model of `module` cannot be stacked; None: it can. The bound model has the
-        `gradients` of its trainable parameters on (x, y) (None: the loss does not depend on
-        them)."""
+        """Try a stacked pass of the model of `module`; returns why it cannot be stacked (None: it
+        can). Fills the stack, and notes which parameters the loss reaches, for the training.
+
+        The bound model has the `gradients` of its trainable parameters on (x, y) (None: the loss
+        does not depend on them).
+        """
         stack = self.stack
         binding = module.binding
         assert binding.vector is not None
@@ -142,7 +146,7 @@ class Vmap(Executor):
         stack.choose(self._reached)
         reached = [g for g in gradients if g is not None]
         width = stack.width
-        if self.sorts:
+        if self.on_cpu:
             width = WIDTHS[0]
         size = self.spec.largest_batch
         n = len(y)
@@ -159,7 +163,7 @@ class Vmap(Executor):
             return f"torch.func cannot run the model ({first_line})"
         if not equal_but_rounding([gradient[0] for gradient in stacked], reached):
             return "the model does not treat the samples of a batch one by one"
-        if self.sorts and self._even is None:
+        if self.on_cpu and self._even is None:
             self._even = self._same_everywhere(x, y)
         if self._even is False:
             return "on this machine a model's numbers depend on how many are trained beside it"
@@ -186,7 +190,7 @@ class Vmap(Executor):
     def scores(self, part: Part) -> bool:
         """Whether `part` is small and lies in memory, on a CPU."""
         fits = 0 < len(part) <= MOST_SCORED
-        return self.sorts and fits and part.tensors is not None
+        return self.on_cpu and fits and part.tensors is not None
 
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
@@ -244,11 +248,11 @@ class Vmap(Executor):
         fits = whole_batch(job) <= self.spec.largest_batch
         if job.asker is not None:
             plain = job.trains is None and job.private is None and job.objective is PLAIN
-            return fits and plain and self.sorts and self._cast is nullcontext
+            return fits and plain and self.on_cpu and self._cast is nullcontext
         if job.alone:
             return False
         if job.own:
-            return self.sorts and self._own.traits_of(job) is not None
+            return self.on_cpu and self._own.traits_of(job) is not None
         return fits
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
@@ -295,7 +299,7 @@ class Vmap(Executor):
 
     def _passes(self, jobs: Mapping[int, LocalJob]) -> Iterator[list[int]]:
         """The numbers of the jobs in each pass, in the order of their slots."""
-        if not self.sorts:
+        if not self.on_cpu:
             yield list(jobs)
             return
         steps = {}
@@ -352,7 +356,7 @@ class Vmap(Executor):
             if not rest:
                 break
             width = stack.width
-            if self.sorts:
+            if self.on_cpu:
                 width = widened(len(rest))
             if step % AHEAD == 0:
                 count = min(AHEAD, steps - step)
