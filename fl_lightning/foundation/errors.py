@@ -57,7 +57,7 @@ def first_line(error: BaseException) -> str:
 class Damaged(BadInput, ValueError):
     """A file of the run folder that the user named cannot be read.
 
-    It is a `ValueError` as well: who catches those of a parser catches it, too.
+    A `ValueError` as well, so that `except UNREADABLE` (results/folder.py) catches it.
     """
 
 

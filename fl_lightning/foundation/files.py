@@ -136,8 +136,8 @@ def take_lock(path: Path) -> IO[str]:
             time.sleep(0.1)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
-    # From here on it is shared with processes that this one starts (`share_lock`). Nobody can take it
-    # alone until all of them are gone.
+    # From here on it is shared with processes that this one starts (`share_lock`): nobody can take
+    # it alone until all of them are gone.
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 

@@ -1,7 +1,7 @@
 """Signals that a block of code answers in its own way.
 
-On Ctrl-C and SIGTERM a process unwinds its stack (`unwinding`), with two exceptions. Before a run or
-study has begun it ends at once (`leaving`). While it writes a checkpoint it first finishes that
+On Ctrl-C and SIGTERM a process unwinds its stack (`unwinding`), with two exceptions. Before a run
+or study has begun it ends at once (`leaving`). While it writes a checkpoint it finishes that first
 (`undisturbed`).
 """
 
