@@ -27,10 +27,11 @@ class Component:
 
     def check(self) -> None:
         """Build the object, so that its class checks the arguments; the next `build` returns it."""
+        # beside the fields: what is built is no part of the configuration
         vars(self)["built"] = self.load()(**self.init_args)
 
     def build(self) -> Any:
-        """Return the object that `check` has built, once; else a new one."""
+        """Return the object that `check` has built, the first time; then a new one each time."""
         cls = self.load()
         built = vars(self).pop("built", None)
         return built if type(built) is cls else cls(**self.init_args)

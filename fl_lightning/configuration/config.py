@@ -438,7 +438,7 @@ class Config:
                 "data.balance",
                 balance,
                 balance is None or not self.optimizer.privacy.on,
-                "optimizer.privacy bounds what a sample does by drawing each alike: null",
+                "it must be null with optimizer.privacy, which needs every sample drawn alike",
             ),
             (
                 "evaluation.metric",
@@ -503,7 +503,7 @@ GROUPS: dict[str, type] = {
 
 
 def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested mappings."""
+    """Yield dotted keys and values of nested mappings; an empty mapping counts as a value."""
     if not isinstance(values, dict) or not values:
         yield key, values
         return

@@ -190,7 +190,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     for key, value in arguments.items():
         head = key.partition(".")[0]
         if not isinstance(layer.get(head, {}), dict):
-            layer[head] = _with_room(head, layer[head])
+            layer[head] = _as_mapping(head, layer[head])
         update(layer, nested(key, value))
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
@@ -201,9 +201,9 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     return layer
 
 
-def _with_room(head: str, value: Any) -> Layer:
-    """Return a method, model, callbacks or loggers that a file names as a mapping with room for
-    arguments."""
+def _as_mapping(head: str, value: Any) -> Layer:
+    """Return a component that a file gives as text (`method: ditto`, callbacks also as a list) as a
+    mapping, so that keys of its arguments can be added."""
     if head in NAMED:
         return mapping(head, value)
     requirement = f"{head}.ARG belongs to one {head}: give a list's items their own arguments"

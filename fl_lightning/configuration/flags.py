@@ -35,6 +35,7 @@ class Flag:
         """Return the text; as YAML where the key is a component (name, list, mapping, null), its
         `init_args`, weights or adapters."""
         head, *rest = self.key.split(".")
+        # `method` and `model` themselves, or one of `callbacks`: a deeper key is an argument
         names_component = len(rest) <= (1 if head in NAMED else 0)
         is_init_args = rest[-1:] == ["init_args"]
         is_yaml = names_component or is_init_args or self.key in ("model.weights", "model.adapters")

@@ -57,7 +57,7 @@ def check_noise(
     each kind."""
     requirement = "it must be given: noise without a bound protects nothing"
     check(f"{key}.clip", None, clip is not None, requirement)
-    requirement = "either noise or epsilon_target says how much noise there is"
+    requirement = "give either noise or epsilon_target, not both"
     check(f"{key}.noise", noise, (noise is None) != (target is None), requirement)
     positive = "it must be above 0"
     for name, value, requirement in (

@@ -93,7 +93,8 @@ class _Choice:
 
 
 def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
-    """Return the values that a type allows (None: it does not say), and whether null is allowed."""
+    """Return the range or the choices that a type restricts values to (None: it does not), and
+    whether null is allowed beside them."""
     parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
     values: Range | _Choice | None = None
     for part in parts:

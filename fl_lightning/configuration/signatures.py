@@ -33,7 +33,11 @@ _AS_TEXT = (os.PathLike[str], Iterable[str])
 
 def parser_of(function: Callable[..., Any]) -> ArgumentParser:
     """Return the keys of a public function: its parameters but for words, a run's `config`, and
-    objects that only scripts have (`Any`)."""
+    objects that only scripts have (`Any`).
+
+    A parameter's text that begins with capitals and a colon ("DIR: where it goes") names its
+    metavar.
+    """
     documented = parse(function.__doc__ or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
     parser = ArgumentParser(exit_on_error=False, description=documented.short_description)
@@ -90,7 +94,7 @@ def checked(function: F) -> F:
         try:
             arguments = signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
-            raise BadInput(function.__name__, args, f"{error}: give it by its name") from None
+            raise BadInput(function.__name__, ..., f"{error}: give arguments by name") from None
         settings = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
         for name, value in settings.items():
             if isinstance(value, list):  # names one by one

@@ -151,16 +151,18 @@ def _decoded(data: DataConfig, path: Path) -> str:
         codec = codecs.lookup(data.encoding).name.removesuffix("-sig")
         text = content.decode("utf-8-sig" if codec == "utf-8" else codec)
     except (LookupError, UnicodeError) as error:
-        wrong = "there is no such encoding" if isinstance(error, LookupError) else "it is not"
-        problem = f"{wrong} that of {data.root}, which looks like {likely}: data.encoding {likely}"
+        wrong = "the file is not written in it"
+        if isinstance(error, LookupError):
+            wrong = "there is no such encoding"
+        problem = f"{wrong}; {data.root} looks like {likely}: set data.encoding {likely}"
         raise BadInput("data.encoding", data.encoding, problem) from None
     is_other = likely != codec and likely in ("utf-8", "utf-16") and not content.isascii()
-    requirement = f"{data.root} is written in {likely}: data.encoding {likely}"
+    requirement = f"{data.root} is written in {likely}: set data.encoding {likely}"
     check("data.encoding", data.encoding, not is_other and "\0" not in text, requirement)
     first_line = text.partition("\n")[0]
     best = max(SEPARATORS, key=lambda name: first_line.count(SEPARATORS[name]))
     is_parted = SEPARATORS[data.separator] in first_line or SEPARATORS[best] not in first_line
-    requirement = f"the first line of {data.root} has none: data.separator {best!r}"
+    requirement = f"the first line of {data.root} has none: set data.separator {best!r}"
     check("data.separator", data.separator, is_parted, requirement)
     return text
 
@@ -301,7 +303,7 @@ def numbers(
         try:
             value = number(column, cell, form)
         except ValueError:
-            value = FLOAT32
+            value = FLOAT32  # no number: refused below as one that is too large
         may_be_empty = is_empty(cell) and data.impute is not None
         if not abs(value) < FLOAT32 and not may_be_empty:
             kind = "not a date" if is_date else "not a number (of 32 bits)"

@@ -1,5 +1,5 @@
-"""The table at the head of docs/privacy.md, of what others receive of a client by method, from the
-declarations of the methods' classes."""
+"""Who receives what of a client, by method: the table at the head of docs/privacy.md, made from
+what the methods' classes declare."""
 
 from __future__ import annotations
 

@@ -257,7 +257,8 @@ def _in_use(
     """Returns the training and the test samples in use, one pool where they are pooled, and those
     that are held back as public ones."""
     train = source.train
-    # where no test samples are read, training samples are dealt out in their place: then nobody's
+    # Where no test samples are read, the training pool stands in for them, so that all calls stay
+    # the same; nobody is scored on it: `_deal` then returns the validation parts as test parts.
     test = source.test if data.reads_test else train
     if data.pooled:
         train = train.followed_by(test)

@@ -210,13 +210,15 @@ class Preprocessing:
         shared: ndarray,
         names: Sequence[str],
     ) -> tuple[ndarray, ndarray]:
-        """Training and test samples (n, features), which may be one array, after fits on training
-        samples.
+        """Fit on training samples and transform everything.
+
+        Returns training and test samples (n, features), in one array if `test` is `train`.
 
         Args:
             train, test: as they were read.
             shares: each client's training, validation and test samples; the last index `test`.
-            shared: the training samples of the clients that take part.
+            shared: indices of the training samples of all clients that take part; one fit for
+                everybody uses them.
             names: of the clients.
         """
         is_one = test is train
@@ -240,8 +242,8 @@ class Preprocessing:
         name: str,
         raw: ndarray,
     ) -> None:
-        """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all
-        with `shared`."""
+        """Fit on raw training samples (n, features): for client `who`, or for everybody unless
+        `data.fitted` is own. `name`: whose samples they are, for errors."""
         numbers = raw[:, self.numeric].astype(np.float64)
         steps: list[tuple[str, Any]] = []
         if self.data.impute is not None:

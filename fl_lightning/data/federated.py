@@ -84,7 +84,7 @@ class FederatedData:
             groups: true group of each client.
             held_out: clients that take no part, beside these.
             vocabulary: different tokens of texts.
-            drifting: tasks that change as rounds go by.
+            drifting: planted groups that clients leave for others as rounds go by.
             reading: how raw samples become inputs.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
@@ -99,7 +99,7 @@ class FederatedData:
         away = {newcomer.number for newcomer in held_out}
         dealt_to = range(self.clients + len(away))
         self.numbers = [client for client in dealt_to if client not in away]
-        """Of every client, its number among all that the data were dealt to."""
+        """Each client's number among all that the data were dealt to, held-out ones included."""
         self.groups = groups or [0] * self.clients
         """The true group of every client, planted, of a mixture or of a domain; all 0 where there
         are none."""
@@ -403,7 +403,8 @@ class FederatedData:
         return index if self._test.rows is None else self._test.rows[index]
 
     def tested_lines(self, i: int) -> ndarray:
-        """ClientSamples of client `i`'s test samples in the user's table; else `tested_rows`."""
+        """Numbers of the rows of client `i`'s test samples in the user's table, from 0; without a
+        table `tested_rows`."""
         lines = self._test.lines
         if lines is None:
             return self.tested_rows(i)

@@ -206,7 +206,10 @@ def _numbered(
     for name, rows in cells.items():
         for row, cell in enumerate(rows, 1):
             where = f"column {column!r} of row {row} of {name}"
-            problem = f"{where} holds {cell!r}, which training data do not have"
+            problem = (
+                f"{where} holds {cell!r}, which training data do not have: correct the cell, or "
+                f"move a row with it to train"
+            )
             check("data.root", column, cell in places, problem)
     numbers = {}
     for name, rows in cells.items():

@@ -14,27 +14,30 @@ from fl_lightning.data.part import ResidentPart
 from fl_lightning.data.source import HeldOut, Setting
 from fl_lightning.foundation.rng import generator, numpy_rng
 
-Shares = tuple[list[ndarray], list[ndarray], list[ndarray]]
+DealtParts = tuple[list[ndarray], list[ndarray], list[ndarray]]
+"""Each client's indices for training, for validation and for test, as they were dealt."""
 
 
 def apart(
-    shares: Shares,
+    shares: DealtParts,
     angles: Sequence[float],
     count: int,
     seed: int,
     named: Sequence[int] | None = None,
-) -> tuple[Shares, list[HeldOut]]:
-    """What each client was dealt (training, validation and test) without the `named`, or else
-    without `count` of them, who are drawn; and those."""
+) -> tuple[DealtParts, list[HeldOut]]:
+    """Take clients out of the run: the `named` ones, or, if None, `count` that are drawn.
+
+    Returns the parts of the clients that stay, and the held-out clients.
+    """
     draws = numpy_rng(seed, "held-out clients")
     drawn = draws.choice(len(angles), count, replace=False).tolist()
     away = sorted(drawn if named is None else named)
-    here = [client for client in range(len(angles)) if client not in set(away)]
+    staying = [client for client in range(len(angles)) if client not in set(away)]
     trains, validations, tests = shares
 
     held_out = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in away]
 
-    trains, validations, tests = ([part[client] for client in here] for part in shares)
+    trains, validations, tests = ([part[client] for client in staying] for part in shares)
     return (trains, validations, tests), held_out
 
 

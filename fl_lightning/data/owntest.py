@@ -62,7 +62,7 @@ def cut(
     for share, unit in zip(dealt, units_of_clients, strict=True):
         fold_of_sample = units.folds(unit, pool.strata[share], data.folds, rng)
         if len(np.unique(unit)) < data.folds:
-            fold_of_sample = _of_few(unit, fold)
+            fold_of_sample = _one_unit_tested(unit, fold)
         trains.append(share[fold_of_sample != fold])
         tests.append(share[fold_of_sample == fold])
     return trains, tests
@@ -100,9 +100,12 @@ def _independent(pool: Pool) -> ndarray:
     return units.copies(np.column_stack([pool.read_all(), pool.labels]))
 
 
-def _of_few(unit: ndarray, fold: int) -> ndarray:
-    """The fold of each sample of so few units that there is not one for each: this fold tests one,
-    the others none."""
+def _one_unit_tested(unit: ndarray, fold: int) -> ndarray:
+    """`fold` for the samples of one unit, which it tests; -1 for all others.
+
+    For clients with fewer units than folds: the folds take the units in turn, so that some units
+    are tested in several.
+    """
     kinds = np.unique(unit)
     return np.where(unit == kinds[fold % len(kinds)], fold, -1)
 
@@ -145,13 +148,13 @@ def cut_off(
     key = "data.client_test" if by_chance else "data.validation"  # validation is never by chance
     problem = "some client has samples of one unit, and none would be left for training"
     check(key, share, fewest > 1, problem)
-    rest = []
-    cut = []
+    rests = []
+    parts_cut_off = []
     for index in shares:
         rest_places, cut_places = units.by_unit(pool.units[index], pool.strata[index], share, rng)
-        rest.append(index[rest_places])
-        cut.append(index[cut_places])
-    return rest, cut
+        rests.append(index[rest_places])
+        parts_cut_off.append(index[cut_places])
+    return rests, parts_cut_off
 
 
 def _topped_up(

@@ -242,11 +242,11 @@ class LoadedPart(Part):
 
     def __init__(
         self,
-        rows: ClientSamples,
+        samples: ClientSamples,
         augmentation: Augmentation | None,
     ) -> None:
-        super().__init__(len(rows.index), augmentation)
-        self._rows = rows
+        super().__init__(len(samples.index), augmentation)
+        self._samples = samples
 
     def _in_order(
         self,
@@ -259,7 +259,7 @@ class LoadedPart(Part):
         draws = torch.Generator()
         return iter(
             DataLoader(
-                self._rows,
+                self._samples,
                 batch_sampler=order.split(sizes),
                 collate_fn=_as_is,
                 generator=draws,

@@ -304,8 +304,9 @@ def keep(
     data: DataConfig,
     rng: Generator,
 ) -> Shares:
-    """At most `data.samples_per_class` of each class in a client's share, and of the whole
-    `data.samples_per_client`, with its class mix; the rest to `data.rest_to`.
+    """Cap what each client has: at most `data.samples_per_class` of each class, and then at most
+    `data.samples_per_client`, with its class mix. The client `data.rest_to` gets what the second
+    limit takes from the others, and keeps its own.
 
     Raises:
         BadInput: fewer than every client needs, or there is no such client.

@@ -22,7 +22,8 @@ from fl_lightning.foundation.rng import numpy_rng
 
 @dataclass(frozen=True)
 class Tasks:
-    """What the data of each group's clients mean, and who is in it."""
+    """Groups of clients planted in the data: how their labels and images differ, and which group a
+    client is in."""
 
     groups: int
     turned: bool
@@ -95,7 +96,7 @@ def tasks(
     classes: int,
     seed: int,
 ) -> Tasks | None:
-    """What `data.planted` asks for; None: nothing.
+    """The planted groups that `data.planted` asks for; None: it asks for none.
 
     Raises:
         BadInput: more groups than clients, or than labels can be moved on by.

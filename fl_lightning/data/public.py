@@ -45,7 +45,10 @@ def hold_back(
         f"it must be below the {len(used)} training samples in use, from which they are held back"
     )
     check("data.public_samples", count, count < len(used), problem)
-    problem = f"a tenth of the {len(used)} training samples in use is no sample at all"
+    problem = (
+        f"a tenth of the {len(used)} training samples in use rounds to none: set "
+        f"data.public_samples, or use more of them (data.fraction)"
+    )
     check("data.public", HELD_BACK, count > 0, problem)
     order = numpy_rng(seed, "data.public").permutation(len(used))
     private = used[order[count:]]

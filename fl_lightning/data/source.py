@@ -27,7 +27,7 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Setting:
-    """A key of the configuration and its value, for messages."""
+    """The key of the configuration, and its value, that an error or a printed line is about."""
 
     key: str
     value: object
@@ -68,8 +68,8 @@ class Pool:
     """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
     two parts of a split."""
     rows: ndarray | None = None
-    """Number of each sample, int64 [n]: its place in the pool that parts are taken of; None: its
-    place in this one."""
+    """Which sample each one is, whatever the split, int64 [n]: its place in the pool that parts are
+    taken of; None: its place in this one."""
     lines: ndarray | None = None
     """Number of each sample's row in the user's table, from 0, int64 [n]; None: there is none."""
     mark: Callable[[ndarray], Sequence[bytes]] | None = None
@@ -96,7 +96,7 @@ class Pool:
 
     @property
     def numbers(self) -> ndarray:
-        """`rows`, int64 [n]."""
+        """Which sample each one is, whatever the split (`rows`), int64 [n]."""
         return np.arange(len(self.labels)) if self.rows is None else self.rows
 
     @property

@@ -172,7 +172,7 @@ def load(data: DataConfig) -> Source:
     if recipe.begins and root is not None and idx.lies_in(root):
         return idx.load(root, list(build.classes), recipe.begins)
     options = {"download": download} if recipe.downloads else {}
-    before = _folders(Path(folder)) if download else set()
+    before = _existing_folders(Path(folder)) if download else set()
     pools: dict[str, Pool] = {}
     for part, arguments in recipe.parts.items():
         if part == "test" and not data.reads_test:
@@ -183,7 +183,7 @@ def load(data: DataConfig) -> Source:
         # torchvision answers a missing, cut or corrupt file, a lost network and an absent package
         # in a dozen types.
         except Exception as error:
-            new_folders = _folders(Path(folder)) - before if download else set()
+            new_folders = _existing_folders(Path(folder)) - before if download else set()
             for new in sorted(new_folders, reverse=True):  # those within others first
                 with contextlib.suppress(OSError):  # it holds something, perhaps another run's
                     new.rmdir()
@@ -196,9 +196,11 @@ def load(data: DataConfig) -> Source:
     return Source(pools["train"], test, names)
 
 
-def _folders(root: Path) -> set[Path]:
-    """`root` and what lies one and two levels below it, as far as these are folders: what
-    torchvision makes first."""
+def _existing_folders(root: Path) -> set[Path]:
+    """The folders that exist among `root`, its parents, and what lies one or two levels below it.
+
+    `load` takes what a failed download added to them away again.
+    """
     below = []
     if root.is_dir():
         below = [root, *root.glob("*/"), *root.glob("*/*/")]

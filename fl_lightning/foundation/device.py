@@ -171,8 +171,8 @@ def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` of the main memory on the device, without waiting for it where it can be sent from
-    pinned memory."""
+    """Copy a tensor of the main memory to the device, and return it there; do not wait for the copy
+    where it can be made from pinned memory."""
     if tensor.device == device:
         return tensor
     if tensor.device.type != "cpu" or not has_streams(device):
@@ -216,7 +216,7 @@ def same_states(a: list[Any], b: list[Any]) -> bool:
 
 @contextlib.contextmanager
 def no_draws(device: torch.device) -> Iterator[None]:
-    """Restore all random states after the block."""
+    """Let the block draw, and restore all random states after it: to others nothing was drawn."""
     first, *on_device, of_numpy, of_python = random_states(device)
     try:
         yield

@@ -55,11 +55,19 @@ def first_line(error: BaseException) -> str:
 
 
 class Damaged(BadInput, ValueError):
-    """A file of the run folder that the user named cannot be read."""
+    """A file of the run folder that the user named cannot be read.
+
+    A `ValueError` as well, so that `except UNREADABLE` (results/folder.py) catches it.
+    """
 
 
 def _sentence(key: str, value: object, requirement: str) -> str:
-    """Return the line for the user; a missing value or an unknown name is not shown as a value."""
+    """Return the line for the user, in one of three forms.
+
+    - `data.alpha: -1 is not allowed; it must be above 0`
+    - `method: it must be given`, without a value: it is missing, or no single value is at fault
+    - `there is no method 'fedagv'; ...`, of a requirement that begins with `no such method`
+    """
     is_missing = value is None and requirement.startswith(NOT_GIVEN)
     if value is ... or is_missing:
         return f"{key}: {requirement}"

@@ -136,6 +136,8 @@ def take_lock(path: Path) -> IO[str]:
             time.sleep(0.1)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    # From here on it is shared with processes that this one starts (`share_lock`): nobody can take
+    # it alone until all of them are gone.
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
@@ -148,7 +150,10 @@ def share_lock(path: Path) -> IO[str]:
 
 
 def _dead(holder: str) -> bool:
-    """Whether the process that wrote `holder` ran on this machine and is gone."""
+    """Whether the process that wrote `holder` ran on this machine and is gone.
+
+    `holder`: the line that `take_lock` writes, `process PID on HOST`.
+    """
     words = holder.split()
     if len(words) != 4 or words[3] != socket.gethostname():
         return False

@@ -86,7 +86,7 @@ def outlive_readers() -> None:
 
 
 class Log:
-    """A file that lines are added to, once the run has `begun`; until then they wait."""
+    """A file that lines are added to; until `begin` is called they wait."""
 
     def __init__(self, file: Path, who: str) -> None:
         self.file, self.who = file, who

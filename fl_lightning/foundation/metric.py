@@ -32,7 +32,7 @@ class Metric:
     name: str
     words: str
     rises: bool
-    """Whether greater is better."""
+    """Whether greater is better. Metrics that rise are shares, and `shown` in percent."""
 
     @property
     def mean_words(self) -> str:
@@ -176,7 +176,8 @@ class Further(Metric):
 
 
 PREDICTED = Metric("predicted_classes", "the predicted class of each sample", True)
-"""Kept beside accuracy: it does not show where every sample gets the same answer."""
+"""The predicted classes, kept beside accuracy, which does not show whether a model gives every
+sample the same answer."""
 ONE_CLASS = "largest_class_share"
 """The column of `final.csv` for clients whose model predicts one class of the several in their test
 part."""

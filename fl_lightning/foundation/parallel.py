@@ -169,7 +169,7 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
 
 
 class Group:
-    """The processes of a run, as the engine needs them. With one process nothing is sent.
+    """The processes (ranks) of a run, as the engine needs them. With one process nothing is sent.
 
     Results must not depend on the number of ranks: what is summed, is summed in the order of
     clients and tiles.

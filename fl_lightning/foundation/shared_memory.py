@@ -68,10 +68,9 @@ class SharedMemory:
         weakref.finalize(self, _close, self.own_files, self.files)
 
     def open(self, ranks: Sequence[tuple[int, Sequence[int], bytes]]) -> bool:
-        """Open all ranks' files; return whether they are the right ones.
+        """Open all ranks' files; return whether they are the right ones, by their tokens.
 
-        They are not where the numbers mean something else: on another machine, in another
-        container.
+        On another machine or in another container the same numbers are other files, or none.
 
         Args:
             ranks: process, file numbers there, and token of each.

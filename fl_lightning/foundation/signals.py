@@ -1,7 +1,8 @@
 """Signals that a block of code answers in its own way.
 
-Processes unwind the stack on Ctrl-C and SIGTERM (`unwinding`), but end at once before a run or
-study has begun (`leaving`), and after the block that writes a checkpoint (`undisturbed`).
+On Ctrl-C and SIGTERM a process unwinds its stack (`unwinding`), with two exceptions. Before a run
+or study has begun it ends at once (`leaving`). While it writes a checkpoint it finishes that first
+(`undisturbed`).
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ class RunFolder:
                     file.unlink()
 
     def forget_end(self) -> None:
-        """Forget what the end of a shorter run has left, and the comparison of it: rounds have
-        followed."""
-        for name in _OF_THE_END:  # first of all the one that says that it has ended
+        """Delete what the end of a shorter run has left: rounds have followed."""
+        for name in _OF_THE_END:  # first of all summary.json, which says that it has ended
             (self.path / name).unlink(missing_ok=True)
 
     def check_whole(self, round: int) -> None:
@@ -357,7 +356,7 @@ class RunFolder:
         with contextlib.suppress(Damaged):
             before = self.read("split") if resumed else []
         for old, row in zip(before, rows, strict=False):
-            if row | old != old | row:
+            if row | old != old | row:  # they differ in a column that both have
                 return False
         # Each start writes it anew.
         self._write("split", rows, durable=False)

@@ -137,8 +137,8 @@ def check_first_start(start: Start, configured: bool) -> None:
     listed = f"runs there: {', '.join(runs[:5]) or 'none'}"
     if near:
         listed = f"did you mean {' or '.join(near)}?"
-    requirement = f"there is no such run in {out} to resume ({listed}), and without --config none"
-    raise BadInput("name", start.name, f"{requirement} starts")
+    requirement = f"there is no such run in {out} to resume ({listed}); to start one, give --config"
+    raise BadInput("name", start.name, requirement)
 
 
 def check_no_key(config: Config) -> None:
@@ -286,8 +286,9 @@ def check_goes_on(
             began = repr(old)
             if key not in after and key.startswith("callbacks."):  # the whole callback
                 key, began = key.rpartition(".")[0], "it"
-            requirement = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)}"
-            raise BadInput(_flag_of(key), value, f"{requirement} may change")
+            requirement = f"the run began with {began}; go on with that, or start another run"
+            remedy = "docs/reference.md lists what may change on resume"
+            raise BadInput(_flag_of(key), value, f"{requirement} ({remedy})")
     # it imports numpy, which a mere check of the command line does not need
     from fl_lightning.results.folder import RunFolder
 

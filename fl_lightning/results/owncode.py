@@ -153,7 +153,7 @@ def keep(
         The files that are not what they were in the rounds before.
     """
     before = versions(folder)
-    # of later ones nothing is left
+    # A resumed run goes on from an earlier checkpoint: of versions from `round` on nothing is left.
     rounds = [version for version in before if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
     current = digests(code)

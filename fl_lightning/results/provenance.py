@@ -103,8 +103,8 @@ def _write(folder: Path, starts: list[Any]) -> None:
 
 
 def look() -> None:
-    """Look up, once for this process and those forked from it, what all their runs' starts have in
-    common."""
+    """Look up packages, commit and machine, which the starts of all runs have in common. They are
+    cached for this process and those forked from it."""
     _installed(), _git(os.getcwd()), _machine()
 
 

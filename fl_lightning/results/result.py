@@ -80,7 +80,7 @@ _LASTING = (
     "newcomer_rule",
     "heterogeneity_",
 )
-"""What keys of summary.json that hold for a run however long it is begin with."""
+"""How those keys of summary.json begin that hold for a run however long it is."""
 
 
 def _table(name: str, doc: str) -> cached_property[DataFrame]:
@@ -120,7 +120,8 @@ class RunResult:
         """The resolved configuration, as `config.yaml` holds it."""
         self.name = name or self.folder.resolve().name
         self.notes: dict[str, list[str]] = defaultdict(list)
-        """What cannot be read, by section of the report."""
+        """What cannot be read, by the section of the report that says so (`TABLES` names each
+        table's: metrics.csv has `accuracy`)."""
         self._rows: dict[str, list[Row]] = {}
         summary = self._read("runs", "summary.json", self.files.read_summary) or {}
         rounds = self.rounds_asked or 0
@@ -130,7 +131,8 @@ class RunResult:
         """The content of `summary.json`; empty unless the run is finished."""
         lasting = {key: value for key, value in summary.items() if key.startswith(_LASTING)}
         self.facts: Mapping[str, Any] = self.summary or lasting
-        """The same; of an unfinished run its keys that begin as in `_LASTING`."""
+        """`summary` of a finished run; of one that was extended since, what its old summary.json
+        says whatever the length of the run (`_LASTING`)."""
         if (self.folder / "failure.txt").is_file():
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
 

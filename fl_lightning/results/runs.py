@@ -42,7 +42,7 @@ class Comparison:
     """One that all judged runs were scored by; None: there is none, and each run keeps its own
     judge."""
     differ: bool
-    """Whether the runs have different judges."""
+    """Whether the judges of the runs differ."""
     metric: Metric = ACCURACY
 
     @classmethod
@@ -164,7 +164,7 @@ def labels(runs: Runs) -> list[str]:
         name = method_of(run)
         words = [name]
         for key in keys_of[name]:
-            group, part, *_ = *key.split("."), ""
+            group, part, *_ = *key.split("."), ""  # a key without a dot has the part ""
             is_argument = key.startswith("method.init_args.")
             if is_argument or (group == "callbacks" and part in callbacks_of_run):
                 short = key.replace(".init_args.", ".").removeprefix(f"{group}.")
@@ -237,7 +237,7 @@ def tidy(
 
 
 def load(paths: list[Path], regression: bool = True) -> Runs:
-    """Read run folders, in the order given.
+    """Read run folders, in the order given. `regression`: whether regressions are allowed.
 
     Raises:
         BadInput: a folder does not exist or holds no run, or is given twice; it is a regression
@@ -268,7 +268,7 @@ def damage(run: RunResult) -> str | None:
     """What of a run that has ended is damaged, in words; None: nothing, or it has not ended."""
     if not (run.folder / "summary.json").is_file():
         return None
-    run.rows("final")
+    run.rows("final")  # notes what cannot be read of it
     notes = run.notes
     unread = [*notes["runs"], *notes["accuracy"], *notes["fairness"]]
     for name in ("summary.json", "metrics.csv", "final.csv"):

@@ -293,8 +293,11 @@ class RemoteVisits:
 
 
 def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
-    """Return the blocks of the server's model for a client that its site cannot know, and the
-    places of those that are the client's own (NaN)."""
+    """Return the blocks of the server's model for a client that its site is sent.
+
+    `sent`, whose numbers are in `model`: blocks that travel down anyway or differ from the initial
+    model. `own`: blocks that are all NaN: the server lacks them, and the site has its own.
+    """
     sent = group.down_mask.copy()
     own_places = []
     for k, block in enumerate(group.layout.blocks):
@@ -352,9 +355,9 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for settings that have no meaning, or another one, where every client is a
     site of its own."""
     for callback in callbacks:
-        runs_at_sites = not isinstance(callback, Transform) or callback.deployed
+        is_deployable = not isinstance(callback, Transform) or callback.deployed
         requirement = "it must be null: sites cannot run it"
-        check(callback.config_key, type(callback).__name__, runs_at_sites, requirement)
+        check(callback.config_key, type(callback).__name__, is_deployable, requirement)
     later = "fl-train join gives a later client its model"
     requirements = {
         "held_out_clients": f"it must be 0: {later}",

@@ -75,8 +75,8 @@ def _running_hook() -> str:
 
 
 class Unfit(BadInput):
-    """A site's data do not fit the federation. The centre learns the third part of the error, which
-    holds no data."""
+    """A site's data or folder do not fit the federation. The centre is sent `requirement` alone,
+    which holds nothing of the data."""
 
 
 class Withheld(dict[str, Tensor]):
@@ -86,7 +86,7 @@ class Withheld(dict[str, Tensor]):
         """Raise `NotHere`."""
         raise NotHere(f"run.server.memory[{name!r}]")
 
-    __getitem__ = __contains__ = get
+    __getitem__ = __contains__ = get  # reading it in whatever way is the error
 
 
 class OwnOnly(Sequence[Any]):

@@ -115,7 +115,8 @@ def _rehearsed(config: Config) -> str:
     if cells:
         raise RunFailed(
             f"the rehearsal differs from the simulator in {len(cells)} cells (the first: "
-            f"{cells[0]}): own code must draw from the run's seed alone"
+            f"{cells[0]}): own code must draw from the run's seed alone (without own "
+            f"code it is a bug: please report it); --rehearse false writes the app all the same"
         )
     federation = config.federation
     return (

@@ -120,7 +120,7 @@ def answer(
     """Answer a message of `run` at a site. `node`: the SuperNode's configuration."""
     name = str(node.get("site", ""))
     if Path(run).name != run or not {"client", "data", "folder"} <= node.keys():
-        why = "its node config lacks client, data or folder"
+        why = f"its node config lacks client, data or folder, or {run!r} is no folder name"
         return unable(message, node.get("client"), name, why)
     client = int(node["client"])
     folder = Path(str(node["folder"])) / run
@@ -154,7 +154,10 @@ def _answer(
     file = folder / SITE
     stored = _read(file, SITE_KEYS) if file.is_file() else {}
     if stored and (stored["client"], stored["fingerprint"]) != (client, mark):
-        problem = "its folder holds the state of another client, or of another configuration"
+        problem = (
+            "its folder holds the state of another client, or of another configuration: give the "
+            "node an empty folder"
+        )
         raise Unfit("folder", str(folder), problem)
     if stored != settings:
         sources = (app / "source").rglob("*.py")

@@ -24,8 +24,8 @@ MOST_BEYOND = 2**26
 
 
 Reply = bytes | int | None
-"""An answer; or the length of one that was too long to be accepted (-1: unknown); None: nobody will
-answer."""
+"""What has come of a message: the answer; a number: it was too long to be accepted, and this is its
+length (-1: unknown); None: nobody will answer."""
 
 
 class Transport(Protocol):
@@ -70,7 +70,7 @@ class Exchange:
     tolerant: bool = False
     """Whether the run goes on without a site that cannot take part (`federation.on_bad_client`)."""
     most: int = MOST_BEYOND
-    """Bytes of an answer at most; `center.remote` adds what the method's clients upload."""
+    """Bytes of an answer at most; `center.federation_of` adds what the method's clients upload."""
     method: str = ""
     """For messages."""
     bytes_sent: int = 0
@@ -78,7 +78,9 @@ class Exchange:
     left_out: dict[int, str] = field(default_factory=dict)
     """Clients whose site cannot take part, and why."""
     _address: dict[int, int] = field(default_factory=dict)
+    """By client: the address of its site."""
     _client_at: dict[int, int] = field(default_factory=dict)
+    """By address: the client; -1: the site did not say which, and is not greeted again."""
     _hellos: dict[int, wire.Message] = field(default_factory=dict)
     _greet_at: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By address: the time of the next hello, and seconds from it to the one after."""

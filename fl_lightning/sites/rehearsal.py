@@ -144,8 +144,9 @@ def differences(run: Path, other_run: Path) -> list[str]:
 
 
 def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
-    """Yield the rows in which two run folders' tables differ, but for seconds and memory: table,
-    row number, both rows (empty: missing), and the names of unequal columns."""
+    """Yield the rows in which two run folders' tables differ, seconds and memory left out: table,
+    row number, both rows (empty: missing), and the names of unequal columns. `differences` says the
+    same in words, by cell."""
     nothing: Row = {}
     for table in TABLES:
         rows = RunFolder(run).read(table)

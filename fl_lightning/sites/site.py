@@ -162,7 +162,10 @@ class Site:
 
     @property
     def round(self) -> int:
-        """The last round that this site has answered; 0: none."""
+        """The round of the last visit that this site has answered; 0: none.
+
+        It is the run's `server.round`, which a message to score that round sets one back.
+        """
         return self.fed.run.server.round
 
     # ---------------------------------------------------------------- messages
@@ -237,6 +240,7 @@ class Site:
         run = self.fed.run
         folder = self.folder / "checkpoints"
         answered_round = self.round
+        # "visits" in messages, "turns" in manifests and `ClientState.rounds` are one count
         visits = visits_of(run, self.client)
         counted_visits = message["visits"]
         if message["round"] < answered_round or visits == counted_visits:

@@ -62,23 +62,27 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
 @pytest.mark.parametrize(
     "content, keys, line",
     [
-        (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: data\.separator ';'"),
-        (ENGLISH.encode(), {}, r"data\.separator: ';' .*: data\.separator ','"),
-        (GERMAN.replace(";", "\t").encode(), {}, r"data\.separator: ';' .*: data\.separator 'tab'"),
+        (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: set data\.separator ';'"),
+        (ENGLISH.encode(), {}, r"data\.separator: ';' .*: set data\.separator ','"),
+        (
+            GERMAN.replace(";", "\t").encode(),
+            {},
+            r"data\.separator: ';' .*: set data\.separator 'tab'",
+        ),
         (
             GERMAN.encode(),
             {"decimal": "."},
             r"column 'Größe' of sample 1 holds '0,5', .*data\.decimal ','",
         ),
         (ENGLISH.encode(), {"separator": ","}, r"holds '0\.5', .*data\.decimal '\.'"),
-        (GERMAN.encode("latin-1"), {}, r"data\.encoding: 'utf-8' .*: data\.encoding latin-1"),
+        (GERMAN.encode("latin-1"), {}, r"data\.encoding: 'utf-8' .*: set data\.encoding latin-1"),
         (GERMAN.replace("ü", "–").encode("cp1252"), {}, r"data\.encoding cp1252"),
-        (GERMAN.encode("utf-16"), {}, r"data\.encoding: 'utf-8' .*: data\.encoding utf-16"),
+        (GERMAN.encode("utf-16"), {}, r"data\.encoding: 'utf-8' .*: set data\.encoding utf-16"),
         (GERMAN.encode("utf-16-le"), {}, r"data\.encoding utf-16-le"),
         (
             GERMAN.encode(),
             {"encoding": "latin-1"},
-            r"data\.encoding: 'latin-1' .*: data\.encoding utf-8",
+            r"data\.encoding: 'latin-1' .*: set data\.encoding utf-8",
         ),
         (GERMAN.encode(), {"encoding": "utf-9"}, r"data\.encoding: 'utf-9' .*no such encoding"),
         (
