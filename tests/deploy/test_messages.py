@@ -5,6 +5,7 @@ import importlib
 import shutil
 import sys
 import time
+from collections import Counter
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -109,6 +110,37 @@ def test_a_message_that_is_not_answered_in_time_is_sent_again(tmp_path, monkeypa
     config = config_of("ditto")
     run = rehearse(config, tmp_path, odd(arrive))
     assert (sent[0], sent[2]) == (sent[1], sent[3]) and len(sent) == 4
+    assert differences(simulate(config, tmp_path), run) == []
+
+
+class Repeating(LocalTransport):
+    """A centre that sends a visit again after the round's score, as one does that was killed."""
+
+    def push(self, address, message, ttl):
+        name = super().push(address, message, ttl)
+        kind = wire.unpack(message)["kind"]
+        if address == BAD and kind == "visit":
+            self.visit = message
+            self.answer = self.waiting[-1][1]
+        if address == BAD and kind == "score":
+            super().push(address, self.visit, ttl)
+            assert self.waiting.pop()[1] == self.answer
+        return name
+
+
+def test_a_visit_sent_again_after_its_score_trains_nothing_twice(tmp_path, monkeypatch):
+    trained = Counter()
+    upload = Visit.upload
+
+    def counting(self):
+        trained[self.t, self.id] += 1
+        upload(self)
+
+    config = config_of("fedavg")
+    with monkeypatch.context() as patch:
+        patch.setattr(Visit, "upload", counting)
+        run = rehearse(config, tmp_path, Repeating)
+    assert trained and set(trained.values()) == {1}
     assert differences(simulate(config, tmp_path), run) == []
 
 
