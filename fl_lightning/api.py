@@ -106,8 +106,9 @@ class Run(RunResult):
         return DataFrame(scores.softmax(-1).numpy(), index, model.class_names)
 
     def _scores(self, client: Any, x: Any) -> "tuple[Predictor, torch.Tensor]":
-        """Returns the client's model (of several clients any, for its task and classes), and scores
-        of the known classes (n, ..., classes), or numbers (n, 1)."""
+        """Returns a model that has task and classes, and scores of the known classes (n, ...,
+        classes), or numbers (n, 1). They are of `client`'s model on `x`; without `x`, `client` is a
+        DataFrame, and each row is scored by the model of the client that its group column names."""
         import torch
 
         if x is not None:
@@ -120,7 +121,8 @@ class Run(RunResult):
         column = self.config["data"]["group_column"]
         fits = column in getattr(client, "columns", ()) and len(client) > 0
         requirement = (
-            f"rows whose column {column!r} names the client of each, or predict(client, x)"
+            f"without x, give a DataFrame: rows whose column {column!r} names the client of each; "
+            "else call predict(client, x)"
         )
         check("x", type(client).__name__, fits, requirement)
         names = client[column].astype(str).str.strip().to_numpy()
@@ -161,8 +163,8 @@ def fit(
 ) -> Run:
     """Run federated training.
 
-    Later config files and flags override earlier ones. A note such as '50: KAPC on MNIST' names
-    the source of a default ('our choice': this project's).
+    Later config files and flags override earlier ones. In help, a note such as '50: KAPC on MNIST'
+    names the source of a default ('our choice': this project's).
 
     It runs in this process, or in those that `fabric.devices` asks for. No signal handler is left
     behind and the interpreter goes on, whatever becomes of the run. Where it starts several
@@ -316,7 +318,7 @@ def plan(config: ConfigLike = (), *, samples: PositiveInt = 500) -> "Plan":
         config: as for `fit`.
         samples: Training samples per client to make up if the data are missing.
     """
-    run_config = _resolved(config)
+    run_config = _complete_config(config)
     from fl_lightning.lab.planning.rehearsal import rehearse
 
     return rehearse(run_config, samples)
@@ -381,7 +383,7 @@ def deploy(
         sites: DIR: also write the config's data, as one file per client, for a rehearsal.
         rehearse: First run two rounds by messages and in the simulator; stop if results differ.
     """
-    run_config = _resolved(config)
+    run_config = _complete_config(config)
     from fl_lightning.sites.deploy import deploy as write
 
     return write(run_config, os.fspath(out), sites=_text(sites), rehearse=rehearse)
@@ -905,7 +907,7 @@ def _of_a_study(
             base = content.get("base") or []
             content["base"] = [*(base if isinstance(base, list) else [base]), layer]
         layers, _ = layers_of(config, {})
-        # class paths of the script's own classes
+        # `plain` has written the script's own classes as '__main__.NAME'
         uses_script = "'__main__." in f"{content}{layers}"
         return apart(work, content, layers, *further, names_main=uses_script)
 
@@ -929,9 +931,9 @@ def _folders(runs: Any) -> list[str]:
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
 
 
-def _resolved(config: ConfigLike) -> Any:
-    """Returns the complete configuration of a run, which is refused before torch is imported if it
-    could not read its table; the table may be absent."""
+def _complete_config(config: ConfigLike) -> Any:
+    """Returns the `Config` of a run. A table that cannot be read is refused before torch is
+    imported; one that is absent is not."""
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.configuration.tables import Absent, check_first_rows
 

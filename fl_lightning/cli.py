@@ -43,6 +43,7 @@ EXAMPLES = {
 }
 COMMANDS = tuple(EXAMPLES)
 
+# keys of the data's place; of a study's base; all but those by which a run starts
 _PLACE = r"data\.(root|download|resident)"
 _BASE = r".+\..+|method|model|callbacks|loggers"
 _RUN = r"(?!(resume|accept_changed_code|name|out)$).*"
@@ -55,7 +56,7 @@ RUN_KEYS = {
     "test": rf"{_PLACE}|(evaluation|fabric)\..*",
     "archive": _PLACE,
 }
-"""Keys of a run that a command takes beside its own."""
+"""Keys of a run that each command takes beside its own, as a pattern."""
 NO_KEY = "(?!)"
 """A pattern that matches no key."""
 SWITCHES = {
@@ -178,7 +179,7 @@ def _run(name: str, argv: list[str]) -> None:
         requirement = f"it must be given{once}: fl-train {name} {usage}"
         check(name, " ".join(words) or None, fits, requirement)
         arguments |= {parameter: words if many else words[0]} if words else {}
-    switch, _ = SWITCHES.get(name, ("", ""))
+    switch, _ = SWITCHES.get(name, ("", ""))  # no flag has the key ""
     is_on = any(flag.key == switch and flag.text.lower() == "true" for flag in flags)
     config: list[str] = []
     for flag in flags:
@@ -271,7 +272,8 @@ def help_of(name: str) -> str:
 
 
 def _order(pair: tuple[str, Action]) -> tuple[bool, bool]:
-    """Sorts own keys first, and of `data` those of one source or way of splitting alone last."""
+    """Sorts own keys first, and within `data` those last that only some sources or partitions read:
+    they are not `DataConfig`'s own."""
     from fl_lightning.configuration.config import DataConfig
 
     group, dot, key = pair[0].rpartition(".")
@@ -288,7 +290,8 @@ def _described(action: Action, annotation: Any) -> str:
     if not action.required and isinstance(values, Range):
         facts.append(bounded(values))
     says_default = "(default:" in str(action.help)
-    if not (action.required or says_default or (action.default is None and "." not in action.dest)):
+    is_own_without = action.default is None and "." not in action.dest
+    if not (action.required or says_default or is_own_without):
         facts.append(f"default: {as_text(action.default)}")
     return f"{action.help} ({'; '.join(facts)})" if facts else str(action.help)
 
@@ -334,6 +337,7 @@ def list_names(argv: list[str], wants_help: bool) -> None:
         print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]")
         print("       fl-train list methods NAME [NAME ...]")
         return
+    # `list methods NAME ...`; `list methods models` lists two kinds
     if argv[1:] and argv[0] == "methods" and not set(argv) <= set(catalogue.KINDS):
         classes = [catalogue.find("methods", "list", word).class_path for word in argv[1:]]
         print("\n".join(map(_of_method, classes)), end="")

@@ -17,8 +17,8 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.log import now
 
 State = Literal["queued", "starting", "submitted", "gone"]
-"""In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the
-queue."""
+"""`queued`: the job waits; `starting`: it runs, its run does not yet; `submitted`: unknown, SLURM
+cannot be asked here; `gone`: the job has left the queue."""
 ALIVE = ("queued", "starting")
 """SLURM has the job."""
 WAITS = (

@@ -53,12 +53,13 @@ def interval(
 ) -> tuple[float, float, Literal["t", "bootstrap"]] | None:
     """The 1 - `level` interval of the mean difference of new seeds, and how it came about.
 
-    None of one seed, and of seeds that differ alike: without a spread it would claim certainty.
+    None for one seed, or if all seeds have the same difference: without a spread it would claim
+    certainty.
 
-    Seeds are what is independent: below `FEW` of them Student's t over their means, else the outer
-    ends of that and of the hierarchical bootstrap (but where all but a seed or two are alike: then
-    it has no end). Alone, t covers skewed seeds too rarely (88 to 93 %), and the bootstrap 91 to 94
-    %; the outer ends 92 to 97 % (docs/decisions/0023).
+    Seeds are what is independent. Below `FEW` of them it is Student's t over their means; else the
+    outer ends of that and of the hierarchical bootstrap, unless the bootstrap is infinite, as where
+    all but a seed or two are equal. Alone, t covers skewed seeds too rarely (88 to 93 %), and the
+    bootstrap 91 to 94 %; the outer ends 92 to 97 % (docs/decisions/0023).
     """
     if len(differences) < 2 or alike(differences):
         return None
@@ -209,7 +210,7 @@ def noise(
 def levelled(values: Any) -> np.ndarray:
     """`values`, (n,), with each group of the same ones (`EQUAL`) set to the least of the group.
 
-    Rounding would part two that lie on either side of a step, however near they are.
+    Rounding to a grid would separate some near ones, and ranks would not tie.
     """
     levels = np.array(values, dtype=float)
     order = np.argsort(levels, kind="stable")

@@ -31,7 +31,7 @@ round."""
 
 @dataclass(frozen=True)
 class Standing:
-    """One run, as its folder tells."""
+    """The state of one run, by its folder."""
 
     name: str
     state: State

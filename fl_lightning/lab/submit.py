@@ -68,7 +68,7 @@ class Job:
             text = getattr(self, key)
             fits = text is None or re.fullmatch(pattern, text) is not None
             check(key, text, fits, f"it must be {words}")
-        shell = ["/bin/bash", "-nc", self.setup or ""]
+        shell = ["/bin/bash", "-nc", self.setup or ""]  # -n: bash reads the lines, and runs nothing
         parsed = subprocess.run(shell, capture_output=True, text=True, check=False)
         error = " ".join(parsed.stderr.split())
         check(
@@ -87,7 +87,7 @@ class Job:
         """Raise `BadInput` for more processes than `clients`."""
         key = "gpus_per_node" if self.gpus_per_node else "tasks_per_node"
         ranks = self.nodes * getattr(self, key)
-        if ranks == self.nodes:
+        if ranks == self.nodes:  # one on each
             key = "nodes"
         requirement = f"{ranks} processes: at most one for each of {clients} clients"
         check(key, getattr(self, key), ranks <= clients, requirement)
@@ -157,7 +157,10 @@ def submit(
     """
     job.check()
     run_flags = read_flags(flags)[1]
-    requirement = "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many"
+    requirement = (
+        "leave it out: a job always resumes, and --nodes and --gpus_per_node (or --tasks_per_node) "
+        "set the processes"
+    )
     for flag in run_flags:
         check(flag.key, flag.text, flag.key not in FIXED, requirement)
     # Bad input is answered now, not when the job's turn has come.

@@ -181,11 +181,11 @@ def test_groups_that_luck_finds_are_not_tested(groups, ways):
         "mean": 0.1 * np.equal.outer(groups, groups)
         + np.random.default_rng(1).random((n, n)) * 0.01
     }
-    [why] = attacks.too_few(run)
+    [why] = attacks.untestable_groups(run)
     assert f"in {ways} ways only" in why
     assert not [r for r in attacks.relations(run) if r.attack == "who shares a group"]
     run.groups, run.counts = [k % 2 for k in range(10)], np.ones((10, 5))
-    assert not attacks.too_few(run)  # 126 ways
+    assert not attacks.untestable_groups(run)  # 126 ways
 
 
 def test_ranks_are_spearmans():

@@ -83,7 +83,7 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     runs = load(paths)
     assert seed_groups(runs) == [[0, 1]]
     assert incomparable(runs) == []
-    figure = figures.accuracy(runs)["accuracy"]
+    figure = figures.score_curves(runs)["accuracy"]
     assert lines(figure) == {"a and 1 more seed": pytest.approx([0.2, 0.5])}  # rounds of both
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     at_first = band[band[:, 0] == 1][:, 1]

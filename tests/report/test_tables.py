@@ -164,7 +164,10 @@ def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(
     found = cells(scores(runs))
     assert found["model"] == ["after local training"] * 2
     assert found["last judged round"] == ["80.00 % (round 3)"] * 2
-    assert found["mean of each client's best round (more so)"] == ["78.50 % (4 clients)"] * 2
+    assert (
+        found["mean of each client's best round (even more optimistic)"]
+        == ["78.50 % (4 clients)"] * 2
+    )
     assert found["own judge: model"] == ["after local training", "global model"]
     assert found["own judge: last judged round"] == ["80.00 % (round 3)", "90.00 % (round 3)"]
     assert found["own judge: all clients at the end: model"] == [

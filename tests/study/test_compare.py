@@ -411,16 +411,16 @@ def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
     make_study, tmp_path, refused
 ):
     folder = tmp_path / "figures"
-    vector.keep(folder, "svg", {"a": b"1", "b": b"2"})
-    vector.keep(folder, "pdf", {"a": b"3"})
+    vector.write_and_prune(folder, "svg", {"a": b"1", "b": b"2"})
+    vector.write_and_prune(folder, "pdf", {"a": b"3"})
     (folder / "mine.svg").write_text("mine")
-    assert vector.keep(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
+    assert vector.write_and_prune(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
     kept = {"a.svg", "a.pdf", "mine.svg", "figures.json"}
     assert {file.name for file in folder.iterdir()} == kept
     # damaged: what is in the way is nobody's
     (folder / "figures.json").write_text('["../study/study.json", "a.')
-    with refuses(r"a\.svg exists and is of no report before, and is not written over"):
-        vector.keep(folder, "svg", {"a": b"5"})
+    with refuses(r"a\.svg exists and was not written by a report"):
+        vector.write_and_prune(folder, "svg", {"a": b"5"})
     study = make_study(plan(2))
     (study / "report-figures").mkdir()
     mine = study / "report-figures/accuracy-by-round.svg"

@@ -33,8 +33,8 @@ their width."""
 CONTROL = "AUC, control: memberships shuffled"
 LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
 FEWEST = 40
-"""Ways to divide the clients into groups of their sizes, below which 95 % of permutations include
-the right one."""
+"""With fewer ways to divide the clients into groups of their sizes, the true one is within 95 % of
+permutations, and a test cannot tell."""
 SHUFFLES = 20
 """Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a
 sixth."""
@@ -317,6 +317,7 @@ def lira_ratios(
     A sample has one in a run where among the other runs it was trained on in some, and only tested
     on in others. Clients of different runs get different numbers.
     """
+    # the same number in another run is another client (fewer than 10**6 clients a run)
     client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
     digest = np.concatenate([run.samples.digest for run in runs])
     member, score = np.concatenate(members), np.concatenate(scores)
@@ -330,8 +331,8 @@ def lira_ratios(
         others = count - counted
         mean = (total - counted * score) / np.maximum(others, 1)
         has_ratio &= others > 0
-        # distances from means that hold the value itself are too small: by half of the variance
-        # where a sample has two values
+        # residuals from a mean that includes the value itself are too small; the root of 2
+        # corrects samples with two values
         repeated = (counted > 0) & (count > 1)
         spread = 1.0
         if repeated.any():
@@ -355,7 +356,7 @@ def relations(run: Observed) -> list[Finding]:
     shares = _label_shares(run)
     alike = 1 - np.abs(shares[:, None] - shares[None]).sum(2) / 2
     same = np.equal.outer(run.groups, run.groups)
-    has_groups = len(set(run.groups)) > 1 and not too_few(run)
+    has_groups = len(set(run.groups)) > 1 and not untestable_groups(run)
     for layer, R in run.relation.items():
         columns = [R[apart[:, j], j] for j in range(len(R))]
         # nobody's, or one row for all: sample counts
@@ -390,9 +391,9 @@ def _label_shares(run: Observed) -> Array:
     return shares
 
 
-def too_few(run: Observed) -> list[str]:
-    """Reasons why groups are not tested: there are so few ways to divide the clients that luck
-    finds the right one in 40."""
+def untestable_groups(run: Observed) -> list[str]:
+    """A note if clients can be divided into groups of their sizes in fewer than `FEWEST` ways: then
+    groups are not tested."""
     sizes = sorted(Counter(run.groups).values())
     if not run.relation or len(sizes) < 2:
         return []

@@ -66,14 +66,14 @@ def audit(folder: Path, out: Path) -> Audit:
     notes: list[str] = []
     claims: dict[str, Claim] = {}
     labels_without: dict[str, list[str]] = defaultdict(list)
-    for label, runs in _observed(listed):
+    for label, runs in _labels_with_runs(listed):
         claim = claimed([run.privacy for run in runs])
         if claim is not None:
             claims[label] = claim
         rows += _attacked(label, runs)
         notes += _notes(label, runs)
         for view, values in runs[-1].samples.confidence.items():
-            if (values != values).any():
+            if (values != values).any():  # NaN: there is no such model
                 labels_without[view].append(label)
     notes += [
         f"No whole model is kept or sent for {view}: {', '.join(labels)}."
@@ -93,13 +93,13 @@ def audit(folder: Path, out: Path) -> Audit:
         write_whole(out / name, text)
     audited = Audit(rows, claims, out / FILES[-1])
     if broken := [label for label, claim in claims.items() if claim.broken]:
-        print(audited)
+        print(audited)  # the command would not: it ends with the error
         claim_of = f"{broken[0]} claims a smaller epsilon than its canaries allow"
         raise RunFailed(f"audit: {claim_of}: see {audited.page}")
     return audited
 
 
-def _observed(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
+def _labels_with_runs(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
     """Yields each label with its runs; rows of a study share runs, which are read once."""
     from fl_lightning.lab.audit.observe import observed
 
@@ -137,7 +137,7 @@ def _notes(label: str, runs: list[Observed]) -> list[str]:
         notes.append(
             "its runs have kept models of different rounds: LiRA goes by the last round alone."
         )
-    notes += attacks.too_few(last)
+    notes += attacks.untestable_groups(last)
     if last.flipped:
         flipped = f"{len(last.flipped)} of {len(last.counts)}"
         notes.append(f"{flipped} clients {attacks.FLIPPED}.")
@@ -145,8 +145,8 @@ def _notes(label: str, runs: list[Observed]) -> list[str]:
 
 
 def _check_out(out: Path, marker: str) -> None:
-    """Raise `BadInput` where a file that would be written is not an audit's: tables are, beside a
-    page that is one."""
+    """Raise `BadInput` where a file that would be written over is not an audit's: a page has its
+    marker, and tables count as an audit's beside such a page."""
     if not out.exists():
         return
     has_page = check_out(

@@ -97,11 +97,11 @@ def observed(config: Config, folder: Path) -> Observed:
     check("audit", str(folder), has_checkpoint(folder / "checkpoints"), requirement)
     task = config.data.task
     check("audit", task, task == "classification", "an audit is of runs with classes")
-    return launch(alone(config), _observed, folder)["observed"]
+    return launch(alone(config), _observe_on_rank, folder)["observed"]
 
 
-def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
-    """The same on a rank."""
+def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
+    """Do the work of `observed` on a rank."""
     fed = ended(
         fabric,
         config,
@@ -148,8 +148,7 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _transforms(config: Config) -> list[Callback]:
-    """The run's callbacks that may change what travels, in their order: what is kept of its clients
-    goes by them."""
+    """The run's transforms, in their order: which states of clients were stored depends on them."""
     components = config.callbacks.values()
     return in_order(c.build() for c in components if issubclass(c.load(), Transform))
 
@@ -167,8 +166,8 @@ def _flip_labels(fed: Federation) -> list[int]:
 def _earlier(
     fed: Federation, config: Config, folder: Path, flipped: list[int]
 ) -> dict[int, Confidence]:
-    """Under the models of the rounds before the last that `callbacks.checkpoint.keep` has kept, by
-    round, ascending.
+    """Confidences under the models of the earlier rounds that `callbacks.checkpoint.keep` has kept,
+    by round, ascending.
 
     The best checkpoint, where it is older than these, is left out: it was chosen by scores, of test
     samples where there are no others. None where clients' data change from round to round: samples
@@ -178,7 +177,8 @@ def _earlier(
         return {}
     keeps = [c.init_args["keep"] for c in config.callbacks.values() if c.load() is Checkpoint]
     by_round: dict[int, Confidence] = {}
-    for t in reversed(disk.rounds(folder)[1 : keeps[0] if keeps else 1]):
+    kept = keeps[0] if keeps else 1
+    for t in reversed(disk.rounds(folder)[1:kept]):  # newest first; [0] is the last round
         try:
             restore(fed.run, folder, t)
         except BadInput as error:
@@ -190,7 +190,8 @@ def _earlier(
 
 @torch.no_grad()
 def _samples(fed: Federation, flipped: list[int]) -> Samples:
-    """Those of all clients but the `flipped` ones."""
+    """Samples of all clients but the `flipped` ones, with confidences under the models as they are
+    now."""
     run = fed.run
     rows: list[Samples] = []
     for client in range(run.clients):
@@ -230,7 +231,7 @@ def _samples(fed: Federation, flipped: list[int]) -> Samples:
 def _confidence(
     fed: Federation, view: str, client: int, batches: list[tuple[Tensor, Tensor]]
 ) -> Array:
-    """Of the samples of a client, in the eyes of a viewer."""
+    """Confidence on each sample of a client by the model that a viewer has."""
     model = _model(fed, view, client)
     if model is None:
         return np.full(sum(len(y) for _, y in batches), np.nan)
@@ -312,7 +313,8 @@ def _heads(fed: Federation) -> Array | None:
 
 
 def _relation(folder: RunFolder, clients: int) -> dict[str, Array]:
-    """The rows of the last round in which everybody took part, and more than one source counted."""
+    """Rows by layer of the last kept relation in which every client is receiver and source; empty
+    if there is none."""
     for t in reversed(folder.relation_rounds()):
         view = folder.read_relation(t)
         if view.receivers == view.sources == list(range(clients)):

@@ -43,7 +43,7 @@ ATTACKS = {
 }
 """What each attack asks, in words."""
 PERMUTED = ("who", "how", "label")
-"""Beginnings of attacks whose interval is what permutations give."""
+"""Beginnings of the names of `ATTACKS` whose interval is what permutations give."""
 
 
 def as_json(rows: Sequence[Finding], claims: dict[str, Claim]) -> str:
@@ -64,8 +64,10 @@ def as_csv(rows: Sequence[Finding]) -> str:
 def as_html(
     rows: Sequence[Finding], title: str, claims: dict[str, Claim], notes: Sequence[str]
 ) -> str:
-    """The page: a table for each attack, methods and viewers one below the other."""
+    """The page: a table for each attack, methods and viewers one below the other; findings better
+    than chance are marked."""
     table = _table(rows)
+    # better than chance: above what permutations give, or with a bootstrap interval above chance
     is_permuted = table.attack.str.startswith(PERMUTED)
     beyond = (table.value > table.high).where(is_permuted, table.low > table.chance)
     named = table.attack + table.method + table.viewer

@@ -93,7 +93,8 @@ class Bench:
         config: Config,
         fresh: bool = True,
     ) -> Iterator[Path]:
-        """The folder of a run within this block, quiet and `explained`; `fresh`: as in `fit`."""
+        """Make the folder of a run; the block that runs it is quiet and `explained`. `fresh`: as in
+        `fit`."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         if fresh:

@@ -70,7 +70,7 @@ def check_method(
         "quick",
         quick,
         not (quick and only),
-        "beside only, which names the checks",
+        "give --quick or --only, not both",
     )
     chosen = only or ",".join(QUICK if quick else NAMES)
     names = [name.strip() for name in chosen.split(",")]

@@ -164,7 +164,7 @@ def _bytes(bench: Bench) -> str:
             raise Wrong(f"{begin}, metrics.csv others")
     for way in ("up", "down"):
         if not any(row[f"{way}load_bytes"] for row in rows):
-            _apart(bench, way)
+            _check_apart(bench, way)
             break
     parts = traffic.bytes.sum((0, 1, 2))
     named = zip(traffic.kinds, parts, strict=True)
@@ -176,9 +176,9 @@ def _bytes(bench: Bench) -> str:
     return f"{down:,.1f} KiB down and {up:,.1f} KiB up for a client and round{shares}"
 
 
-def _apart(bench: Bench, way: str) -> None:
-    """Where no byte goes one way, nobody's data may matter to others: `Wrong` if those of client 0
-    do."""
+def _check_apart(bench: Bench, way: str) -> None:
+    """Raise `Wrong` if client 0's training data change the other clients' models, although no byte
+    goes this way."""
     vectors, with_negated = (
         bench.launch(f"negated-{negated}", _others, bench.config, negated)
         for negated in (False, True)

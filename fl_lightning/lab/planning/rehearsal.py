@@ -58,7 +58,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     check("fabric.accelerator", accelerator, is_here, requirement)
     data = data_here(config)
     check_start(config, data)
-    rehearsal = _alone(config)
+    rehearsal = _bare(config)
     if data is None:
         rehearsal = _few_clients(rehearsal)
         data = in_shape_of(config, rehearsal.clients, samples)
@@ -74,7 +74,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     return _scaled(config, fed, record, most_batches, samples if data.made_up else 0)
 
 
-def _alone(config: Config) -> Config:
+def _bare(config: Config) -> Config:
     """`config` in one process, without loggers and callbacks that watch; every round is scored, a
     failure ends it."""
     callbacks = {k: c for k, c in config.callbacks.items() if not c.class_path.endswith(_WATCHING)}
@@ -255,7 +255,7 @@ def run_bytes(config: Config) -> tuple[float, float]:
         config.federation.clients,
         config.seed,
     )
-    rehearsal = _alone(config)
+    rehearsal = _bare(config)
     runs, measured = [], []
     with _one_run_alone(rehearsal):
         for _ in range(3):  # the first run also makes what all share

@@ -18,8 +18,8 @@ from fl_lightning.lab.report.vector import (
     curve,
     finish,
     heat,
+    legend_label,
     name_places,
-    named,
     panels,
 )
 from fl_lightning.results.result import AXES, MIB, RunResult
@@ -41,8 +41,8 @@ def colours(runs: Runs) -> list[str]:
     return [COLOURS[group % len(COLOURS)] for group in group_of_each(runs)]
 
 
-def kinds(metric: Metric) -> dict[str, str]:
-    """Columns of metrics.csv that may be drawn by round, in words."""
+def drawn_columns(metric: Metric) -> dict[str, str]:
+    """Columns of metrics.csv that may be drawn by round, each with its title."""
     by_judge = {
         metric.of("mean"): "mean, by each run's own judge",
         metric.of("worst"): "worst 10 %, by each run's own judge",
@@ -53,13 +53,13 @@ def kinds(metric: Metric) -> dict[str, str]:
 
 def draw(runs: Runs) -> Figures:
     """The charts of the page by the names of their places and files."""
-    drawn = accuracy(runs) | losses(runs) | fairness(runs) | ledger(runs) | costs(runs)
+    drawn = score_curves(runs) | losses(runs) | fairness(runs) | ledger(runs) | costs(runs)
     drawn |= newcomer_curve(runs)
     for number, split in enumerate(clients.splits(runs)):
         drawn[f"split-{number}"] = _split(split)
     for number, run in enumerate(runs):
         drawn |= certainty(run, number)
-        if run.ledger and not constant(run.ledger.share):
+        if run.ledger and not words_if_constant(run.ledger.share):
             ways = (("down", "received"), ("up", "sent"))
             for share, (way, verb) in zip(run.ledger.share, ways, strict=True):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
@@ -112,24 +112,24 @@ def band_groups(runs: Runs, columns: Sequence[str]) -> list[list[int]]:
     """Numbers of runs that differ in their seed alone, by group, each of two or more that a band is
     made of.
 
-    A run that has a value in one of `columns` of metrics.csv in no more than half as many rounds as
-    the furthest, or none at all, is in no group: it would cut the others' band.
+    A run is left out of its group if it has values in `columns` of metrics.csv in at most half as
+    many rounds as the furthest run: the band would end where it ends.
     """
     groups = []
     for members in seed_groups(runs):
-        done = {}
+        scored_rounds = {}
         for number in members:
             rows = runs[number].rows("metrics")
-            done[number] = sum(any(column in row for column in columns) for row in rows)
-        furthest = max(done.values())
-        groups.append([number for number in members if 2 * done[number] > furthest])
+            scored_rounds[number] = sum(any(column in row for column in columns) for row in rows)
+        furthest = max(scored_rounds.values())
+        groups.append([number for number in members if 2 * scored_rounds[number] > furthest])
     return [members for members in groups if len(members) > 1]
 
 
 def cut_bands(runs: Runs) -> list[tuple[RunResult, RunResult]]:
     """Of each band that ends before its furthest run: the first run, and the run that ends it."""
     cut = []
-    for members in band_groups(runs, tuple(kinds(runs[0].metric))):
+    for members in band_groups(runs, tuple(drawn_columns(runs[0].metric))):
         done = [len(runs[number].rows("metrics")) for number in members]
         least = min(done)
         if least < max(done):
@@ -137,11 +137,11 @@ def cut_bands(runs: Runs) -> list[tuple[RunResult, RunResult]]:
     return cut
 
 
-def accuracy(runs: Runs) -> Figures:
+def score_curves(runs: Runs) -> Figures:
     """Scores by round and by what it took to get there, of the column that runs are compared by;
     and by round of the other columns."""
     metric, compared = runs[0].metric, Comparison.of(runs).column
-    words = kinds(metric)
+    words = drawn_columns(metric)
     columns = [name for name in words if any(run.has(name) for run in runs)]
     drawn = {}
     for axis in AXES if compared in columns else ():
@@ -279,7 +279,7 @@ def fairness(runs: Runs) -> Figures:
                 "o-",
                 color=colour,
                 markersize=4,
-                label=named(run.name),
+                label=legend_label(run.name),
             )
     words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
@@ -317,7 +317,7 @@ def newcomer_curve(runs: Runs) -> Figures:
                 x,
                 means,
                 spread,
-                label=named(run.name),
+                label=legend_label(run.name),
                 **look,
             )
     axes.set_xticks(range(len(counts)), map(str, counts))
@@ -357,7 +357,7 @@ def certainty(run: RunResult, number: int) -> Figures:
             "color": colour,
             "linewidth": 1.2,
         }
-        name = named(run.called(client))
+        name = legend_label(run.called(client))
         if is_binary and rows.true.nunique() == 2:
             false_rate, true_rate, _ = roc_curve(rows.true, rows.certain)
             area = roc_auc_score(rows.true, rows.certain)
@@ -473,7 +473,7 @@ def _ledger_by_round(runs: Runs) -> Figures:
                 )
     charts = {"ledger-bytes": (by_bytes, sent, f"{name} in the round")}
     # words say it, where all are constant
-    if any(run.ledger and not constant(run.ledger.share) for run in runs):
+    if any(run.ledger and not words_if_constant(run.ledger.share) for run in runs):
         charts["ledger-layers"] = (by_layers, travelled, "layers, mean over the cohort")
     drawn = {}
     for place, (figure, axes, title) in charts.items():
@@ -498,9 +498,9 @@ def _ledger_kinds(runs: Runs) -> Figures:
     return {"ledger-kinds": bars(rows, parts, f"{name} in all")} if parts else {}
 
 
-def constant(share: np.ndarray) -> str:
-    """In words what shares (2, L, rounds) are, where both ways are the same for every layer in
-    every round; empty where there is something to see."""
+def words_if_constant(share: np.ndarray) -> str:
+    """A sentence if, either way, the shares (2, L, rounds) of all layers in all rounds are equal;
+    empty if there is something to see."""
     if not share.any():
         return "no layer was ever sent or received"
     least, most = share.min(axis=(1, 2)), share.max(axis=(1, 2))

@@ -36,10 +36,12 @@ def render(runs: Runs) -> str:
         colours=figures.colours(runs),
         figures={name: Markup(vector.svg(name, figure)) for name, figure in drawn.items()},
         axes=AXES,
-        constant={name: figures.constant(ledger.share) for name, ledger in ledgers if ledger},
+        constant={
+            name: figures.words_if_constant(ledger.share) for name, ledger in ledgers if ledger
+        },
         cut_bands=figures.cut_bands(runs),
         unmeasured=figures.unmeasured(runs),
-        banded=bool(figures.band_groups(runs, tuple(figures.kinds(metric)))),
+        banded=bool(figures.band_groups(runs, tuple(figures.drawn_columns(metric)))),
         channel=any(run.axis("channel") for run in runs),
         tables=tables,
         newcomers=newcomers,

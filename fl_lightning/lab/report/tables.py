@@ -119,6 +119,7 @@ def incomparable(runs: Runs) -> list[str]:
     if have_same_seeds(runs):
         keys -= {"seed"}  # what bands over seeds are made of
     of_data = any(key.startswith(("data.", "federation.", "smoke")) for key in keys)
+    # no such key differs, but the samples do: name the key under which users look for data
     if not of_data and _other_samples(runs):
         keys.add("data.root")
     # `auto` may stand for different kinds of model: what counts is whether there is one that all
@@ -335,13 +336,14 @@ def _of_kind(
     parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
     of_clients = []
     for run, kind in zip(runs, kinds, strict=True):
+        # a run of unknown judge, None, has no such column, and so 0 clients
         score, clients = run.mean_of_bests(metric.by(str(kind)))
         of_clients.append(f"{metric.shown(score)} ({clients} clients)" if clients else NONE)
     best = [_at_best(run, column, column) for run in runs]
     return {
         f"{before}model": [model_words(kind) for kind in kinds],
         f"{before}best round, chosen on {parts} data (optimistic)": best,
-        f"{before}mean of each client's best round (more so)": of_clients,
+        f"{before}mean of each client's best round (even more optimistic)": of_clients,
         f"{before}last judged round": [_last(run, column) for run in runs],
     }
 

@@ -1,5 +1,5 @@
-"""What all charts are drawn with: colours by method, curves with bands, heatmaps, and files of
-them. Drawn by matplotlib; equal numbers give equal bytes."""
+"""Helpers of all charts (vector graphics, and PNG), by matplotlib: colours by method, curves with
+bands, heatmaps, and files of them. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def curve(
     finite = np.isfinite(mean)
     x, mean = np.asarray(x)[finite], mean[finite]
     spread = values.std(axis=0, ddof=1)[finite] if len(values) > 1 else None
-    look = {"linewidth": 1.5, "label": named(label), **look}
+    look = {"linewidth": 1.5, "label": legend_label(label), **look}
     if len(x) == 1:
         return axes.errorbar(
             x,
@@ -203,7 +203,8 @@ def place(figure: Figure) -> None:
 
 
 def _longest(axis: Any, abreast: int = 0) -> int:
-    """Letters of the longest name on an axis (numbers: 6); 0: all names lie `abreast`."""
+    """Letters of the longest tick label on an axis, 6 for numbers; 0 if all labels together have at
+    most `abreast` letters, and so fit side by side."""
     letters = [len(name) for name in getattr(axis.get_major_formatter(), "seq", ["0.0125"])]
     return max(letters) if sum(letters) > abreast else 0
 
@@ -223,7 +224,7 @@ def bars(
             values,
             left=left,
             color=colour,
-            label=named(name),
+            label=legend_label(name),
         )
         left = left + values
     name_ticks(axes.yaxis, places, [*map(literal, rows)])
@@ -332,8 +333,9 @@ def name_ticks(axis: Any, places: Sequence[int], texts: Sequence[str], **look: A
     axis.set_major_formatter(FixedFormatter(texts))
 
 
-def named(label: str) -> str:
-    """A label of the legend; matplotlib would leave out one that begins with an underscore."""
+def legend_label(label: str) -> str:
+    """A label for the legend. Invisible first: matplotlib leaves out labels that begin with an
+    underscore."""
     return f"\u200b{literal(label)}"
 
 
@@ -389,7 +391,7 @@ def svg(name: str, figure: Figure) -> str:
 def write(
     pictures: Mapping[str, Figure], folder: Path, kind: Kind, made_by: str = "fl-train report"
 ) -> list[Path]:
-    """Write each picture to a file of its own, as `keep`."""
+    """Write each picture to a file of its own, as `write_and_prune`."""
     contents = {
         name: image(
             name,
@@ -399,19 +401,19 @@ def write(
         )
         for name, figure in pictures.items()
     }
-    return keep(folder, kind, contents)
+    return write_and_prune(folder, kind, contents)
 
 
-def keep(
+def write_and_prune(
     folder: Path,
     kind: Kind,
     pictures: Mapping[str, bytes],
 ) -> list[Path]:
-    """Write these pictures, and delete those that the report before has made in this format;
+    """Write these pictures, and delete others that an earlier report has written in this format;
     returns their files.
 
     Raises:
-        BadInput: a file that no report has made has one of their names.
+        BadInput: a file that was not written by a report has one of their names.
     """
     before: list[str] = []
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -419,8 +421,8 @@ def keep(
     contents = {f"{name}.{kind}": content for name, content in pictures.items()}
     for name in contents:
         is_free = name in before or not (folder / name).exists()
-        requirement = "exists and is of no report before, and is not written over: move it, or give"
-        check("figures", kind, is_free, f"{folder / name} {requirement} another --out")
+        requirement = "exists and was not written by a report: move it, or give another --out"
+        check("figures", kind, is_free, f"{folder / name} {requirement}")
     # first: after a kill the next report knows them
     _list(folder, {*before, *contents})
     for name, content in contents.items():

@@ -50,7 +50,7 @@ class Entry:
     """Of its folders, and of its row where it has one."""
     arguments: dict[str, Any] = field(default_factory=dict)
     settings: Setting = field(default_factory=dict)
-    """Flat keys that it has for itself."""
+    """Flat keys that are set for this method alone, such as `optimizer.lr`."""
     when: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Arguments that it has in some settings only, by one of the setting's words:
     `data.alpha=0.3`."""
@@ -58,6 +58,7 @@ class Entry:
     """Of its rows, by label, the kind of model where the run's own judge does not say it; empty:
     one row, `label`."""
     forced: bool = False
+    """Whether it is a baseline that the study adds by itself."""
 
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
         """Its arguments in a setting."""

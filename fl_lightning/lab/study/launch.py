@@ -373,7 +373,7 @@ def _run(
 ) -> str:
     """Runs what is missing of the chosen runs; returns how many there are, in words.
 
-    `total`: runs of the whole study.
+    `total`: runs of the whole study; `at_once`: at most so many in each process at once, or "auto".
     """
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.lab.study.runner import Runner
@@ -381,14 +381,14 @@ def _run(
 
     provenance.look()  # likewise
     configs = [config for _, config in chosen]
-    count = worker_count(workers, configs[0])
-    share = -(-len(chosen) // count)
-    most = min(share, together.most_at_once(at_once, configs))
-    most = together.within_memory(most, count, configs)
-    if most > 1:
+    processes = worker_count(workers, configs[0])
+    runs_each = -(-len(chosen) // processes)
+    together_each = min(runs_each, together.most_at_once(at_once, configs))
+    together_each = together.within_memory(together_each, processes, configs)
+    if together_each > 1:
         chosen = together.by_method(chosen)
     jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
-    worker = one_by_one(run_one) if most == 1 else partial(together.drive, run_one)
+    worker = one_by_one(run_one) if together_each == 1 else partial(together.drive, run_one)
     runner = Runner(
         folder,
         [run for run, _ in chosen],
@@ -399,7 +399,7 @@ def _run(
     with opening.when_stopped(
         lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
     ):
-        runner.run(count, most)
+        runner.run(processes, together_each)
     done = f" ({before} were there)" if before else ""
     done += f", of the {total} of the whole study" if len(chosen) < total else ""
     took = time.monotonic() - start

@@ -20,7 +20,8 @@ class Part:
     seeds: tuple[int, ...] | None = None
     """None: all."""
     settings: frozenset[str] = frozenset()
-    """Words such as `data.alpha=0.3`: of a key with several, any; of a key with none, all."""
+    """Words such as `data.alpha=0.3`. A run must have one of the words that each key has here; keys
+    without a word do not matter."""
 
     def __contains__(self, run: Run) -> bool:
         is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods

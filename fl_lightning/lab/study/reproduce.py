@@ -286,7 +286,8 @@ def figure(
     run: RunResult,
     alone: RunResult | None = None,
 ) -> float:
-    """One number of one run; NaN where it has none. `alone`: training alone with the same seed."""
+    """The number of a run that a paper's cell is compared with, by `ours.figure`; NaN where it has
+    none. `alone`: training alone with the same seed."""
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
     if ours.figure == "best":

@@ -1,5 +1,5 @@
-"""Data that change under a study: its runs would be of several data sets, and a row of its table a
-mean over them."""
+"""Refuses data that have changed under a study: its runs would be of several data sets, and a row
+of its table a mean over them."""
 
 from __future__ import annotations
 

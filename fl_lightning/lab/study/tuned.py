@@ -47,6 +47,7 @@ class Tuned:
         first."""
         chosen, first = self.best, self.ended[0]
         merit = self.metric.merit
+        # `trial.score` is a merit, greater is better; `merit` turns it back into the metric
         scores = [merit(trial.score) for trial in self.ended if trial.score is not None]
         start = math.nan if first.score is None else merit(first.score)
         top = max(scores, key=merit)

@@ -71,9 +71,11 @@ class Search:
     """Points of the grid: a trial is a run in each, and its score their mean."""
 
     def metric(self) -> Metric:
-        """The metric by which runs are judged, as the summary of one that has ended names it."""
+        """The judge's metric, by the keys of the first summary below the folder; accuracy before
+        there is one."""
         ended = next(self.folder.rglob("summary.json"), None)
         summary = {} if ended is None else RunFolder(ended.parent).read_summary()
+        # names of columns decide, values do not
         return of_rows([{name.removeprefix("final_"): 0.0 for name in summary}])
 
     @cached_property
@@ -171,7 +173,7 @@ def tune(
     if options.metric is not None:
         over = [*over, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
-    requirement = "the study has it, and is to judge on seeds unseen"
+    requirement = "the study judges on this seed, which trials must not see: give another"
     check("seed", options.seed, options.seed not in study.seeds, requirement)
     if options.untuned:
         _check_labels(study)
@@ -317,7 +319,10 @@ def _write_request(
         check("code", ", ".join(changed), accept or not changed, requirement)
         now["code"] = earlier_code | code
         is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
-        requirement = f"the data have changed since trials in {out} trained on them"
+        requirement = (
+            f"the data have changed since trials in {out} trained on them: restore them, or give "
+            "this search another --out"
+        )
         check("data.root", first.base.data.root, is_same, requirement)
         first.trials().ended()  # `BadInput` for a damaged journal, before anything is written
     else:

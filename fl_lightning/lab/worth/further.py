@@ -61,17 +61,17 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of the row, as scores have it."""
+        """The row's name in scores and tables, as "ditto x3"."""
         return row_name(self.label, self.length)
 
     @property
     def folder(self) -> str:
-        """Of its own runs."""
+        """Name of the folder of its runs."""
         return folder_of(self.name)
 
     @property
     def rounds(self) -> int:
-        """Of one training."""
+        """Rounds of one training."""
         return self.config.federation.rounds // LENGTHS[-1] * self.length
 
     def config_of(self, seed: int, **data: Any) -> Config:
@@ -328,10 +328,10 @@ def _missed(
 
 
 def _relation(out: Path, count: int, folder: str) -> Array | None:
-    """Mean over layers of the last relation of the first cycle's runs; None where all silos have
-    one row."""
+    """Last relation, mean over layers and the first cycle's runs; None if no run has kept one, or
+    if all silos' rows are equal."""
     relations = []
-    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):
+    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the FOLDS seeds of a cycle
         run = RunResult(place)
         if run.relation_rounds and len(cube := run.cube()) == count:
             relations.append(np.nanmean(cube, axis=1))

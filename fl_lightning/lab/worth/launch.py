@@ -64,7 +64,7 @@ class Plan:
         curve: also train on shares of each silo's samples.
         workers: processes; None: as many as cores.
         again: the command that goes on with it.
-        begin: on the monotonic clock.
+        begin: when it began, on the monotonic clock.
     """
 
     over: Sequence[Layer]
@@ -88,13 +88,14 @@ class Plan:
 
     @property
     def deadline(self) -> float:
-        """On the monotonic clock."""
+        """When the time is over, on the monotonic clock; infinite without `minutes`."""
         return math.inf if self.minutes is None else self.begin + 60 * SLACK * self.minutes
 
     def extra_share(self, silos: int) -> float:
-        """Trainings of `further` beyond the cycles, as a share of those of a cycle."""
-        newcomers = 2 * min(silos, FOLDS)
-        others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)
+        """Number of trainings that `_further` adds, divided by those of one cycle."""
+        newcomers = 2 * min(silos, FOLDS)  # 2: the chosen method, and alone
+        others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)  # 6: the two, 3 `SHARES`
+        # 2: FedAvg and local
         return (newcomers + others) / (FOLDS * (len(self.entries) + 2))
 
 
@@ -109,7 +110,7 @@ class Prepared:
 
     @property
     def labels(self) -> list[str]:
-        """Of all rows."""
+        """Labels of all rows: of methods, and of plain models that silos fit alone."""
         return [*self.rows, *self.facts.plain]
 
 
@@ -192,8 +193,9 @@ def train_and_write(ready: Prepared) -> Measured:
     with plan.folder.locked():
         cycles = _train(ready)
         folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.labels)
-        requirement = "two folds of all rows have not ended; the same command goes on with more"
-        check("minutes", plan.minutes, len(folds) > 1, f"{requirement} minutes")
+        ended = f"fewer than two of {FOLDS} folds have ended in all rows"
+        requirement = f"{ended}: the same command with more minutes goes on from there"
+        check("minutes", plan.minutes, len(folds) > 1, requirement)
         silos = read(
             out,
             ready.labels,
@@ -262,7 +264,8 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
 
     Args:
         plan: of the command.
-        optional: methods that do not suit the data are left out.
+        optional: leave out `partialpooling` where samples have too many numbers for it, rather than
+            let its runs fail.
     """
     definition, base, runs = _resolved(plan, 1)  # before torch is imported
     from fl_lightning.lab.study.workers import in_a_process

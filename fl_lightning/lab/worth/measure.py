@@ -15,7 +15,7 @@ from fl_lightning.lab.worth.silos import Answer, Measured, Silo
 from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Verdict
 
 FEWEST = 3
-"""Silos with a verdict below which nothing is said of the consortium."""
+"""With fewer silos that have enough samples, nothing is said of the consortium."""
 PRECISIONS = (0.01, 0.02, 0.03, 0.05)
 """Half-widths that "so many more samples" is judged for."""
 Parts = Mapping[str, Array]
@@ -79,7 +79,7 @@ def measure(
 
 
 def contributions(silo: Silo, metric: Name) -> Parts:
-    """Of all rows."""
+    """What each sample adds to the metric, by row."""
     return {
         label: statistics.contributions(metric, scores, silo.samples)
         for label, scores in silo.rows.items()
@@ -87,19 +87,20 @@ def contributions(silo: Silo, metric: Name) -> Parts:
 
 
 def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
-    """Of each silo the contributions (C, n) of what its other folds choose of `ALONE`, and the best
-    over all folds.
+    """For each silo: the contributions (C, n) of the row of `ALONE` that each sample's *other*
+    folds chose, and the label of the row that is best over all folds.
 
-    A silo's own scores and the mean over silos count alike: by a silo of 60 samples alone the
-    choice owes too much to chance, by all silos alone it would be one for large and small ones.
+    Rows are chosen by the sum of a silo's own score and the mean over silos. The own score of a
+    silo of 60 samples owes too much to chance; the mean would choose one row for large and small
+    silos.
     """
     labels = [label for label in silos[0].rows if label in ALONE]
     tables, sizes = _by_fold(silos, metric, labels)
     defined = (~np.isnan(tables)).sum(1, keepdims=True)
-    common = np.nansum(tables, 1, keepdims=True) / np.maximum(defined, 1)
+    mean_over_silos = np.nansum(tables, 1, keepdims=True) / np.maximum(defined, 1)
     answers = []
     for c, silo in enumerate(silos):
-        own_and_mean = tables[:, [c]] + common
+        own_and_mean = tables[:, [c]] + mean_over_silos
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
         composed = _composed(
             contributions(silo, metric),
@@ -250,7 +251,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         "margin": measured.margin,
         "cycles": measured.cycles,
         "silos": len(answers),
-        "silos_with_verdict": len(judged),
+        "silos_with_verdict": len(judged),  # it may be "cannot tell yet"
         "counts": counts,
         "shares": {word: count / len(answers) for word, count in counts.items()},
     }
@@ -260,7 +261,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
 
 
 def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
-    """The mean gain of silos that have a verdict, and who surely gains."""
+    """Mean gain of the silos that have enough samples, and which of them surely gain."""
     estimates = [estimate for _, estimate in judged]
     gain, low, high = statistics.mean_gain(estimates)
     gains = {answer.silo.name: estimate.gain for answer, estimate in judged}

@@ -43,6 +43,7 @@ def render(measured: Measured, sections: list[Section]) -> str:
     if not rest:
         head, rest = "There is no answer for all silos together", measured.consortium["sentence"]
     texts = {step: words.signed(step, metric) if step else "0" for step in _steps(end)}
+    # the page says "cut into five parts, once"; in 0 whole cycles only some parts were judged
     times = {0: "and some judged", 1: "once"}
     return template("fl_lightning.lab.worth").render(
         version=__version__,

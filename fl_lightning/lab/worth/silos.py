@@ -19,9 +19,9 @@ class Facts:
 
     names: Sequence[str]
     sizes: Sequence[int]
-    """In samples."""
+    """Samples of each silo."""
     copies: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of each sample by its number, a group number that is equal for copies; not an index."""
+    """For each sample, by its number: a group number that copies share; not an index."""
     kind: str = ""
     """What several samples may be of: `units`, `recordings`; empty: each stands for itself."""
     counts: Sequence[int] = ()
@@ -47,8 +47,8 @@ class Silo:
     keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """(n,) numbers of `samples`."""
     shared: dict[int, int] = field(default_factory=dict)
-    """Samples that another silo has, too, by its number; they are in no figure, and not in
-    `samples`."""
+    """By the number of another silo: how many samples it has, too; they are in no figure, and not
+    in `samples`."""
     left_out: int = 0
     """Samples that are in no figure."""
     repeated: int = 0
@@ -56,13 +56,13 @@ class Silo:
     size: int = 0
     """Own samples, each once: those that are shared included, which `samples` lacks."""
     units: int = 0
-    """What its samples are of, and what is independent; 0: each stands for itself."""
+    """Number of independent units (as recordings) of its samples; 0: each sample is one."""
     kind: str = "units"
-    """What these are called."""
+    """What the units are called."""
 
     @property
     def independent(self) -> tuple[int, str]:
-        """How many of them intervals count, and what these are."""
+        """The sample size that intervals go by, and of what: (12, "recordings")."""
         return (self.units, self.kind) if self.units else (self.size, "samples")
 
 
@@ -78,7 +78,8 @@ class Answer:
     high: float
     verdict: Verdict
     reason: str
-    """Why there can be no verdict; empty where there can."""
+    """Why the verdict is "cannot tell yet" whatever the interval says: too few samples, heavy
+    errors, or a model trained alone that is as good; else empty."""
     margin: float
     """Differences below it do not matter."""
     alone_kind: str

@@ -107,7 +107,7 @@ class Estimate:
     """The part of the variance that all samples of a fit have in common: what fits owe to luck."""
     fits: int
     by_cycles: float
-    """B of variance(C') = variance - B (1 / C - 1 / C')."""
+    """How fast more cycles narrow the interval: B in variance(C') = variance - B (1/C - 1/C')."""
     cycles: int
 
     @property
@@ -261,13 +261,13 @@ def estimate(
         return None
     cycles = len(difference)
     variance, degrees, common = _variance(metric, difference, samples)
-    slope = 0.0
+    by_cycles = 0.0
     if cycles > 1:
         single = [
             _variance(metric, difference[[cycle]], samples.part([cycle], slice(None)))[0]
             for cycle in range(cycles)
         ]
-        slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
+        by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
     return Estimate(
         gain,
@@ -275,7 +275,7 @@ def estimate(
         degrees,
         common,
         _fits(samples),
-        slope,
+        by_cycles,
         cycles,
     )
 
@@ -304,9 +304,9 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
         count = len(np.unique(unit[members]))
         others = max(count - 1, 1)
         factor = count / others
-        # a recording alone tells nothing: the whole of it might differ
-        made_up = int(members.sum()) if count == 1 else 1
-        most = made_up * _largest(
+        # a single unit has no variance of its own: assume that all its samples could differ
+        could_differ = int(members.sum()) if count == 1 else 1
+        most = could_differ * _largest(
             metric,
             difference,
             samples,
