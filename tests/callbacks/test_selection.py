@@ -222,7 +222,7 @@ def test_which_width_the_bound_is_given(make_run, make_client, monkeypatch):
         lambda *args: seen.append(args[5].outputs.tolist()),
     )
     monkeypatch.setattr(
-        "fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5
+        "fl_lightning.callbacks.selection._output_sizes", lambda client, outputs: outputs + 0.5
     )
     client = make_client(make_run(KAPC(), callbacks=[LayerSelection()]), 0)
     client.state.rounds, client.memory["selection.omega"] = 1, torch.tensor(1)
