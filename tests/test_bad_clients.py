@@ -338,22 +338,22 @@ def test_a_fault_that_stays_is_skipped(federation):
 def test_a_second_attempt_has_the_memory_of_the_first(federation):
     """What the failed visit had made is gone when the next begins, or a full GPU would be full
     again."""
-    made = []
+    leftovers = []
 
     def fills_the_memory(client, payload):
         large = torch.zeros(9)
-        made.append(weakref.ref(large))
+        leftovers.append(weakref.ref(large))
         raise MemoryError
 
     def looks(client, payload):
-        if client.id == 1 and made:
-            assert made[0]() is None
+        if client.id == 1 and leftovers:
+            assert leftovers[0]() is None
 
     fault = Fault(fills_the_memory, {1}, times=1)
     fault.on_download = looks  # type: ignore[method-assign]
     fed = federation(FedAvg(), on_bad_client="retry", callbacks=[fault])
     assert [f["outcome"] for f in fed.round(1).failures] == ["retried"]
-    assert len(made) == 1
+    assert len(leftovers) == 1
 
 
 # ---------------------------------------------------------------- cost and precision

@@ -247,8 +247,7 @@ def test_memory_of_a_client_that_is_not_kept_is_not_written(federation):
 
 def test_features_that_are_not_kept_are_not_looked_at(federation):
     def loss(module, batch):
-        found = module.model(batch[0]).square().mean() + module.features.square().mean()
-        return found
+        return module.model(batch[0]).square().mean() + module.features.square().mean()
 
     @dataclass(frozen=True)
     class Sees(FedAvg):

@@ -48,15 +48,19 @@ def code_lines(text):
         )
         if words or isinstance(node, ast.Import | ast.ImportFrom):
             left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    found = {}
+    words_of_line = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
             said = token.type == tokenize.OP or keyword.iskeyword(token.string)
             for line in range(token.start[0], token.end[0] + 1):
-                found.setdefault(line, []).append(
+                words_of_line.setdefault(line, []).append(
                     token.string if said else tokenize.tok_name[token.type]
                 )
-    return {line: " ".join(words) for line, words in sorted(found.items()) if line not in left_out}
+    return {
+        line: " ".join(words)
+        for line, words in sorted(words_of_line.items())
+        if line not in left_out
+    }
 
 
 def runs(text):
@@ -79,9 +83,11 @@ def alike(one, other):
 
 
 def test_no_two_methods_say_the_same_twice():
-    found = {file.stem: runs(file.read_text()) for file in METHODS}
-    pairs = itertools.combinations(found, 2)
-    assert [pair for pair in pairs if not found[pair[0]].isdisjoint(found[pair[1]])] == []
+    lines_of_method = {file.stem: runs(file.read_text()) for file in METHODS}
+    pairs = itertools.combinations(lines_of_method, 2)
+    assert [
+        pair for pair in pairs if not lines_of_method[pair[0]].isdisjoint(lines_of_method[pair[1]])
+    ] == []
 
 
 def test_no_method_imports_another():

@@ -54,13 +54,13 @@ def test_pip_and_uv_are_held_to_the_same_versions(pyproject):
 
 
 def test_the_packages_are_those_on_the_disk(monkeypatch):
-    given = {}
-    monkeypatch.setattr(setuptools, "setup", given.update)
+    arguments = {}
+    monkeypatch.setattr(setuptools, "setup", arguments.update)
     monkeypatch.chdir(ROOT)
     runpy.run_path("setup.py")
-    assert set(given["packages"]) == packages_on_disk()
-    assert len(given["packages"]) == len(set(given["packages"]))
-    assert given["package_dir"] == {f"fl_lightning.{name}": name for name in MAPPED}
+    assert set(arguments["packages"]) == packages_on_disk()
+    assert len(arguments["packages"]) == len(set(arguments["packages"]))
+    assert arguments["package_dir"] == {f"fl_lightning.{name}": name for name in MAPPED}
 
 
 def test_on_windows_one_line_says_where_it_runs():

@@ -12,15 +12,15 @@ TIMES = ("seconds", "memory")
 @pytest.fixture
 def scored(monkeypatch):
     """Kind and client of all that is scored, in order."""
-    found = []
+    models = []
     score = scoring.score
 
     def noted(kind, client, part, *seen):
-        found.append((kind, client.id))
+        models.append((kind, client.id))
         return score(kind, client, part, *seen)
 
     monkeypatch.setattr(scoring, "score", noted)
-    return found
+    return models
 
 
 @pytest.mark.parametrize(

@@ -414,16 +414,16 @@ def cut_off(
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
     counts_of_clients = counts.reshape(len(train), classes)
-    takes = []
+    test_counts = []
     draws = zip(counts_of_clients, totals.tolist(), starts.tolist(), strict=True)
     for row, total, start in draws:
-        takes.append(systematic(row, total, start) if by_chance else apportion(row, total))
+        test_counts.append(systematic(row, total, start) if by_chance else apportion(row, total))
     order = order[np.argsort(group[order], kind="stable")]
     begins = np.cumsum(counts) - counts
     place = np.arange(len(pooled)) - np.repeat(begins, counts)
     is_out = np.zeros(len(pooled), bool)
-    takes_of_group = np.repeat(np.concatenate(takes), counts)
-    is_out[order[place < takes_of_group]] = True
+    test_counts_of_group = np.repeat(np.concatenate(test_counts), counts)
+    is_out[order[place < test_counts_of_group]] = True
     parts = np.split(is_out, np.cumsum(sizes)[:-1])
     rest = []
     cut = []

@@ -138,8 +138,8 @@ def _last(spans: ndarray, count: int) -> ndarray:
     """Places of the last windows, in proportion to each recording's, `count` in all; bool [n]."""
     order, sizes = _in_time(spans)
     chosen = np.zeros(len(spans), bool)
-    takes = apportion(sizes, count).tolist()
+    counts = apportion(sizes, count).tolist()
     ends = np.cumsum(sizes).tolist()
-    for end, take in zip(ends, takes, strict=True):
+    for end, take in zip(ends, counts, strict=True):
         chosen[order[end - take : end]] = True
     return chosen

@@ -200,8 +200,8 @@ class Method:
         there is none, as the relation mixes for each client, or as parts are not sent that train
         (those that never train, `traits.still`, everybody has)."""
         is_sent = group.group.down_mask[group.layout.is_parameter].all()
-        whole = is_sent or self.traits.still
-        return group["model"] if group.server.run.relation.is_global and whole else None
+        is_shared = is_sent or self.traits.still
+        return group["model"] if group.server.run.relation.is_global and is_shared else None
 
     def prepare(
         self,

@@ -86,11 +86,11 @@ class ClassMeans(Method, ABC):
     def broadcast(self, server: Server) -> Payloads:
         """Also send the class means that are known."""
         payloads = super().broadcast(server)
-        known = server.memory["means.known"]
+        has_mean = server.memory["means.known"]
         tables = {name: server.memory[f"means.{name}"] for name in self.names}
-        if known.any():
+        if has_mean.any():
             for payload in payloads.values():
-                add_rows(payload, tables, known)
+                add_rows(payload, tables, has_mean)
         return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
@@ -191,11 +191,11 @@ def received_means(payload: Payload, run: RunContext) -> Tensors:
     if "features" not in payload.extra:
         return {}
     classes = payload.statistics["classes"].long()
-    known = torch.zeros(run.data.num_classes, dtype=torch.bool)
-    known[classes] = True
-    tables = {"known": known}
+    has_mean = torch.zeros(run.data.num_classes, dtype=torch.bool)
+    has_mean[classes] = True
+    tables = {"known": has_mean}
     for name, rows in payload.extra.items():
-        empty = rows.new_zeros(len(known), rows.shape[1])
+        empty = rows.new_zeros(len(has_mean), rows.shape[1])
         tables[name] = empty.index_copy(0, classes, rows)
     return {name: table.to(run.device) for name, table in tables.items()}
 
@@ -213,13 +213,13 @@ def distance_to_means(
     their mean gap.
     """
     gaps = wide(features) - means["features"][labels]
-    known = means["known"]
+    has_mean = means["known"]
     if distance == "means":
         sums = torch.zeros_like(means["features"], dtype=gaps.dtype).index_add(0, labels, gaps)
-        counts = by_class(labels, len(known)).clamp_min(1)
-        return (norms(sums / counts[:, None]) * known).sum()
+        counts = by_class(labels, len(has_mean)).clamp_min(1)
+        return (norms(sums / counts[:, None]) * has_mean).sum()
     distances = gaps.square().mean(1) if distance == "squared" else norms(gaps)
-    return (distances * known[labels]).mean()
+    return (distances * has_mean[labels]).mean()
 
 
 def by_class(labels: Tensor, classes: int) -> Tensor:

@@ -76,11 +76,11 @@ def _weighted(model: nn.Module) -> dict[str, nn.Module]:
 
 def _sources(
     scores: Tensor,
-    made: dict[Any, str],
+    module_of_node: dict[Any, str],
     model: nn.Module,
 ) -> list[str]:
-    """Names of the modules in `made`, by what they have made, and of the weights, that `scores`
-    come from first: the graph of autograd is walked backwards, from the scores on."""
+    """Returns the modules (of `module_of_node`: by the node that each has made) and the weights, by
+    name, that `scores` come from first, walking back the graph of autograd."""
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
     visited = set()
@@ -90,11 +90,11 @@ def _sources(
         if node is None or node in visited or hasattr(node, "variable"):
             continue
         visited.add(node)
-        if node in made:  # the last module on this way
-            sources[made[node]] = None
+        if node in module_of_node:  # the last module on this way
+            sources[module_of_node[node]] = None
             continue
         parents = [parent for parent, _ in node.next_functions if parent is not None]
-        factors = [_weights_alone(parent, made, weights) for parent in parents]
+        factors = [_weights_alone(parent, module_of_node, weights) for parent in parents]
         is_sum = node.name().startswith(("AddBackward", "SubBackward"))
         if len(parents) < 2 or is_sum or not any(factors):
             nodes += parents
@@ -106,7 +106,7 @@ def _sources(
 
 def _weights_alone(
     node: Any,
-    made: dict[Any, str],
+    module_of_node: dict[Any, str],
     weights: dict[int, str],
 ) -> list[str]:
     """Names of the matrices that `node` is computed from; none where anything but weights is in
@@ -116,7 +116,7 @@ def _weights_alone(
     while nodes:
         node = nodes.pop()
         weight = getattr(node, "variable", None)
-        if node in made or (weight is not None and id(weight) not in weights):
+        if node in module_of_node or (weight is not None and id(weight) not in weights):
             return []
         if weight is not None and weight.ndim > 1:
             names.append(weights[id(weight)])

@@ -92,12 +92,12 @@ def test_moons_loss_is_of_received_and_last_model(federation):
     module.model.train()
     loss = phase.objective.loss
     buffers = client["model"][client.layout.parameters.stop :].clone()
-    found = loss(module, batch)
+    value = loss(module, batch)
     z = module.features
     client["model"][client.layout.parameters.stop :] = buffers
     task = module.task_loss(batch)
     others = [module.under(v, batch[0])[0] for v in (received + 0.01, last)]
-    assert_close(found, task + 2 * contrast(z, *others, 0.5))
+    assert_close(value, task + 2 * contrast(z, *others, 0.5))
     train(fed, client, phase)
     assert same([client["last"], received], kept)
 
@@ -134,17 +134,17 @@ def test_the_stretch_is_the_greatest_singular_value(shapes):
     draws = seeded()
     a, b = (torch.rand(6, *shape, generator=draws) + 0.2 for shape in shapes)
     small = nn.functional.adaptive_avg_pool2d(a, b.shape[2:]) if a.ndim == 4 else a
-    for k, (T, found) in enumerate(zip(transmitting(a, b), stretch(a, b), strict=True)):
+    for k, (T, value) in enumerate(zip(transmitting(a, b), stretch(a, b), strict=True)):
         x, y = (
             small[k].flatten(1).numpy() if a.ndim == 4 else small[k, :, None].numpy(),
             b[k].reshape(len(b[k]), -1).numpy(),
         )
         np.testing.assert_allclose(T, x @ y.T / x.shape[1], rtol=1e-5)
-        assert float(found) == pytest.approx(np.linalg.svd(x @ y.T / x.shape[1])[1][0], rel=1e-3)
+        assert float(value) == pytest.approx(np.linalg.svd(x @ y.T / x.shape[1])[1][0], rel=1e-3)
     leaf = torch.zeros(2, 3, requires_grad=True)  # a sample whose channels are all 0: no NaN
-    found = stretch(leaf, torch.ones(2, 3))
+    value = stretch(leaf, torch.ones(2, 3))
     assert (
-        found.max().item() < 1e-15 and not torch.autograd.grad(found.square().sum(), leaf)[0].any()
+        value.max().item() < 1e-15 and not torch.autograd.grad(value.square().sum(), leaf)[0].any()
     )
 
 
@@ -177,11 +177,11 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
     module.model.train()
     [phase] = method.phases(client, payload_of(client))
     before = client["model"].clone()
-    found, task = phase.objective.loss(module, batch), module.task_loss(batch)
+    value, task = phase.objective.loss(module, batch), module.task_loss(batch)
     stop = client.layout.parameters.stop
     assert torch.equal(client["model"][:stop], before[:stop])
-    assert_close(found, (1.45 if width < 1 else 1.0) * task)
-    moved = torch.autograd.grad(found - task, list(module.model.parameters()), allow_unused=True)
+    assert_close(value, (1.45 if width < 1 else 1.0) * task)
+    moved = torch.autograd.grad(value - task, list(module.model.parameters()), allow_unused=True)
     touched = {
         name.rpartition(".")[0]
         for (name, _), g in zip(module.model.named_parameters(), moved, strict=True)
@@ -262,9 +262,9 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
     assert_close(memory["generator"], torch.cat([t.detach().flatten() for t in moved]))
     assert memory["labels"].tolist() == [1, 0, 1]
     net.eval()  # a client's
-    made = G.draw(memory["generator"], memory["labels"], 200, seeded(2))
-    assert_close(made.features, net(torch.cat([made.eps, one_hot(made.y, 3)], 1)).detach())
-    assert not (made.y == 1).any()
+    drawn = G.draw(memory["generator"], memory["labels"], 200, seeded(2))
+    assert_close(drawn.features, net(torch.cat([drawn.eps, one_hot(drawn.y, 3)], 1)).detach())
+    assert not (drawn.y == 1).any()
 
 
 def test_what_the_generator_tells_a_client(federation):
@@ -276,20 +276,20 @@ def test_what_the_generator_tells_a_client(federation):
     (x, y), prior, head = batch_of(client_of(fed, 1), 12), torch.arange(10.0), module.head
     scores = module.model(x)
     torch.manual_seed(3)
-    made, again = G.draw(theta, prior, 9), G.given(theta, y)
+    drawn, again = G.draw(theta, prior, 9), G.given(theta, y)
     teacher = head(again.features).softmax(1).detach()
     kl = (teacher * (teacher.log() - scores.log_softmax(1))).sum() / 12
-    ce = cross_entropy(head(made.features), made.y)
+    ce = cross_entropy(head(drawn.features), drawn.y)
     module.model(x)
     for alpha, beta in ((0.3, 0.0), (0.3, 0.7)):
         torch.manual_seed(3)
-        found = learned(G, theta, module, y, prior, count=9, alpha=alpha, beta=beta)
-        assert_close(found, alpha * ce + beta * kl)
-    wanted = 0.3 * ce + 0.7 * kl
+        value = learned(G, theta, module, y, prior, count=9, alpha=alpha, beta=beta)
+        assert_close(value, alpha * ce + beta * kl)
+    expected = 0.3 * ce + 0.7 * kl
     # the teacher is no way back to the classifier
     for tensor in (module.model.body[1].weight, head.weight):
         ours, theirs = (
-            torch.autograd.grad(term, tensor, retain_graph=True)[0] for term in (found, wanted)
+            torch.autograd.grad(term, tensor, retain_graph=True)[0] for term in (value, expected)
         )
         assert ours.any()
         assert_close(ours, theirs)

@@ -282,16 +282,16 @@ def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
 
 
 class Branching(nn.Module):
-    """Gives `what` makes of its scores, always or while it trains."""
+    """Gives what `OUTPUTS[kind]` makes of its scores, always or while it trains."""
 
-    def __init__(self, what: str, always: bool = False):
+    def __init__(self, kind: str, always: bool = False):
         super().__init__()
-        self.what, self.always = what, always
+        self.kind, self.always = kind, always
         self.norm, self.out = nn.BatchNorm2d(1), nn.Linear(64, 10)
 
     def forward(self, x):
         scores = self.out(self.norm(x).flatten(1))
-        return OUTPUTS[self.what](scores) if self.training or self.always else scores
+        return OUTPUTS[self.kind](scores) if self.training or self.always else scores
 
 
 class Judged(Branching, LightningModule):
@@ -315,15 +315,15 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("always", [False, True])
-@pytest.mark.parametrize("what", OUTPUTS)
-def test_what_is_no_class_scores_is_named(what, always, monkeypatch):
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_what_is_no_class_scores_is_named(kind, always, monkeypatch):
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
     when = "but for two samples" if always else "while it trains"
-    line = rf"{when} it gives {re.escape(what)} instead of "
+    line = rf"{when} it gives {re.escape(kind)} instead of "
     with refuses(rf"^model: 'fl_lightning.foundation.errors.Branching' is not allowed; .*{line}"):
-        build(Component(f"{HERE}.Branching", {"what": what, "always": always}), (1, 8, 8), 10)
+        build(Component(f"{HERE}.Branching", {"kind": kind, "always": always}), (1, 8, 8), 10)
 
 
 def test_a_training_step_takes_what_the_model_gives_while_it_trains(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Judged", Judged, raising=False)
-    build(Component(f"{HERE}.Judged", {"what": "tuple of 2"}), (1, 8, 8), 10)
+    build(Component(f"{HERE}.Judged", {"kind": "tuple of 2"}), (1, 8, 8), 10)

@@ -53,9 +53,9 @@ def size(model):
 
 
 def test_parameters_by_hand():
-    found = [size(make()) for make, _ in SIZES]
-    assert found == [expected for _, expected in SIZES]
-    assert [found[k] for k in (0, 1, 2, 5)] == [643_850, 1_725_194, 582_026, 121_182]
+    sizes = [size(make()) for make, _ in SIZES]
+    assert sizes == [expected for _, expected in SIZES]
+    assert [sizes[k] for k in (0, 1, 2, 5)] == [643_850, 1_725_194, 582_026, 121_182]
 
 
 @pytest.mark.parametrize("side, left", [(28, 1), (32, 2), (16, 1), (15, 1)])

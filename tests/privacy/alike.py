@@ -14,9 +14,9 @@ def same_everywhere(fit, flags, read=tables):
     """What `read` says of a run, which must be the same on two and three ranks and after a
     resume."""
     flags += " --callbacks.checkpoint.seconds 0"
-    whole = read(fit("whole", flags))
+    undisturbed = read(fit("whole", flags))
     for ranks in (2, 3):
-        assert read(fit(f"ranks-{ranks}", flags, f"--fabric.devices {ranks}")) == whole
+        assert read(fit(f"ranks-{ranks}", flags, f"--fabric.devices {ranks}")) == undisturbed
     fit("part", flags, "--federation.rounds 2")
-    assert read(fit("part", flags, "--resume --federation.rounds 3")) == whole
-    return whole
+    assert read(fit("part", flags, "--resume --federation.rounds 3")) == undisturbed
+    return undisturbed

@@ -31,7 +31,7 @@ def table(file):
 
 def results(study, only=None):
     """The tables and final weights of every run, or of those that are named."""
-    found = {}
+    content = {}
     for run in sorted(study.glob("runs/**/seed-*")):
         if only is not None and str(run.relative_to(study)) not in only:
             continue
@@ -42,5 +42,5 @@ def results(study, only=None):
             hashlib.sha256((run / "checkpoints" / file).read_bytes()).hexdigest() for file in files
         ]
         tables = [table(run / f"{name}.csv") for name in ("metrics", "clients", "final")]
-        found[str(run.relative_to(study))] = (tables, digests)
-    return found
+        content[str(run.relative_to(study))] = (tables, digests)
+    return content

@@ -42,12 +42,12 @@ def compared(path, *more, judge=None, **options):
     return compare(scores.read([path, *more], judge)[0], **options)
 
 
-def rows(found):
-    return [SimpleNamespace(**record) for record in listing.records(found.table)]
+def rows(comparison):
+    return [SimpleNamespace(**record) for record in listing.records(comparison.table)]
 
 
-def row(found, method, setting=""):
-    (one,) = [row for row in rows(found) if (row.method, row.setting) == (method, setting)]
+def row(comparison, method, setting=""):
+    (one,) = [row for row in rows(comparison) if (row.method, row.setting) == (method, setting)]
     return one
 
 
@@ -56,8 +56,8 @@ def row(found, method, setting=""):
 
 def test_a_row_by_hand(make_study):
     second = [cell(seed=1), cell("kapc", [0.5, 0.6, 0.7, 0.9], 1)]
-    found = compared(make_study([cell(), cell("kapc", OURS), *second]))
-    ours, local = row(found, "kapc"), row(found, "local")
+    comparison = compared(make_study([cell(), cell("kapc", OURS), *second]))
+    ours, local = row(comparison, "kapc"), row(comparison, "local")
     assert (ours.judge, ours.seeds, ours.runs, ours.pairs) == ("after", 2, 2, 2)
     assert ours.mean == pytest.approx((0.7 + 0.675) / 2)
     assert ours.std == pytest.approx(np.std([0.7, 0.675], ddof=1))
@@ -65,8 +65,8 @@ def test_a_row_by_hand(make_study):
     # one client of four with one seed; equal ones are not harmed
     assert (ours.baseline, ours.harmed) == ("local", pytest.approx(0.125))
     assert ours.difference == pytest.approx((0.05 + 0.025) / 2)
-    wanted = statistics.interval([[np.array([0.1, 0.1, 0.1, -0.1])], [np.array([0, 0, 0, 0.1])]])
-    assert (ours.low, ours.high) == pytest.approx(wanted[:2])
+    expected = statistics.interval([[np.array([0.1, 0.1, 0.1, -0.1])], [np.array([0, 0, 0, 0.1])]])
+    assert (ours.low, ours.high) == pytest.approx(expected[:2])
     assert (ours.wins, ours.ties, ours.losses) == (2, 0, 0)
     assert (ours.mib, ours.seconds, ours.channel_seconds, ours.reached) == (4.0, 6.0, None, None)
     assert (local.baseline, local.harmed, local.difference) == (None, None, None)
@@ -94,10 +94,10 @@ def test_clients_are_paired_by_their_number(make_study, tmp_path):
 
 
 def test_one_seed_has_no_interval_and_no_star(make_study):
-    found = compared(make_study(plan(1, {"kapc": 0.1, "fedper": 0.05})))
-    ours = row(found, "kapc")
+    comparison = compared(make_study(plan(1, {"kapc": 0.1, "fedper": 0.05})))
+    ours = row(comparison, "kapc")
     assert (ours.std, ours.low, ours.high, ours.p, ours.star) == (None, None, None, None, "")
-    (note,) = [note for note in found.notes if note.startswith("stars: ")]
+    (note,) = [note for note in comparison.notes if note.startswith("stars: ")]
     assert "one seed says nothing of others" in note
     assert "all 2 comparisons can be 0.05 from 7 pairs on, 7 seeds (fewest pairs here: 1)" in note
 
@@ -109,10 +109,10 @@ def test_over_settings_a_seed_is_tested_as_one(make_study):
         at = {"data.alpha": alpha}
         better = [score + gain for score in LOCAL]
         cells += [cell(seed=seed, setting=at), cell("kapc", better, seed, at)]
-    whole = row(compared(make_study(cells)), "kapc", ALL)
-    assert (whole.pairs, whole.wins) == (6, 6)
-    assert whole.p == pytest.approx(stats.ttest_1samp([0.01, 0.2], 0).pvalue)
-    assert whole.star == ""
+    over_settings = row(compared(make_study(cells)), "kapc", ALL)
+    assert (over_settings.pairs, over_settings.wins) == (6, 6)
+    assert over_settings.p == pytest.approx(stats.ttest_1samp([0.01, 0.2], 0).pvalue)
+    assert over_settings.star == ""
 
 
 @pytest.mark.parametrize("seeds, p", [(5, None), (6, 2 / 2**6)])
@@ -123,24 +123,29 @@ def test_tests_begin_with_six_pairs(make_study, seeds, p):
 
 
 def test_holms_correction_is_over_all_tests_of_a_table(make_study):
-    found = compared(make_study(plan(6, {"kapc": 0.1, "fedper": 0.05, "ditto": 0.02})))
-    tested = [one for one in rows(found) if one.p is not None]
+    comparison = compared(make_study(plan(6, {"kapc": 0.1, "fedper": 0.05, "ditto": 0.02})))
+    tested = [one for one in rows(comparison) if one.p is not None]
     assert [one.p_holm for one in tested] == pytest.approx([3 * 2 / 2**6] * 3)
     assert {one.star for one in tested} == {""}
 
 
 def test_over_settings_seeds_are_means_and_pairs_are_tested(make_study):
-    found = compared(make_study(plan(3, settings=(0.1, 0.3))))
-    whole = row(found, "kapc", ALL)
-    single = [row(found, "kapc", f"data.alpha={alpha}") for alpha in (0.1, 0.3)]
+    comparison = compared(make_study(plan(3, settings=(0.1, 0.3))))
+    over_settings = row(comparison, "kapc", ALL)
+    single = [row(comparison, "kapc", f"data.alpha={alpha}") for alpha in (0.1, 0.3)]
     assert [one.p for one in single] == [None, None]
     # over seeds p is 0.002
-    assert (whole.seeds, whole.pairs, whole.p, whole.star) == (3, 6, 2 / 2**6, "*")
-    assert whole.mean == pytest.approx(np.mean([one.mean for one in single]))
+    assert (over_settings.seeds, over_settings.pairs, over_settings.p, over_settings.star) == (
+        3,
+        6,
+        2 / 2**6,
+        "*",
+    )
+    assert over_settings.mean == pytest.approx(np.mean([one.mean for one in single]))
     differences = [0.1 * (1 + 0.1 * seed + 0.2) for seed in range(3)]
-    assert whole.difference == pytest.approx(np.mean(differences))
-    assert whole.std == pytest.approx(np.std(differences, ddof=1))
-    assert whole.interval == "t"
+    assert over_settings.difference == pytest.approx(np.mean(differences))
+    assert over_settings.std == pytest.approx(np.std(differences, ddof=1))
+    assert over_settings.interval == "t"
 
 
 def test_the_baseline_is_the_row_called_local_and_harm_is_against_it(make_study):
@@ -157,17 +162,19 @@ def test_the_baseline_is_the_row_called_local_and_harm_is_against_it(make_study)
 def test_judges_have_rows_of_their_own(make_study):
     """Two cells of one run: its scores after local training, and after fine-tuning."""
     fedavg = cell("fedavg", OURS, judges=BOTH, others={"finetuned": [0.9] * 4})
-    found = compared(make_study([cell(), fedavg, cell("kapc", OURS)]))
-    assert [(one.judge, one.method, one.baseline) for one in rows(found)] == [
+    comparison = compared(make_study([cell(), fedavg, cell("kapc", OURS)]))
+    assert [(one.judge, one.method, one.baseline) for one in rows(comparison)] == [
         ("after", "local", None),
         ("after", "fedavg after", "local"),
         ("after", "kapc", "local"),
         ("finetuned", "fedavg finetuned", None),
     ]
-    assert row(found, "fedavg finetuned").mean == pytest.approx(0.9)
-    assert row(found, "fedavg after").mean == pytest.approx(0.7)
-    assert row(found, "fedavg finetuned").harmed == 0  # against local training, whatever the judge
-    assert any("nothing with the same judge" in note for note in found.notes)
+    assert row(comparison, "fedavg finetuned").mean == pytest.approx(0.9)
+    assert row(comparison, "fedavg after").mean == pytest.approx(0.7)
+    assert (
+        row(comparison, "fedavg finetuned").harmed == 0
+    )  # against local training, whatever the judge
+    assert any("nothing with the same judge" in note for note in comparison.notes)
 
 
 def test_seconds_are_without_scoring(make_study):
@@ -177,30 +184,30 @@ def test_seconds_are_without_scoring(make_study):
         head, *lines = file.read_text().splitlines()
         with_scoring = [f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""]
         file.write_text("\n".join(with_scoring))
-    found = compared(study)
-    assert (row(found, "kapc").seconds, row(found, "local").seconds) == (4.0, 6.0)
+    comparison = compared(study)
+    assert (row(comparison, "kapc").seconds, row(comparison, "local").seconds) == (4.0, 6.0)
     assert row(compared(study, target=0.4), "kapc").seconds == 2.0
     note = "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)"
-    assert note in found.notes
+    assert note in comparison.notes
 
 
 def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_study):
-    found = compared(make_study([cell(), cell("kapc", [0.6, 0.7, 0.8])]))
-    assert row(found, "local").mean == pytest.approx(0.6)  # without the last client
-    assert row(found, "kapc").difference == pytest.approx(0.1)
+    comparison = compared(make_study([cell(), cell("kapc", [0.6, 0.7, 0.8])]))
+    assert row(comparison, "local").mean == pytest.approx(0.6)  # without the last client
+    assert row(comparison, "kapc").difference == pytest.approx(0.1)
     note = "1 of 1 settings and seeds not all methods scored the same clients"
-    assert any(note in one for one in found.notes)
+    assert any(note in one for one in comparison.notes)
 
 
 def test_ranks_over_settings(make_study):
     settings = [k / 10 for k in range(1, 9)]
-    found = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings)))
-    (ranks,) = found.ranks
+    comparison = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings)))
+    (ranks,) = comparison.ranks
     assert ranks.methods == ["local", "kapc", "fedper"]
     assert ranks.ranks == [3.0, 1.0, 2.0]
     assert (ranks.settings, ranks.chi_square) == (8, pytest.approx(16.0))
     assert ranks.cliques == []  # 3 comparisons at 2 / 2**8
-    assert "Friedman over 8 settings" in listing.table(tables.listing_of(found))
+    assert "Friedman over 8 settings" in listing.table(tables.listing_of(comparison))
     few = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings[:5]), name="few"))
     assert few.ranks == []
     assert any(
@@ -225,13 +232,13 @@ def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, refus
     run = study / "runs/all/kapc/seed-1"
     altered(run / "summary.json", clients=4)
     next(run.glob(f"{file}.*")).write_text(text)
-    found, notes = scores.read([study])
+    comparison, notes = scores.read([study])
     whole = (
         f"left out: 1 of 4 runs are damaged; the first: {run}: {what}: delete its folder to train "
         f"it again"
     )
     assert notes == [whole]
-    assert row(compare(found), "kapc").seeds == 1
+    assert row(compare(comparison), "kapc").seeds == 1
     line = f"archive: {str(run)!r} is not allowed; {what}; delete the folder"
     assert refused(f"archive {study}").startswith(line)
     assert not study.with_suffix(".zip").exists()
@@ -268,12 +275,12 @@ def test_a_row_whose_runs_failed_is_named(make_study):
 
 def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
     path = make_study([cell(), cell("fedper, slow", OURS, method="fedper")])
-    whole = clients.listing_of(scores.read([path])[0])
-    chosen = listing.choose(whole, "seeds,fedper, slow-difference,alone, fedper, slow")
-    wanted = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
-    assert list(chosen.words) == ["client", *wanted]
+    listing_of_clients = clients.listing_of(scores.read([path])[0])
+    chosen = listing.choose(listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow")
+    expected = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
+    assert list(chosen.words) == ["client", *expected]
     with refuses("'fedper' is not allowed; no such column"):
-        listing.choose(whole, "seeds,fedper,alone")
+        listing.choose(listing_of_clients, "seeds,fedper,alone")
 
 
 def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refused, fl_train):
@@ -326,12 +333,12 @@ def test_labels_seeds_and_settings_are_read_off_run_folders(make_run):
         values = OURS if method == "kapc" else LOCAL
         folder, arguments = f"{method}-{lam}-{seed}-{alpha}", {"lam": lam, "beta": 1}
         runs.append(make_run(folder, values, method, seed, config=config, arguments=arguments))
-    found = compared(*runs)
+    comparison = compared(*runs)
     settings = ("data.alpha=0.1", "data.alpha=0.3", ALL)
-    wanted = set(itertools.product(settings, methods))
-    assert {(one.setting, one.method) for one in rows(found)} == wanted
-    assert row(found, "kapc lam=0.5", ALL).pairs == 4
-    assert row(found, "kapc lam=0.5", ALL).difference == pytest.approx(0.05)
+    expected = set(itertools.product(settings, methods))
+    assert {(one.setting, one.method) for one in rows(comparison)} == expected
+    assert row(comparison, "kapc lam=0.5", ALL).pairs == 4
+    assert row(comparison, "kapc lam=0.5", ALL).difference == pytest.approx(0.05)
 
 
 def test_callbacks_that_change_numbers_are_part_of_the_name(make_run):
@@ -345,9 +352,9 @@ def test_all_by_one_judge(make_run):
     runs = [make_run("a", OURS), make_run("b", LOCAL, "fedavg", judge="global", others=both)]
     with refuses(r"judges are not mixed .*--judge KIND"):
         compared(*runs)
-    found = compared(*runs, judge="after", baseline="fedavg")
-    assert row(found, "fedavg").mean == pytest.approx(0.7)
-    assert row(found, "kapc").difference == pytest.approx(0.0)
+    comparison = compared(*runs, judge="after", baseline="fedavg")
+    assert row(comparison, "fedavg").mean == pytest.approx(0.7)
+    assert row(comparison, "kapc").difference == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("base, kept", [("auto", ["local"]), ("after", ["local", "kapc"])])
@@ -368,8 +375,8 @@ def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study, base
     (study / "study.yaml").write_text(yaml.safe_dump({"base": {"evaluation": {"judge": base}}}))
 
     def labels(judge):
-        found, notes = scores.read([study], judge)
-        return list(found.method.unique()), notes
+        comparison, notes = scores.read([study], judge)
+        return list(comparison.method.unique()), notes
 
     ours = ["local", "kapc", "fedavg after"]
     assert labels(None) == ([*ours, "FedAvg+FT"], [])
@@ -442,9 +449,11 @@ def test_curves_are_means_and_bands_over_seeds(make_study):
     at_end = band[band[:, 0] == 2][:, 1]
     assert at_end.max() - at_end.min() == pytest.approx(2 * np.std(means, ddof=1))
     (axes,) = drawn["differences-to-local"][0].axes
-    wanted = row(compare(read_cells), "kapc")
-    assert list(axes.lines[0].get_xdata()) == pytest.approx([100 * wanted.low, 100 * wanted.high])
-    assert axes.lines[1].get_xdata() == pytest.approx([100 * wanted.difference])
+    expected = row(compare(read_cells), "kapc")
+    assert list(axes.lines[0].get_xdata()) == pytest.approx(
+        [100 * expected.low, 100 * expected.high]
+    )
+    assert axes.lines[1].get_xdata() == pytest.approx([100 * expected.difference])
 
 
 def test_latex_with_chosen_columns_caption_and_the_best_in_bold(make_study, fl_train):
@@ -478,9 +487,9 @@ def test_a_row_for_each_client(make_study, fl_train, refused):
     gains = [0.1 * (1 + 0.1 * seed + 0.1) for seed in range(3)]
     half = stats.t.ppf(0.975, 2) * np.std(gains, ddof=1) / np.sqrt(3)
     mean = np.mean(gains)
-    wanted = (LOCAL[2], LOCAL[2] + mean, mean, mean - half, mean + half)
-    found = [ours[name] for name in ("alone", "mean", "difference", "low", "high")]
-    assert found == pytest.approx(wanted)
+    expected = (LOCAL[2], LOCAL[2] + mean, mean, mean - half, mean + half)
+    comparison = [ours[name] for name in ("alone", "mean", "difference", "low", "high")]
+    assert comparison == pytest.approx(expected)
     split(runs[0], "0,99,5,site 0")
     line = refused(f"compare {study}")
     assert "clients of" in line and "have other samples" in line
@@ -632,9 +641,9 @@ def test_by_another_metric(make_run, refused):
     for run, value in zip(runs, values, strict=True):
         lines = ["client,accuracy,auroc", "0,0.5,", f"1,0.5,{value}", f"2,0.5,{value}", ""]
         (run / "final.csv").write_text("\n".join(lines))
-    found, notes = scores.read(runs, metric="auroc")
-    assert [dict(one) for one in found.scores] == [{1: v, 2: v} for v in values]
-    kapc = row(compare(found), "kapc")
+    comparison, notes = scores.read(runs, metric="auroc")
+    assert [dict(one) for one in comparison.scores] == [{1: v, 2: v} for v in values]
+    kapc = row(compare(comparison), "kapc")
     assert kapc.mean == pytest.approx(0.6) and kapc.difference == pytest.approx(0.45)
     assert any("AUROC" in note and "not accuracies" in note for note in notes)
     line = refused(f"compare {' '.join(map(str, runs))} --metric f1")

@@ -98,8 +98,8 @@ def test_a_number_is_as_fine_as_its_column(cells_by_study):
 
 
 def test_reasons_are_of_cells_that_exist(cells_by_study):
-    given = {reason(cell)[0] for cells in cells_by_study.values() for cell in cells}
-    assert {row["reason"] for row in papers.reasons()} <= given
+    known_reasons = {reason(cell)[0] for cells in cells_by_study.values() for cell in cells}
+    assert {row["reason"] for row in papers.reasons()} <= known_reasons
 
 
 # ---------------------------------------------------------------- the verdict
@@ -127,12 +127,14 @@ def test_the_verdict(ours, printed, std, verdict):
 @pytest.mark.parametrize("printed", [50.0, 51.5, 52.2, 53.0, 56.0])
 def test_the_interval_is_welchs(printed):
     ours = [49.0, 50.5, 50.0, 52.0]
-    found = SimpleNamespace(**verdict_on(ours, printed, 1.5, 3))
-    peer = stats.ttest_ind_from_stats(found.mean, found.std, 4, printed, 1.5, 3, equal_var=False)
-    assert (found.verdict == DIFFERS) == (peer.pvalue < 0.05)
-    for end in (found.low, found.high):
-        shifted = found.mean - end
-        peer = stats.ttest_ind_from_stats(shifted, found.std, 4, printed, 1.5, 3, equal_var=False)
+    verdict = SimpleNamespace(**verdict_on(ours, printed, 1.5, 3))
+    peer = stats.ttest_ind_from_stats(
+        verdict.mean, verdict.std, 4, printed, 1.5, 3, equal_var=False
+    )
+    assert (verdict.verdict == DIFFERS) == (peer.pvalue < 0.05)
+    for end in (verdict.low, verdict.high):
+        shifted = verdict.mean - end
+        peer = stats.ttest_ind_from_stats(shifted, verdict.std, 4, printed, 1.5, 3, equal_var=False)
         assert peer.pvalue == pytest.approx(0.05)
 
 
@@ -215,8 +217,8 @@ def test_a_row_of_a_study_brings_its_judge(make_study):
         {**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}}
     )
     lines = beside(cells_of(study), StudyFolder(folder))
-    found = {row["method"]: row["mean"] for row in listing.records(lines)}
-    assert (found["FedAvg"], found["FedBABU"], found["KAPC"], found["MOON"]) == (
+    means = {row["method"]: row["mean"] for row in listing.records(lines)}
+    assert (means["FedAvg"], means["FedBABU"], means["KAPC"], means["MOON"]) == (
         50.0,
         90.0,
         90.0,
@@ -332,11 +334,11 @@ def test_a_study_is_like_another(tmp_path):
     }
     (tmp_path / "in").mkdir()
     (tmp_path / "in/b.yaml").write_text(yaml.safe_dump(own))
-    found = studyfile.read(str(tmp_path / "in/b.yaml"))
-    assert found["base"] == [
+    definition = studyfile.read(str(tmp_path / "in/b.yaml"))
+    assert definition["base"] == [
         "kapc_exact_digits",
         str(tmp_path / "in/../beside.yaml"),
         {"data.fraction": 0.5},
     ]
-    assert (found["seeds"], found["methods"]) == ([7], TINY["methods"])
-    assert found["paper"] == {**PAPER, "title": "another"}
+    assert (definition["seeds"], definition["methods"]) == ([7], TINY["methods"])
+    assert definition["paper"] == {**PAPER, "title": "another"}

@@ -275,9 +275,9 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     plan = replace(planned(minutes=minutes), methods=["fedper", "selfkapc", "fedcac"])
     ready = command.Prepared(plan, {}, Facts(["a"] * 6, [60] * 6), "accuracy")
     assert command._train(ready) == expected
-    whole = now[0] + cycle * plan.extra_share(6)
-    assert whole <= 1.1 * 60 * minutes
-    assert expected == 10 or whole + cycle > 1.1 * 60 * minutes
+    seconds = now[0] + cycle * plan.extra_share(6)
+    assert seconds <= 1.1 * 60 * minutes
+    assert expected == 10 or seconds + cycle > 1.1 * 60 * minutes
 
 
 def test_newcomers_are_scored_by_the_chosen_metric(copy):

@@ -86,8 +86,8 @@ def within_memory(
     if size <= room:
         return most
     fits = 1 + int(max(0.0, room - first) / further) if further else 1
-    takes = f"{most} runs take some {log.in_bytes(size)}"
-    log.say(f"together: {fits} at a time: {takes}, and a process may take {log.in_bytes(room)}")
+    need = f"{most} runs take some {log.in_bytes(size)}"
+    log.say(f"together: {fits} at a time: {need}, and a process may take {log.in_bytes(room)}")
     return fits
 
 
