@@ -122,27 +122,27 @@ def test_a_class_stands_for_its_import_path(here):
     [
         (
             {"method": "fedavgg"},
-            r"^method: 'fedavgg' is not allowed; no such name \(did you mean fedavg\?\)",
+            r"^method='fedavgg': no such name \(did you mean fedavg\?\)",
         ),
         (
             {"federation.round": 3},
-            r"^federation\.round: 3 is not allowed; no such key \(did you mean",
+            r"^federation\.round=3: no such key \(did you mean",
         ),
-        ({"optimizer": {"lr": -1}}, r"^optimizer\.lr: -1"),
+        ({"optimizer": {"lr": -1}}, r"^optimizer\.lr=-1"),
         (
             "kapc_digit",
-            r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)",
+            r"^config='kapc_digit': no such file \(did you mean kapc_digits\?\)",
         ),
         (["--seed"], r"^seed: it needs a value"),
-        (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
+        (["--seed", 3], r"^config=3: flags are text"),
         (
             3,
-            r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or "
+            r"^config=3: it must be a mapping, a config file or its name, or "
             r"flags",
         ),
         (
             {"print_config": True, "seed": 1},
-            r"^print_config: True is not allowed; no such key",
+            r"^print_config=True: no such key",
         ),
     ],
     ids=str,
@@ -178,7 +178,7 @@ def test_an_extended_run_has_no_results_until_it_ends(here, monkeypatch):
             assert [(short.folder / name).read_bytes() for name in of_the_end] == before
             config = short.folder / "config.yaml"
             # as a kill leaves it
-            config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))
+            config.write_text(config.read_text().replace("rounds=1\n", "rounds=3\n", 1))
         cut = Run(short.folder)
         assert repr(cut) == f"<Run {short.folder}: kapc, {stopped - 1} of 3 rounds>"
         assert (
@@ -229,7 +229,7 @@ def test_tables_are_those_of_the_folder():
     after = run.by_client("accuracy_after")
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with refuses(r"^column: 'accuracy_afte' is not allowed; columns of cl"):
+    with refuses(r"^column='accuracy_afte': columns of cl"):
         run.by_client("accuracy_afte")
 
 
@@ -244,12 +244,12 @@ def test_the_cube_is_the_cohorts_part_of_the_relation():
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with refuses(r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"):
+    with refuses(r"^round=4: there is no relation of it; kept: 1 to 3$"):
         run.cube(4)
 
 
 def test_no_run_is_refused(workplace):
-    with refuses(r"^run: 'nowhere' is not allowed; it must be a run folder"):
+    with refuses(r"^run='nowhere': it must be a run folder"):
         Run("nowhere")
 
 
@@ -285,14 +285,12 @@ def test_a_method_whose_fields_are_no_arguments_is_refused(here, monkeypatch):
     monkeypatch.setattr(Forgotten, "__module__", "own_notebook")
     for given in ({}, {"method.strength": 0.5}):
         with refuses(
-            r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
+            r"^method=.*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
         ):
             fit({**QUIET, "method": Forgotten, **given})
 
 
 def test_an_error_shows_no_whole_array():
-    with refuses(
-        r"^data\.root: \[\[0\.0, .*\.\.\. is not allowed; it must be text or null$"
-    ) as caught:
+    with refuses(r"^data\.root=\[\[0\.0, .*\.\.\.: it must be text or null$") as caught:
         fit({**QUIET, "data.root": np.zeros((100, 64))})
     assert len(str(caught.value)) < 300
