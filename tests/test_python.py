@@ -178,7 +178,7 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training():
         ),
         (
             {"data": (X, Y - 1)},
-            r"^data='y=int64, shape \(600,\)': y must hold class numbers from 0 "
+            r"^data='y: int64, shape \(600,\)': y must hold class numbers from 0 "
             r"or class names",
         ),
         (
