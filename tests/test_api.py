@@ -178,7 +178,7 @@ def test_an_extended_run_has_no_results_until_it_ends(here, monkeypatch):
             assert [(short.folder / name).read_bytes() for name in of_the_end] == before
             config = short.folder / "config.yaml"
             # as a kill leaves it
-            config.write_text(config.read_text().replace("rounds=1\n", "rounds=3\n", 1))
+            config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))
         cut = Run(short.folder)
         assert repr(cut) == f"<Run {short.folder}: kapc, {stopped - 1} of 3 rounds>"
         assert (

@@ -89,7 +89,7 @@ def test_gain_over_local_and_share_harmed(tmp_path):
     ],
 )
 def test_gain_refuses_another_split_and_another_method(tmp_path, changes, words):
-    with refuses(rf"loggers\.wandb\.local: .*{words}"):
+    with refuses(rf"loggers\.wandb\.local=.*{words}"):
         exhibits.scores_alone(alone(tmp_path, **changes), run_of())
     with refuses("finished run of training alone"):
         exhibits.scores_alone(str(tmp_path / "nowhere"), run_of())

@@ -145,24 +145,24 @@ def begin(run):
 @pytest.mark.parametrize(
     "method, callbacks, said",
     [
-        (KAPC(), [Median()], "callbacks.median: 'kapc' .* a global model's, as fedavg's is"),
+        (KAPC(), [Median()], "callbacks.median='kapc'.* a global model's, as fedavg's is"),
         (
             FedAvg(),
             [Median(), TrimmedMean(0.2)],
             "callbacks.trimmedmean: one way to aggregate, and median is one already",
         ),
-        (FedAvg(), [Krum(1)], "callbacks.krum.attackers: 1 .*of 4 clients at most 0"),
-        (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep: 5 .*at most 4"),
-        (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients: \[4\] .*\[0, 3\]"),
+        (FedAvg(), [Krum(1)], "callbacks.krum.attackers=1.*of 4 clients at most 0"),
+        (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep=5.*at most 4"),
+        (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients=\[4\].*\[0, 3\]"),
         (
             FedAvg(),
             [Attack("noise", share=0.1)],
-            r"callbacks.attack.share: 0.1 .*of 4 clients that comes to 0",
+            r"callbacks.attack.share=0.1.*of 4 clients that comes to 0",
         ),
         (
             FedAvg(),
             [Quantize(), Attack("noise", share=0.5)],
-            "callbacks.attack: 'noise' .*before quantize",
+            "callbacks.attack='noise'.*before quantize",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_where_no_model_is_sent_a_line_says_that_there_is_nothing_to_change(
     ],
 )
 def test_bad_arguments_are_named(make):
-    with refuses(r"^callbacks\.\w+\.\w+: "):
+    with refuses(r"^callbacks\.\w+\.\w+="):
         make()
 
 

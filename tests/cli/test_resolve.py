@@ -81,7 +81,7 @@ def test_names_are_written_short_and_lists_in_full():
         "--data.partition hsu --data.by class": "data.by='class'.*hsu means client; partition dirichlet",
         "--config kapc_mnist --data.sizes free": "data.sizes='free'.*hsu means equal",
         "--optimizer.name sdg": "optimizer.name='sdg'.*one of sgd, adam",
-        "--model []": r"model=\[\] .*a list of at least one",
+        "--model []": r"model=\[\].*a list of at least one",
         "--fabric.devices two": "fabric.devices='two'.*a whole number or one of auto",
         "--evaluation.models [x]": "evaluation.models=.*a list: .*or null",
         "--model [{name:mlp,count:3}]": "model",
@@ -175,7 +175,7 @@ def test_text_for_a_function_is_read_by_what_it_wants(own, tmp_path):
 
 
 def test_an_argument_without_default_must_be_given(own):
-    with refuses(r"callbacks.watch.where=.*must be given"):
+    with refuses(r"callbacks.watch.where: .*must be given"):
         resolved("--callbacks", f"{own}.Watch")
 
 

@@ -256,7 +256,7 @@ def test_an_empty_section_says_nothing(tmp_path):
     file.write_text("callbacks: null\ncallbacks.topk.share: 0.5\n")
     kept = {name for name, c in merged(*read_config(str(file))).callbacks.items() if c is not None}
     assert kept == {"topk"}
-    file.write_text("callbacks=''\n")
+    file.write_text("callbacks: ''\n")
     with refuses("no such name"):
         merged(*read_config(str(file)))
 
@@ -269,7 +269,7 @@ def test_an_empty_section_says_nothing(tmp_path):
         "federation: {ronds: 3}": r"federation.ronds=3.*did you mean federation.rounds\?.*a.yaml",
         "config: b.yaml": "no such key",
         "dtaa:": "^dtaa=None.*no such key",
-        "federation=3": "group of keys: federation.rounds",
+        "federation: 3": "group of keys: federation.rounds",
     }.items(),
 )
 def test_bad_files_are_told_with_file_and_place(tmp_path, text, told):
@@ -301,9 +301,9 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults():
         "data:\n  alpha: 0.1\n  alpha: 0.3\n": "line 3, column 3: the key 'alpha' is given twice",
         "data: {alpha: [}\n": "line 1, column 16: ",
         "federation:\n  rounds: 010\n": "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)",
-        "federation.rounds=1:30\n": "line 1, column 20: to YAML 1:30 is 90",
+        "federation.rounds: 1:30\n": "line 1, column 20: to YAML 1:30 is 90",
         "data: {alpha: 0.1}\ndata.alpha: 0.3\n": "data.alpha=0.3: it is given twice, also as 0.1",
-        "method.lam=3\nmethod: {name: ditto, lam: 1}\n": "method.lam=3: it is given twice",
+        "method.lam: 3\nmethod: {name: ditto, lam: 1}\n": "method.lam=3: it is given twice",
     }.items(),
 )
 def test_a_config_with_a_key_twice_or_broken_is_one_line(text, said, tmp_path):
@@ -375,7 +375,7 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path):
             r"^base='a.yaml'.* a config cannot be its own base: \S+a.yaml -> \S+a.yaml$",
         ),
         (
-            {"a": "base: b.yaml", "b": "base=./a.yaml"},
+            {"a": "base: b.yaml", "b": "base: ./a.yaml"},
             r"^base='./a.yaml'.*\S+a.yaml -> \S+b.yaml -> \S+a.yaml$",
         ),
         (
@@ -383,10 +383,10 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path):
             r"^base='kapc_digit': no such file \(did you mean kapc_digits\?\)",
         ),
         (
-            {"a": "base=[digits, kapc_mnist]"},
-            r"^base=\['digits', .* name or the file of one config \(in \S+a.yaml\)$",
+            {"a": "base: [digits, kapc_mnist]"},
+            r"^base=\['digits', .*: .* name or the file of one config \(in \S+a.yaml\)$",
         ),
-        ({"a": "base: b.yaml", "b": "ronds=3"}, r"^ronds=3.*no such key.*\(in b.yaml\)$"),
+        ({"a": "base: b.yaml", "b": "ronds: 3"}, r"^ronds=3.*no such key.*\(in b.yaml\)$"),
         (
             {"a": "base: b.yaml", "b": "[1]"},
             r"^base='b.yaml': it must hold keys and values$",

@@ -181,7 +181,7 @@ def test_the_command_prints_a_table_and_writes_a_page(faulty, capsys):
 def test_a_run_says_the_worst_when_it_starts(faulty):
     lines = silos.lines(DataConfig(root="t.csv", **CONFIG["data"]))
     assert lines[0].startswith("data: column 'creatinine' at Geneva: median 100.8, 1.055")
-    assert lines[1:] == ["data=1 more like these: fl-train check-data"]
+    assert lines[1:] == ["data: 1 more like these: fl-train check-data"]
     assert silos.lines(DataConfig()) == []
     assert silos.lines(DataConfig(root="none.csv")) == []
 

@@ -34,7 +34,7 @@ def test_missing_files_are_one_line_with_the_remedies(name, tmp_path):
     with pytest.raises(BadInput) as caught:
         vision.load(DataConfig(source=name, root=str(tmp_path)))
     line = str(caught.value)
-    assert line.startswith("data.root: ")
+    assert line.startswith("data.root=")
     assert "\n" not in line
     for part in (
         name,

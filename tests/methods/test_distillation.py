@@ -180,7 +180,7 @@ def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation, projection):
         )
         c = to_simplex(c) if projection == "simplex" else c
         assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
-    with refuses(r"method\.divergence: 'sum' .*update paper"):
+    with refuses(r"method\.divergence='sum'.*update paper"):
         KTPFL(divergence="sum", update="code")
 
 

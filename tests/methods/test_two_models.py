@@ -146,5 +146,5 @@ def test_apfl_with_alpha_1_is_local(federation, net):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_steps_of_their_own_would_pass_over_is_refused(federation, method, changes, key):
-    with refuses(f"^{key}: "):
+    with refuses(f"^{key}="):
         federation(method, **changes).prepare()

@@ -242,7 +242,7 @@ def test_wrong_uses_are_one_line(words, says, refused, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, says",
     {
-        "--callbacks.quantize.bits 8": "callbacks.quantize=.*behind localprivacy",
+        "--callbacks.quantize.bits 8": "callbacks.quantize.*behind localprivacy",
         "--method kapc --callbacks.layerselection.mu null": "layerselection.client=True.*tells of its data",
         "--data.held_out_clients 0.25": "data.held_out_clients=0.25.*not accounted",
         "--method fedhkd": "method.sigma=7.0.*it must be 0",
