@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from lines import run_line
 
+from fl_lightning.results.runs import run_folders
+
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, refused):
@@ -62,6 +64,25 @@ def test_where_the_page_goes(words, page, make_run, tmp_path, monkeypatch, capsy
         assert capsys.readouterr().out == f"report: {page}\n"
     assert Path(page).read_text().rstrip().endswith("</html>")
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_of_runs_stands_for_all_in_it(make_run, tmp_path, monkeypatch, capsys):
+    for name in ("runs/b", "runs/a", "study/runs/kapc/seed-0", "study/references/x"):
+        make_run(name)
+    inside = tmp_path / "runs/a/wandb/offline-run/files"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").write_text("{}")  # W&B's own, and no run folder
+    monkeypatch.chdir(tmp_path)
+    found = run_folders([Path("runs"), Path("study"), Path("nowhere")])
+    assert [str(path) for path in found] == [
+        "runs/a",
+        "runs/b",
+        "study/runs/kapc/seed-0",
+        "nowhere",
+    ]
+    assert run_line("report runs") == 0
+    assert capsys.readouterr().out == "report: runs/report.html\n"
+    assert "2 runs side by side" in Path("runs/report.html").read_text()
 
 
 def test_torch_is_not_imported(make_run):
