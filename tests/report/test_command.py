@@ -25,26 +25,28 @@ def refused(tmp_path, monkeypatch, refused):
     return run
 
 
-def test_bad_input_is_one_line(refused, make_run, tmp_path):
+@pytest.mark.parametrize(
+    "words, said",
+    {
+        "": "report: it must be given: fl-train report STUDY | RUN [RUN ...]",
+        "nowhere": "run: 'nowhere' is not allowed; it must be a run folder",
+        "empty": "run: 'empty' is not allowed; it must be a run folder; config.yaml is missing",
+        "a nowhere": "run: 'nowhere'",
+        "a ./a/": "run: 'a' is not allowed; it must be given once",
+        "a --out no/page.html": "out: 'no/page.html' is not allowed; there is no folder",
+        "a --out page.txt": "out: 'page.txt' is not allowed; it must end with .html",
+        "a --out notes.html": "out: 'notes.html' is not allowed; it is no report",
+        "a --out=folder.html": "out: 'folder.html' is not allowed; it is no report",
+        "a --out": "out: it needs a value",
+        "a --name x": "name: 'x' is not allowed; no such key",
+    }.items(),
+)
+def test_bad_input_is_one_line(words, said, refused, make_run, tmp_path):
     make_run("a")
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
-    assert refused("") == "report: it must be given: fl-train report STUDY | RUN [RUN ...]"
-    assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
     (tmp_path / "empty").mkdir()
-    assert refused("empty").startswith(
-        "run: 'empty' is not allowed; it must be a run folder; config.yaml is missing"
-    )
-    assert refused("a nowhere").startswith("run: 'nowhere'")
-    assert refused("a ./a/").startswith("run: 'a' is not allowed; it must be given once")
-    assert refused("a --out no/page.html").startswith(
-        "out: 'no/page.html' is not allowed; there is no folder"
-    )
-    assert refused("a --out page.txt") == "out: 'page.txt' is not allowed; it must end with .html"
-    assert "is no report" in refused("a --out notes.html")
-    assert "is no report" in refused("a --out=folder.html")
-    assert refused("a --out").startswith("out: it needs a value")
-    assert refused("a --name x").startswith("name: 'x' is not allowed; no such key")
+    assert refused(words).startswith(said)
 
 
 @pytest.mark.parametrize(

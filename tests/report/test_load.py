@@ -17,13 +17,6 @@ def test_axes_add_up(make_run):
     assert run.spent("wall") == 5.25
 
 
-def test_time_of_runs_that_do_not_tell_scoring_apart_is_that_of_rounds(make_run):
-    path = make_run()
-    text = (path / "metrics.csv").read_text()
-    (path / "metrics.csv").write_text(text.replace("seconds_evaluation", "seconds_other"))
-    assert load([path])[0].axis("wall") == [2, 4, 6]
-
-
 def test_an_axis_with_a_gap_is_none(make_run):
     path = make_run()
     text = (path / "metrics.csv").read_text()
