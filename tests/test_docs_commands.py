@@ -74,7 +74,7 @@ ELSEWHERE = {
     "report/test_command.py::test_where_the_page_goes": (
         r"fl-train report runs/\S+( runs/\S+ --out \S+)?",
     ),
-    "test_newcomers.py::test_join_from_the_command_line_gives_what_the_row_says": (
+    "e2e/test_commands.py::test_join_where_clients_run_several_architectures": (
         r"fl-train join --run .*",
     ),
     "study/test_archive.py::test_a_cell_comes_to_the_same_bits_again": (

@@ -1,8 +1,6 @@
 """Small things that only a second reading finds: each has its test here, by the part that it
 belongs to."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from fl_lightning.core import Client, Payload, Phase, Server
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.lab import statistics
-from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.lab.study.board import Board
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch
@@ -71,23 +68,6 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path):
     seen = board.look(lambda run: None)
     assert [s.state for s in seen] == ["stopped", "unreadable"]
     assert board.table(seen).row_count == 1
-
-
-def test_a_split_that_is_cut_short_says_so():
-    rows = [
-        {"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1}
-        for c in range(MOST_CLIENTS + 3)
-    ]
-
-    run = SimpleNamespace(
-        rows={"split": rows}.get,
-        name="a",
-        client_names={},
-        facts={"heterogeneity_hellinger": 0.5},
-        called=str,
-    )
-    words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
-    assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 
 
 def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, make_run):

@@ -1,4 +1,3 @@
-import errno
 import math
 import pickle
 
@@ -7,7 +6,6 @@ import pytest
 from refusals import refuses
 
 from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.foundation.files import write_whole
 from fl_lightning.results.folder import (
     CLIENT_FLOPS,
     CLIENT_LOSSES,
@@ -51,16 +49,6 @@ def test_rows_come_back_with_every_digit(folder):
         f"round,mean_accuracy,upload_bytes,{always}",
         f"1,{1 / 3!r},{2**40 + 1},,,,,,",
     ]
-
-
-def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(tmp_path, monkeypatch):
-    def full(*paths):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("fl_lightning.foundation.files.flush", full)
-    with pytest.raises(RunFailed, match=r"cannot write .*a\.html: No space left on device"):
-        write_whole(tmp_path / "a.html", "page")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_traffic_is_read_back(folder):

@@ -17,6 +17,8 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.storage.store import Lane, Place, VectorStore
 
+from .test_bad_clients import same as same_state
+
 CPU = torch.device("cpu")
 
 
@@ -88,17 +90,9 @@ def stores(folder):
 
 def same(one, other):
     return one.states.keys() == other.states.keys() and all(
-        equal(state.vectors, other.states[c].vectors)
-        and equal(state.received, other.states[c].received)
-        and copies(state) == copies(other.states[c])
-        and equal(dict(enumerate(state.buffers)), dict(enumerate(other.states[c].buffers)))
-        and equal(state.memory, other.states[c].memory)
+        same_state(state, other.states[c]) and copies(state) == copies(other.states[c])
         for c, state in one.states.items()
     )
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
 
 
 def copies(state):
@@ -139,10 +133,10 @@ def test_no_number_depends_on_where_vectors_lie(federation, tmp_path, name, plac
         runs.append((fed.run, summary["final_accuracies"]))
     (memory, scores), (other, others) = runs
     assert same(memory, other) and scores == others
-    assert all(
-        equal(a.vectors, b.vectors) for a, b in zip(memory.groups, other.groups, strict=True)
-    )
-    assert equal(memory.server.memory, other.server.memory)
+    for a, b in zip((memory.server, *memory.groups), (other.server, *other.groups), strict=True):
+        kept = [one.memory if hasattr(one, "memory") else one.vectors for one in (a, b)]
+        assert kept[0].keys() == kept[1].keys()
+        assert all(torch.equal(vector, kept[1][name]) for name, vector in kept[0].items())
 
 
 MEASURE = """

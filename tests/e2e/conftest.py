@@ -277,6 +277,15 @@ def workplace(tmp_path, monkeypatch, own_models):
 
 
 @pytest.fixture
+def bursts():
+    """The model that fails; mended in the end."""
+    import fl_own_models
+
+    yield fl_own_models.Bursting
+    fl_own_models.Bursting.at = 0
+
+
+@pytest.fixture
 def fit(workplace, small):
     """Runs `fl-train fit` in this process, small unless `flags` say otherwise; gives the run
     folder."""

@@ -2,7 +2,6 @@
 package."""
 
 import csv
-import json
 import os
 import re
 import runpy
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from lines import run_line
-from safetensors import safe_open
 
 from fl_lightning import Run
 from fl_lightning.cli import main
@@ -26,11 +24,13 @@ from fl_lightning.exporting import plain
 from fl_lightning.exporting.formats import write
 from fl_lightning.exporting.loader import loader
 from fl_lightning.exporting.source import standalone
+from fl_lightning.results.opening import config_of
 
 QUICK = (
     "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null "
-    "--method fedper"
+    "--method fedper --evaluation.predictions true"
 )
+TURNED = "--data.partition iid --data.planted rotation --data.groups 3 --data.drift_every 1"
 
 
 def predicted(folder, module, rows):
@@ -53,6 +53,14 @@ def exported(folder, client, form="safetensors"):
     flags = ["--run", str(folder / "run"), "--client", client, "--out", str(out), "--format", form]
     assert main(["export", *flags]) == 0
     return out.stem
+
+
+def check_answers(run, name, answers):
+    """Of a client's test samples as many are right as in the run. `answers`: to all rows."""
+    tested = run.predictions[run.predictions["name"] == name]
+    right = np.array(answers)[tested.row] == tested.label
+    (client,) = set(tested.client)
+    assert right.mean() == pytest.approx(run.final_accuracies[client], abs=1e-6)
 
 
 SITES = ("Aarau", "Basel", "Chur")
@@ -86,96 +94,56 @@ def hospitals(folder):
 
 
 @pytest.mark.parametrize(
-    "form, scale",
+    "form, flags",
     [
         pytest.param(
             "safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow
         ),
         ("safetensors", ""),
         pytest.param("torch_export", "--data.scale minmax", marks=pytest.mark.slow),
+        pytest.param("torch_export", "--fabric.precision 64-true", marks=pytest.mark.slow),
     ],
 )
-def test_a_tables_rows(tmp_path, form, scale):
-    flags, rows = hospitals(tmp_path)
-    run = trained(tmp_path, f"{flags} {scale} --data.folds 3 --model mlp")
+def test_a_tables_rows(tmp_path, form, flags):
+    """Also where the exported file is a command."""
+    table, rows = hospitals(tmp_path)
+    run = trained(tmp_path, f"{table} {flags} --data.folds 3 --model mlp")
     module = exported(tmp_path, "Basel", form)
     answers = predicted(tmp_path, module, rows)
-    config = DataConfig(
-        root=f"{tmp_path}/t.csv",
-        label_column="out",
-        group_column="site",
-        partition="natural",
-        one_hot=["sex"],
-        impute="median",
-        folds=3,
-        columns=["age", "dose", "sex"],
-    )
-    own = prepare(config, 3, 0)
-    x = torch.cat([x for x, _ in own.client(1).test.batches(99)]) * own._train.std + own._train.mean
-    tested = [
-        r
-        for r in rows
-        if r["site"] == "Basel" and any(abs(float(r["dose"]) - v) < 1e-3 for v in x[:, 1].tolist())
-    ]
-    assert len(tested) == own.test_sizes[1]
-    right = [answer == r["out"] for answer, r in zip(answers, rows, strict=True) if r in tested]
-    assert np.mean(right) == pytest.approx(run.final["accuracy"][1], abs=1e-6)
+    check_answers(run, "Basel", answers)
     assert set(answers) <= {"ill", "well"}
+    words = [sys.executable, f"{module}.py", "t.csv"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == answers
 
 
-def test_metadata_of_the_tensors(tmp_path):
-    flags, rows = hospitals(tmp_path)
-    trained(tmp_path, f"{flags} --data.scale standard --model mlp")
-    module = exported(tmp_path, "1")
-    with safe_open(tmp_path / f"{module}.safetensors", "pt") as file:
-        about = json.loads(file.metadata()["fl_lightning"])
-    assert about["class_names"] == ["ill", "well"] and about["columns"][2] == ["sex", ["f", "m"]]
-    assert "client 1 (Basel)" in (tmp_path / f"{module}.py").read_text()
-    done = subprocess.run(
-        [sys.executable, f"{module}.py", "t.csv"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == predicted(tmp_path, module, rows)
+SMALL_CNN = "--model cnn --model.padding 2"
 
 
 @pytest.mark.parametrize(
-    "form", ["safetensors", pytest.param("torch_export", marks=pytest.mark.slow)]
+    "flags, form",
+    [
+        (SMALL_CNN, "safetensors"),
+        pytest.param(SMALL_CNN, "torch_export", marks=pytest.mark.slow),
+        pytest.param("--model mlp", "onnx", marks=pytest.mark.slow),
+        ("--model mlp --data.partition rotated", "safetensors"),
+        (f"--model mlp {TURNED}", "safetensors"),
+    ],
 )
-@pytest.mark.parametrize("model", ["cnn --model.padding 2"])
-def test_images(tmp_path, model, form):
-    run = trained(tmp_path, f"--model {model} --federation.clients 5 --data.fraction 0.4")
+def test_images(tmp_path, flags, form):
+    """Samples are as the data source had them, also where the run turned them and clients change
+    groups."""
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    run = trained(tmp_path, f"{flags} --federation.clients 5 --data.fraction 0.4")
     module = exported(tmp_path, "3", form)
-    data = prepare(DataConfig(fraction=0.4), 5, 0)
-    index = torch.from_numpy(data._shares[2][3])
-    raw, labels = data._test.raw[index], data._test.labels[index]
+    raw, labels = prepare(config_of(run.folder).data, 5, 0).tested(3)
     answers = predicted(tmp_path, module, raw.tolist())
-    right = [answer == str(int(label)) for answer, label in zip(answers, labels, strict=True)]
-    assert np.mean(right) == pytest.approx(run.final["accuracy"][3], abs=1e-6)
+    right = np.mean(np.array(answers) == labels.numpy().astype(str))
+    assert right == pytest.approx(run.final["accuracy"][3], abs=1e-6)
+    assert run.predict(3, raw.numpy()).tolist() == answers
     # without an axis for the one channel
     assert predicted(tmp_path, module, raw[:, 0].tolist()) == answers
-
-
-@pytest.mark.parametrize(
-    "partition, planted",
-    [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")],
-)
-def test_images_that_the_run_turned(tmp_path, partition, planted):
-    """Samples are as the data source had them, and the run's own scores come out; also where
-    clients change groups."""
-    flags = (
-        f"--model mlp --federation.clients 5 --data.fraction 0.4 --data.partition {partition} "
-        f"{planted}"
-    )
-    run = trained(tmp_path, flags)
-    raw, labels = prepare(DataConfig(fraction=0.4, partition=partition), 5, 0).tested(4)
-    ours = run.predict(4, raw.numpy())
-    assert np.mean(ours == labels.numpy().astype(str)) == pytest.approx(
-        run.final["accuracy"][4], abs=1e-6
-    )
-    assert predicted(tmp_path, exported(tmp_path, "4"), raw.tolist()) == ours.tolist()
 
 
 def test_texts(tmp_path):
@@ -199,27 +167,8 @@ def test_texts(tmp_path):
         tmp_path,
         f"--data.root {tmp_path}/r.csv {keys} {natural} --model textcnn --model.embedding 16",
     )
-    module = exported(tmp_path, "Chur")
-    config = DataConfig(
-        root=f"{tmp_path}/r.csv",
-        columns=["review"],
-        tokens="characters",
-        length=24,
-        label_column="mood",
-        group_column="site",
-        partition="natural",
-        client_test=0.3,
-    )
-    data = prepare(config, 3, 0)
-    names = data.reading.tokens.names  # type: ignore[union-attr]
-    index = torch.from_numpy(data._shares[2][2])
-    texts = ["".join(names[k] for k in row if k) for row in data._test.raw[index].tolist()]
-    answers = predicted(tmp_path, module, texts)
-    right = [
-        data.class_names.index(a) == int(y)
-        for a, y in zip(answers, data._test.labels[index], strict=True)
-    ]
-    assert np.mean(right) == pytest.approx(run.final["accuracy"][2], abs=1e-6)
+    texts = [line.split(",")[1] for line in lines[1:]]
+    check_answers(run, "Chur", predicted(tmp_path, exported(tmp_path, "Chur"), texts))
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.table("models")))
@@ -227,15 +176,6 @@ def test_every_shipped_architecture_has_lines_of_its_own(name):
     text = standalone(catalogue.table("models")[name].class_path)
     assert text is not None and "fl_lightning" not in text
     compile("from __future__ import annotations\n" + text, name, "exec")
-
-
-@pytest.mark.slow
-def test_onnx(tmp_path):
-    pytest.importorskip("onnxscript")
-    trained(tmp_path, "--model mlp --federation.clients 5 --data.fraction 0.4")
-    graph, plain = exported(tmp_path, "2", "onnx"), exported(tmp_path, "2")
-    raw = prepare(DataConfig(fraction=0.4), 5, 0)._test.raw[:20].tolist()
-    assert predicted(tmp_path, graph, raw) == predicted(tmp_path, plain, raw)
 
 
 @pytest.mark.parametrize(
@@ -290,16 +230,6 @@ def test_cells_that_training_would_have_refused_get_no_answer(cell, scale):
             about | {"empty": [5.0, 0.0, 0.0, 0.0]}, [{"age": cell, "stage": "3"}]
         )
         assert torch.equal(filled, same[0])
-
-
-@pytest.mark.slow
-def test_a_model_of_64_bits_is_exported_as_it_is_read(tmp_path):
-    flags, rows = hospitals(tmp_path)
-    trained(tmp_path, f"{flags} --model mlp --fabric.precision 64-true")
-    assert set(predicted(tmp_path, exported(tmp_path, "Basel", "torch_export"), rows)) <= {
-        "ill",
-        "well",
-    }
 
 
 STRANGE = """

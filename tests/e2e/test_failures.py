@@ -17,15 +17,6 @@ from fl_lightning.methods.fedavg import FedAvg
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000 --federation.rounds 4"
 
 
-@pytest.fixture
-def bursts():
-    """The model that fails; mended in the end."""
-    import fl_own_models
-
-    yield fl_own_models.Bursting
-    fl_own_models.Bursting.at = 0
-
-
 def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
     fit,
     small,
