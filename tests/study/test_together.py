@@ -2,7 +2,6 @@
 clients train."""
 
 import json
-import os
 import re
 import shutil
 
@@ -119,16 +118,9 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert len(measured) == 1
 
 
-def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch):
+def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
-    for name, text in {
-        "sbatch": "echo Submitted batch job 42",
-        "sinfo": "exit 1",
-        "squeue": "exit 0",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    commands(sbatch="echo Submitted batch job 42", sinfo="exit 1", squeue="exit 0")
     monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
