@@ -102,16 +102,6 @@ def test_ranks_and_hand_loops_are_timed(script):
 # ---------------------------------------------------------------- a day with a GPU
 
 
-def test_every_item_of_a_device_day_can_run(script):
-    day = script("device_day")
-    assert {name.split("-")[0] for name in day.BOUNDS} == set(day.KINDS)
-    for name in day.BOUNDS:
-        if name.startswith("rounds-"):
-            workload = day.workload_of(day.Day(Path(), "cuda", item=name))
-            assert workload.config().fabric.accelerator == "cuda"
-            assert workload.clients == int(name.split("-")[1])
-
-
 @pytest.mark.slow
 def test_a_device_day_writes_down_how_each_item_ended(script, tmp_path, monkeypatch, capsys):
     """Items of every kind, tiny, on the CPU and on noise."""

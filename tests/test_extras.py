@@ -10,7 +10,7 @@ from lines import run_line
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
 from fl_lightning.foundation.exits import BUG
-from fl_lightning.foundation.extras import install_hint, require
+from fl_lightning.foundation.extras import install_hint
 
 # what is absent is looked for by the command, not by its imports
 from fl_lightning.lab.study import comparison as comparison
@@ -88,10 +88,3 @@ def test_a_module_of_no_extra_is_a_bug(monkeypatch, capsys):
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
     assert install_hint("fl_lightning.lab.status") == install_hint(None) == ""
-
-
-def test_what_is_installed_is_not_refused():
-    for extra in extras.MODULES:
-        require(extra, "key", "value")
-    with pytest.raises(KeyError):
-        require("none", "key", "value")

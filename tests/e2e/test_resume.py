@@ -1,8 +1,5 @@
 """Broken off and resumed is the same as never broken off, bit for bit."""
 
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -40,53 +37,11 @@ def test_in_two_parts_as_in_one(fit, record, flags):
     assert found == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_in_the_middle_and_resumed(
-    how,
-    fit,
-    small,
-    workplace,
-    record,
-    fl_train,
-):
-    model = "--model fl_own_models.Slow --federation.rounds 8 --federation.participation 0.6"
-    line = [fl_train, *small("killed", model, "--model.seconds 0.03")]
-    folder = workplace / "runs" / "killed"
-    with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while (
-            not (folder / "metrics.csv").exists()
-            or (folder / "metrics.csv").read_text().count("\n") < 4
-        ):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(how)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 143), err
-    assert "Traceback" not in err
-    done = (folder / "metrics.csv").read_text().count("\n") - 1
-    assert 3 <= done < 8
-    assert not (folder / "summary.json").exists()
-    resumed = fit("killed", model, "--model.seconds 0.03", "--resume")
-    assert record(resumed) == record(fit("whole", model, "--model.seconds 0.03"))
-
-
 def test_without_a_config_and_when_there_is_nothing_to_do(fit, record):
     whole = fit("a", "--resume")  # safe on a first start
     before = record(whole)
     assert run_line("fit --name a --resume") == 0
     assert record(whole) == before
-
-
-def test_half_a_row_that_a_crash_left_is_written_again(fit, record):
-    whole = record(fit("whole", "--federation.rounds 4"))
-    parts = fit("parts", "--federation.rounds 2")
-    for name in ("metrics.csv", "clients.csv"):
-        file = parts / name
-        file.write_text(file.read_text() + "3,0.25,0.")
-    (parts / "relation" / "round-0003.npz").write_bytes(b"cut short")
-    assert record(fit("parts", "--federation.rounds 4 --resume")) == whole
 
 
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000"

@@ -51,7 +51,6 @@ def make_run(tmp_path):
         cohort=(0, 1, 2, 3),
         asked=None,
         channel=False,
-        ended=True,
         config=None,
         summary="",
     ):
@@ -112,14 +111,13 @@ def make_run(tmp_path):
         (path / "columns.json").write_text('{"mean_accuracy": {"model": "after"}}')
         CsvTable(path / "metrics.csv").write(metrics)
         CsvTable(path / "clients.csv").write(clients)
-        if ended:
-            final = [{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)]
-            CsvTable(path / "final.csv").write(final)
-            facts = (
-                f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, '
-                f'"final_mean_accuracy": 0.75'
-            )
-            (path / "summary.json").write_text(f"{{{facts}{summary}}}")
+        final = [{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)]
+        CsvTable(path / "final.csv").write(final)
+        facts = (
+            f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, '
+            f'"final_mean_accuracy": 0.75'
+        )
+        (path / "summary.json").write_text(f"{{{facts}{summary}}}")
         return path
 
     return make
