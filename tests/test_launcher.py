@@ -95,19 +95,6 @@ SMALL = (
     "--method fedavg --federation.rounds 1 --federation.clients 3 --data.fraction 0.2 --loggers "
     "null"
 )
-LEFT = {
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "NODE_RANK": "1",
-    "WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.255.255.1",
-}
-LEFT |= SALLOC | {
-    "LT_CLI_USED": "1",
-    "LT_DEVICES": "3",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "MASTER_PORT": "1",
-}
 
 
 def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch, capsys, tmp_path):

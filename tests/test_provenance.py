@@ -82,11 +82,6 @@ def test_every_start_is_kept_with_code_command_and_versions(tmp_path, monkeypatc
     versions = owncode.versions(folder)
     assert [(v["first_round"], v["changed"]) for v in versions] == [(1, []), (2, [own.name])]
     assert "# changed" in (folder / versions[1]["folder"] / own.name).read_text()
-    lines = [line.split(" ", 1) for line in (folder / "log.txt").read_text().splitlines()]
-    assert [when for when, _ in lines] == sorted(when for when, _ in lines)
-    begins = [what.split(": ")[0].split(" is ")[0] for _, what in lines]
-    first = ["kapc", "relation", "round 1/1", "ended"]
-    assert begins == [*first, "kapc", "relation", "code", "round 2/2", "ended"]
 
 
 def test_where_there_is_no_repository_none_is_claimed(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from classes import Ditto, FedRoD
@@ -137,36 +136,6 @@ def test_clients_that_are_numbers_are_in_their_order(kind, tmp_path):
         source.group_names == [str(k) for k in range(12)]
         and settings["federation"]["clients"] == 12
     )
-
-
-def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training():
-    rng = np.random.default_rng(0)
-    table = pd.DataFrame(
-        {
-            "age": rng.normal(50, 10, 400),
-            "ward": rng.choice(["a", "b"], 400),
-            "site": rng.choice(["x", "y"], 400),
-        }
-    )
-    table["label"] = np.where(table["age"] + 10 * (table["ward"] == "a") > 52, "ill", "well")
-    table.to_csv("rows.csv", index=False)
-    data = {
-        "root": "rows.csv",
-        "label_column": "label",
-        "group_column": "site",
-        "partition": "natural",
-        "one_hot": ["ward"],
-        "scale": "standard",
-        "fitted": "own",
-    }
-    run = fit(
-        {**QUIET, "data": data, "federation": {"rounds": 4, "clients": 2}, "optimizer.lr": 0.1}
-    )
-    mine = table[table["site"] == "x"]
-    right = (run.predict(0, mine) == mine["label"].to_numpy()).mean()
-    assert right > 0.9 and right == pytest.approx(run.final_accuracies[0], abs=0.1)
-    with refuses(r"^x=.*: it lacks the column ward$"):
-        run.predict(0, mine[["age"]])
 
 
 @pytest.mark.parametrize(

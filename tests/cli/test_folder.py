@@ -74,18 +74,20 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
     )
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "/a"])
-def test_names_that_are_no_folder(refused, name):
-    assert refused(f"fit --name={name}").startswith("name=")
-
-
-def test_out_that_is_a_file(refused):
+@pytest.mark.parametrize(
+    "flags, said",
+    {
+        "--name=": "name: ",
+        "--name=..": "name: ",
+        "--name=a/b": "name: ",
+        "--name=/a": "name: ",
+        "--out file": "out: 'file'",
+        "--resume": "resume: ",
+    }.items(),
+)
+def test_names_that_are_no_folder(refused, flags, said):
     Path("file").write_text("")
-    assert refused("fit --out file").startswith("out='file'")
-
-
-def test_resume_wants_a_name(refused):
-    assert refused("fit --resume").startswith("resume=")
+    assert refused(f"fit {flags}").startswith(said)
 
 
 @pytest.mark.parametrize("left", [["lock"], ["lock", ".config.yaml.part"]])

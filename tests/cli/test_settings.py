@@ -149,15 +149,13 @@ def test_a_method_may_be_named_by_its_class_path_or_as_plain_text():
     assert {merged({"method": way}).method.class_path for way in ways} == {path}
 
 
-@pytest.mark.parametrize("method", [3, ["kapc"], {"name": 3}, {"name": "kapc", "init_args": [1]}])
-def test_what_is_no_component_is_refused(method):
-    with refuses(r"^method"):
-        merged({"method": method})
-
-
 @pytest.mark.parametrize(
     "method, message",
     [
+        (3, "^method"),
+        (["kapc"], "^method"),
+        ({"name": 3}, "^method"),
+        ({"name": "kapc", "init_args": [1]}, "^method"),
         (
             {"name": "kapc", "class_path": "fl_lightning.methods.fedavg.FedAvg"},
             r"^method=.*not both",
@@ -168,7 +166,7 @@ def test_what_is_no_component_is_refused(method):
         ),
     ],
 )
-def test_what_is_given_twice_in_one_component_is_refused(method, message):
+def test_what_is_no_component_or_says_something_twice_is_refused(method, message):
     with refuses(message):
         merged({"method": method})
 

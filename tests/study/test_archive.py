@@ -73,13 +73,6 @@ def test_equal_studies_give_equal_archives(study, tmp_path):
     )
 
 
-def test_no_file_is_written_over(study, fl_train, refused):
-    assert fl_train(f"archive {study}")[0] == 0
-    before = study.with_suffix(".zip").read_bytes()
-    assert "is not written over" in refused(f"archive {study}")
-    assert study.with_suffix(".zip").read_bytes() == before
-
-
 def test_the_search_that_chose_a_studys_settings_comes_along(study, tmp_path, monkeypatch, refused):
     def members(folder):
         archive.pack(StudyFolder(folder), tmp_path / "a.zip")

@@ -1,7 +1,6 @@
 """Own code that is edited under a study, a search or a comparison."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -23,11 +22,6 @@ from {name}_steps import SIGN
 class Mine(Method):
     """FedAvg by another name."""
 '''
-SLURM = {
-    "sbatch": 'cp "$1" got; echo Submitted batch job 42',
-    "sinfo": "exit 1",
-    "squeue": "exit 0",
-}
 
 
 @pytest.fixture
@@ -111,11 +105,9 @@ def test_a_model_is_every_rows(ask, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(ask, tmp_path, monkeypatch):
-    for name, text in SLURM.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(ask, tmp_path, commands):
+    sbatch = 'cp "$1" got; echo Submitted batch job 42'
+    commands(sbatch=sbatch, sinfo="exit 1", squeue="exit 0")
     line = "study study.yaml --out s --slurm --time 1:00:00"
     assert ask(line)[0] == 0
     fit = "fit --resume --out s/runs/mine --name seed-0"

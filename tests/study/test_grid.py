@@ -63,12 +63,6 @@ def test_a_method_has_arguments_of_its_own_in_a_setting():
     assert {run.entry.label for run in found.runs(1.0)} == {"kapc lam=2 beta=1"}
 
 
-def test_without_a_grid_there_is_one_setting():
-    (first, _, _, _) = cells(study(forced=False))
-    assert first["setting"] == {}
-    assert first["folder"] == "runs/kapc/seed-0"
-
-
 def test_forced_rows_share_one_run_of_fedavg():
     found = [cell for cell in cells(study(seeds=[3])) if cell["forced"]]
     assert [(cell["label"], cell["method"], cell.get("judge")) for cell in found] == [
