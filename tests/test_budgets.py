@@ -21,7 +21,7 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 35_800,
-    "configuration": 19_200,
+    "configuration": 19_100,
     "core": 17_300,
     "data": 46_400,
     "drawing": 2_700,
