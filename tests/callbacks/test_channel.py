@@ -11,7 +11,8 @@ from refusals import refuses
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS
-from fl_lightning.results.record import RelationView, RoundRecord
+
+from . import rounds
 
 MIB = 2**20
 
@@ -27,10 +28,7 @@ def record(sizes, round=1, **work):
     clients = [
         {"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()
     ]
-    nothing = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(
-        round, [*sizes], {}, clients, nothing, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
-    )
+    return rounds.record(round, sizes, clients=clients)
 
 
 def seconds(channel, sizes, round=1, seed=0):

@@ -1,7 +1,6 @@
 import io
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -9,16 +8,17 @@ from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView, RoundRecord
+
+from . import rounds
 
 
 class KAPC:
     pass
 
 
-def run_of(tmp_path, resumed_from=0, is_main=True):
+def run_of(tmp_path, resumed_from=0):
     return SimpleNamespace(
-        is_main=is_main,
+        is_main=True,
         folder=tmp_path,
         resumed_from=resumed_from,
         rounds=3,
@@ -46,10 +46,7 @@ def record(round, accuracy):
             "std_accuracy": 0.01 * round,
         }
         metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
-    view = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(
-        round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
-    )
+    return rounds.record(round, [0, 1], metrics)
 
 
 def show(run, shown, accuracies, ended=True):

@@ -213,10 +213,6 @@ class Wide(BaseEstimator):
             {"scale": f"{HERE}.Wide", "fitted": "own"},
             r"data\.scale: .*shape \(6,\) of \(3,\) on the part of Aarau",
         ),
-        (
-            {"scale": "sklearn.cluster.KMean"},
-            r"data\.scale: .*it cannot be made: .*choose among standard",
-        ),
         ({"scale": "standrad"}, r"data\.scale: 'standrad' .*choose among standard"),
         ({"scale": "numpy.zeros"}, r"data\.scale: 'numpy\.zeros' .*it cannot be made"),
         ({"one_hot": ["age", "town"]}, r"data\.one_hot: 'town' .*columns of features"),

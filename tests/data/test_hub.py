@@ -91,14 +91,11 @@ def test_texts(tmp_path):
             {"label_column": "crop"},
             r"data\.label_column: 'crop' .*no such column; columns: a, b, label, writer",
         ),
-        ({}, {"group_column": "crop"}, r"data\.group_column: 'crop'"),
-        ({}, {"columns": ["a", "crop"]}, r"data\.columns: 'crop'"),
         (
             {"__index_level_0__": [*range(60)]},
             {},
             r"data\.root: .*column '__index_level_0__' is an index that pandas wrote",
         ),
-        ({}, {"columns": ["label"]}, r"data\.columns: .*beside the label's"),
         (
             {},
             {"columns": ["a", "writer"]},
@@ -111,19 +108,9 @@ def test_texts(tmp_path):
         ),
         ({"a": [1.0, None] * 30}, {"columns": ["a"]}, r"column 'a' of row 2 of train holds 'None'"),
         (
-            {"label": ["x", None] * 30},
-            {"columns": ["a"]},
-            r"column 'label' of row 2 of train is empty",
-        ),
-        (
             {"label": [1.0, float("nan")] * 30},
             {"columns": ["a"]},
             r"column 'label' of row 2 of train is empty",
-        ),
-        (
-            {"a": [1.0, float("nan")] * 30},
-            {"columns": ["b"], "group_column": "a"},
-            r"column 'a' of row 2 .* is empty",
         ),
         (
             {"label": [[1, 2]] * 60},

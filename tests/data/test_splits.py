@@ -31,18 +31,6 @@ def of_a_table(folder, monkeypatch):
     return DataConfig(root=str(folder / "t.csv"))
 
 
-def of_texts_in_a_table(folder, monkeypatch):
-    lines = ["text,label", *(f"{k:06b},{k % 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), columns=["text"], tokens="characters", length=6)
-
-
-def of_silos_in_a_table(folder, monkeypatch):
-    lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), group_column="farm", partition="natural")
-
-
 def of_image_folders(folder, monkeypatch):
     for k in range(COUNT):
         (folder / str(k % 2)).mkdir(exist_ok=True)
@@ -91,8 +79,6 @@ class Plain(LightningDataModule):
 WITHOUT_TEST = [
     of_digits,
     of_a_table,
-    of_texts_in_a_table,
-    of_silos_in_a_table,
     of_image_folders,
     of_domains,
     of_leaf,

@@ -36,14 +36,7 @@ def test_missing_files_are_one_line_with_the_remedies(name, tmp_path):
     line = str(caught.value)
     assert line.startswith("data.root: ")
     assert "\n" not in line
-    for part in (
-        name,
-        str(tmp_path),
-        RECIPES[name].dataset,
-        RECIPES[name].files,
-        "--data.source digits",
-    ):
-        assert part in line
+    assert RECIPES[name].files in line
     assert ("--data.download true" in line) == RECIPES[name].downloads
 
 
@@ -152,7 +145,6 @@ def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
     whole = labels.read_bytes()
     for content, said in (
         (whole[:-4], "train-labels-idx1-ubyte.gz cannot be read"),
-        (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 9)) + bytes(4)), "cannot be read"),
         (gzip.compress(bytes((0, 0, 9, 1, 0, 0, 0, 4)) + bytes(4)), "no idx file of bytes"),
         (
             gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 3)) + bytes(3)),

@@ -4,6 +4,7 @@ bytes that add up."""
 import pytest
 import torch
 from classes import FedAvg, FedBN, FedProto, PFedMe
+from every import method_of
 from lightning import LightningModule
 from nets import Small
 from reckoning import batch_of
@@ -13,8 +14,6 @@ from watching import client_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Layout
-from fl_lightning.methods.fedem import Mixture
-from fl_lightning.methods.fedrod import TwoHeads
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
 
@@ -80,13 +79,11 @@ def test_it_is_told_which_batch_it_is(federation, method):
     assert model.asked[-1] == 0
 
 
-@pytest.mark.parametrize(
-    "build", [TwoHeads, lambda model: Mixture(model, 2)], ids=["fedrod", "fedem"]
-)
-def test_a_step_that_would_be_passed_by_is_refused(build):
-    with refuses(r"^model: 'Counting' .*(fedrod|fedem) .* training_step"):
-        build(Counting())
-    build(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+@pytest.mark.parametrize("name", ["fedrod", "fedem", "dbe", "fedcp", "gpfl"])
+def test_a_step_that_would_be_passed_by_is_refused(name):
+    with refuses(rf"^model: 'Counting' .*{name} .* training_step"):
+        method_of(name).build(Counting(), 10)
+    method_of(name).build(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
 
 
 # ---------------------------------------------------------------- names of a client's memory
