@@ -34,22 +34,6 @@ def test_the_step_is_the_best_for_the_worst_off(seed):
     assert_close(conflict_free(G, c, rescaled=True) @ D, step / 1.25)
 
 
-@pytest.mark.parametrize("n, d", [(10, 1), (10, 2), (20, 8)])
-def test_more_updates_than_numbers(n, d):
-    """As in a small layer: the step lies c ||d|| from d, and its least <step, D_j> is the dual's
-    value."""
-    for seed in range(5):
-        D, c = updates(n, d, seed) + 1.0, 0.5
-        G = D @ D.T
-        G = (G + G.T) / (2 * float(G.diagonal().mean()))
-        guide = guidance(G)
-        w, step = worst_off(G, guide, c), conflict_free(G, c, rescaled=False)
-        length, radius = float((w @ G @ w).sqrt()), c * float((guide @ G @ guide).sqrt())
-        assert float((step - guide) @ G @ (step - guide)) ** 0.5 == pytest.approx(radius, rel=1e-6)
-        dual = float(guide @ G @ w) + radius * length
-        assert float((G @ step).min()) == pytest.approx(dual, abs=1e-4)
-
-
 @pytest.mark.parametrize("by, classifier", [("model", "own"), ("layer", "shared")])
 def test_the_servers_step_by_hand(federation, by, classifier):
     """On whole vectors, for the model or layer by layer; running statistics are the plain mean."""

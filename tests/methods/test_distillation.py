@@ -34,10 +34,6 @@ def predictions(m=4, samples=6, classes=3, seed=0):
     return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
 
 
-def rows_of(fed):
-    return fed.run.server.memory["public.rows"]
-
-
 def weigh(fed, P, told):
     """What the method of `fed` makes of the predictions `P` of `told`."""
     rows = fed.run.method.weigh(server_of(fed), P, told)
@@ -293,18 +289,6 @@ def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, m
 
 
 # ---------------------------------------------------------------- in a federation
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_who_was_away_learns_from_those_who_told(federation, method):
-    fed = federation(method, participation=0.5, rounds=4, **PUBLIC)
-    for t in range(1, 5):
-        record = fed.round(t)
-        rows = rows_of(fed)
-        assert (
-            rows.shape == (4, 2) and fed.run.server.memory["public.told"].tolist() == record.cohort
-        )
-        assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
 
 
 def test_no_public_data_or_too_few(federation):

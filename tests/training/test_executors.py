@@ -193,21 +193,6 @@ def test_they_agree_on_convolutions_and_a_frozen_parameter(federation):
     assert torch.equal(model.body[1].bias, before)
 
 
-def test_a_client_that_diverges_spoils_nobody_else(federation):
-    fed = federation(FedAvg(), optimizer={"momentum": 0.9})
-    kind = stacked(fed)
-    want = trained(kind, jobs_of(fed))[0]
-    bad = jobs_of(fed)
-    bad[2].vector.fill_(torch.nan)
-    found = trained(kind, bad)[0]
-    assert [torch.equal(a.vector, b.vector) for a, b in zip(want, found, strict=True)] == [
-        True,
-        True,
-        False,
-        True,
-    ]
-
-
 # ---------------------------------------------------------------- which models and runs are fit
 
 
@@ -286,15 +271,9 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(federation):
         assert not torch.equal(other.vector, start.vector)
 
 
-def test_settings_that_are_not_fit(federation):
-    cases = [
-        (federation(FedAvg(), net="norm"), "BatchNorm"),
-        (federation(FedAvg(), optimizer={"name": "adam"}), "adam"),
-    ]
-    for fed, word in cases:
-        found, reason = made(fed, "vmap")
-        assert isinstance(found, Loop)
-        assert word in (reason or "")
+def test_an_optimiser_that_is_not_fit(federation):
+    found, reason = made(federation(FedAvg(), optimizer={"name": "adam"}), "vmap")
+    assert isinstance(found, Loop) and "adam" in (reason or "")
 
 
 # ---------------------------------------------------------------- in a federation
@@ -570,10 +549,3 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(federation, ot
         return [model_of(fed, c) for c in range(4)]
 
     assert all(map(torch.equal, after("vmap"), after("loop")))
-    fed = federation(FedAvg(), batch_size=8)
-    jobs = jobs_of(fed, [0, 1])
-    large = [replace(job, schedule=replace(job.schedule, batch_size=48)) for job in jobs]
-    kind = stacked(fed)
-    assert [kind.takes(job) for job in (jobs[0], large[0])] == [True, False]
-    with pytest.raises(ValueError, match="the loop"):
-        kind.train(large)
