@@ -19,8 +19,6 @@ from fl_lightning.core.beside import Beside
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
 from fl_lightning.privacy.mechanism import kinds_of
 
-from .alike import same_everywhere
-
 REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca", "partialpooling")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
 
@@ -198,11 +196,6 @@ def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation):
 
 
 NOISY = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-
-
-@pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit):
-    same_everywhere(fit, f"--method selfkapc {NOISY}")
 
 
 # ---------------------------------------------------------------- what is refused

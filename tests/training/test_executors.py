@@ -27,6 +27,7 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Traits
+from fl_lightning.models.cnn import CNN
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import ExecutorSpec, LocalJob, Loop
@@ -35,20 +36,9 @@ from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.schedule import Length
 
 
-class Convolutions(nn.Module):
-    """Two of them, with what usually stands between."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
-        self.norm = nn.GroupNorm(2, 6)
-        self.classifier = nn.Linear(6, 10)
-
-    def forward(self, x):
-        x = nn.functional.max_pool2d(self.first(x).relu(), 2)
-        return self.classifier(
-            nn.functional.max_pool2d(self.norm(self.second(x)).relu(), 2).flatten(1)
-        )
+def convolutions():
+    """Two of them, with pooling between."""
+    return CNN((1, 8, 8), 10, channels=(4, 6), hidden=(8,), padding=2)
 
 
 def first(fed):
@@ -160,7 +150,7 @@ def check_agree(fed, make_jobs):
 
 def test_numbers_do_not_depend_on_who_trains_beside(federation):
     """Bit for bit: groups of other sizes and members, as other numbers of ranks make them."""
-    for net in (None, Convolutions()):
+    for net in (None, convolutions()):
         fed = federation(FedProx(mu=0.1), clients=7, optimizer={"momentum": 0.9})
         if net is not None:
             fed = with_model(fed, net)
@@ -182,7 +172,7 @@ def with_model(fed, model):
 def test_they_agree_on_convolutions_and_a_frozen_parameter(federation):
     optimizer = {"weight_decay": 0.1, "momentum": 0.5}
     plain = federation(FedProx(mu=0.5), precision="64-true", optimizer=optimizer)
-    fed = with_model(plain, Convolutions())
+    fed = with_model(plain, convolutions())
     check_agree(fed, partial(jobs_of, fed))
     model = first(plain).module.model
     model.body[1].bias.requires_grad_(False)
