@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import datamodule, prepare
+from fl_lightning.data import datamodule
 from fl_lightning.data.load import read
 
 CODE = """
@@ -139,17 +139,6 @@ def test_tests_are_left_alone_where_validation_scores(monkeypatch):
         read(DataConfig(source="my_readings.Natural"))
     source = read(DataConfig(source="my_readings.Natural", score_on="validation"))
     assert len(source.train.labels) == 60 and source.test.read_all().max() == 59
-
-
-def test_without_test_data_a_fifth_is_taken():
-    source = datamodule.load(DataConfig(source="my_readings.Plain", root="40"))
-    assert (len(source.train.labels), len(source.test.labels)) == (
-        32,
-        8,
-    ) and source.train.groups is None
-    assert prepare(
-        DataConfig(source="my_readings.Plain", root="40", partition="iid"), 2, 0
-    ).train_sizes == [16, 16]
 
 
 def test_classes_may_be_names():

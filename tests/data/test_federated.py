@@ -135,15 +135,6 @@ def test_auto_residency_asks_how_much_fits(monkeypatch):
         assert isinstance(prepare(DataConfig(), 4, 0).client(0).train, kind)
 
 
-def test_rotation_turns_every_part(tmp_path):
-    config = DataConfig(root=arrays(tmp_path), partition="rotated", validation=0.1)
-    turned, plain = prepare(config, 4, 0), prepare(replace(config, partition="iid"), 4, 0)
-    for i in range(4):  # 0, 90, 180, 270 degrees counter-clockwise move every pixel onto another
-        for name in ("train", "validation", "test"):
-            expected = torch.rot90(first(getattr(plain.client(i), name)), i, (-2, -1))
-            assert torch.equal(first(getattr(turned.client(i), name)), expected)
-
-
 def test_augmentation_changes_training_data_only(tmp_path):
     data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(
         0

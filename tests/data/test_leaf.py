@@ -46,15 +46,6 @@ def test_femnist(tmp_path):
         )
     data = prepare(DataConfig(source="leaf", root=root, partition="natural"), 3, 0)
     assert data.train_sizes == [16, 12, 14] and data.test_sizes == [4, 3, 2]
-    validated = DataConfig(
-        source="leaf",
-        root=root,
-        partition="natural",
-        score_on="validation",
-        validation=0.2,
-        min_samples=5,
-    )
-    assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
 
 
 LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]

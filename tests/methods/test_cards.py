@@ -3,7 +3,7 @@ bytes that add up."""
 
 import pytest
 import torch
-from classes import FedAvg, FedBN, FedProto, PFedMe
+from classes import FedAvg, FedProto, PFedMe
 from every import method_of
 from lightning import LightningModule
 from nets import Small
@@ -13,27 +13,8 @@ from torch import nn
 from watching import client_of
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core import Layout
-from fl_lightning.models import head_of
-from fl_lightning.models.resnet18 import ResNet18
 
 # ---------------------------------------------------------------- HeurFedAMP, FedBN, pFedMe, FedPer
-
-
-def test_fedbn_sends_all_of_resnet18_but_normalisation():
-    """1.10 INV1 and INV4: by type, where the one of the shortcut is called downsample.1: 11,172,042
-    numbers."""
-    with torch.device("meta"):
-        net = ResNet18(num_classes=10, input_shape=(3, 32, 32))
-    layout = Layout(net, head_of(net))
-    sent = layout.mask(lambda b: FedBN().scope(b) == "shared")
-    assert int(layout.numbers[sent].sum()) == 11_172_042
-    kept = [b.name for b, travels in zip(layout.blocks, sent, strict=True) if not travels]
-    assert any(".downsample.1." in name for name in kept) and any(
-        name.endswith("running_var") for name in kept
-    )
-    # scale and shift, and as many running statistics
-    assert int(layout.numbers[~sent].sum()) == 2 * 9600
 
 
 # ---------------------------------------------------------------- a user's own training step

@@ -18,7 +18,6 @@ from fl_lightning.callbacks.crossfitted import (
     FIRST,
     HEAD,
     LAST,
-    CrossFittedCube,
     candidate,
     components,
     gains,
@@ -26,7 +25,6 @@ from fl_lightning.callbacks.crossfitted import (
 )
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.results.folder import RunFolder
@@ -118,22 +116,6 @@ def test_too_few_losses_decide_nothing():
     losses = planted((0.0, 1.0, 2.0))
     losses[:, 1:] = math.inf
     assert gains(losses, COMPARED) == {}
-
-
-def rows_of(stage, choice, near, t=LAST):
-    """Rows of all, of a model of three layers."""
-    n = len(near)
-    cube = CrossFittedCube(4.0)
-    cube._layers = {HEAD: [2], FIRST: [0]}
-    memory = {"cross.state": torch.tensor([t, stage, choice, COMPARED]), "cross.near": near}
-    samples = torch.arange(1, n + 1).double()
-    return cube.weights(
-        RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
-    )
-
-
-def test_one_client_keeps_its_own():
-    assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
 
 
 # ---------------------------------------------------------------- in a federation

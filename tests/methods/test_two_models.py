@@ -110,15 +110,6 @@ def _loss(client, vector, batch):
     return cross_entropy(scores_at(client, vector, batch[0]), batch[1])
 
 
-@Nets
-def test_apfl_with_alpha_1_is_local(federation, net):
-    """INV2: bit for bit, running statistics too."""
-    fed = run_all(federation(APFL(alpha=1.0, adaptive=False), net=net, rounds=3))
-    alone = uploads(run_all(federation(Local(), net=net, rounds=3)))
-    assert all(torch.equal(v, w) for v, w in zip(uploads(fed, "personal"), alone, strict=True))
-    assert all(torch.equal(APFL().personal(client_of(fed, c)), w) for c, w in enumerate(alone))
-
-
 # ---------------------------------------------------------------- steps of their own
 
 

@@ -416,7 +416,7 @@ def test_auto_changes_no_number_and_is_remembered(federation, monkeypatch, capsy
     again.run.resumed_from = 1
     choose(named(again, "auto"))
     assert first(again).executor.name == fastest
-    for damage in ("{", '{"executors": ["fast"]}', '{"executors": []}', "[]"):
+    for damage in ("{", '{"executors": ["fast"]}'):
         (again.run.folder / "executor.json").write_text(damage)
         with refuses("damaged"):
             choose(again)

@@ -131,19 +131,6 @@ def test_an_anchor_needs_a_pull():
         Objective(anchor=torch.zeros(3))
 
 
-def test_what_does_not_train_needs_no_gradient():
-    """What the user has frozen stays so."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model[0].bias.requires_grad_(False)
-    client = ClientModule(model, Layout(model, "1"), 2)
-    client.train_only(client.layout.mask(lambda b: not b.head))
-    assert [p.requires_grad for p in client.binding.parameters] == [True, False, False, False]
-    client.train_only(None)
-    assert [p.requires_grad for p in client.binding.parameters] == [True, False, True, True]
-    with pytest.raises(ValueError, match="no block"):
-        client.train_only(np.zeros(len(client.layout.blocks), dtype=bool))
-
-
 @pytest.mark.parametrize("channels", [3, 8])
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d((2, 3), (1, 2))]
