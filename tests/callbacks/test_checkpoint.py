@@ -156,8 +156,9 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
     """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s,
     the rest for 10 s; of three runs that share a process for 60/32 s."""
     fed, now = federation(net="norm", rounds=9), [0.0]
-    for _ in range(runs):
-        Checkpoint().on_fit_start(fed.run)
+    others = [Checkpoint() for _ in range(runs)]
+    for other in others:
+        other.on_fit_start(fed.run)
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
     saver = Checkpoint(keep=99)
