@@ -2,7 +2,6 @@
 every path."""
 
 import gc
-import json
 
 import cases
 import pytest
@@ -228,14 +227,6 @@ def test_precisions_and_channels_last(fit, device, precision):
     near = 1e-3 if precision in ("32-true", "64-true") else 0.05
     assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=near)
     assert losses[2]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=0.05)
-
-
-@pytest.mark.slow
-def test_auto_picks_and_says_so(fit, device, capsys):
-    run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
-    assert "fabric.executor auto:" in capsys.readouterr().err
-    held = json.loads((run / "executor.json").read_text())
-    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from classes import KAPC, FedAvg, FedBN, FedPer, FedProto, FedProx
+from reckoning import seeded
 from refusals import refuses
 from torch.testing import assert_close
 
@@ -29,7 +30,7 @@ SHARED = [FedAvg(), FedProx(), FedPer(), FedBN()]
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=seeded(seed))
 
 
 def taken(aggregator, W):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from classes import KAPC, FedAvg
+from reckoning import seeded
 from refusals import refuses
 
 from fl_lightning.callbacks.selection import (
@@ -101,7 +102,7 @@ def test_the_norms_that_the_bound_goes_by(make_run, make_client):
     """Of each layer's own parameters; the distance from what was received, 0 where nothing was."""
     client = make_client(make_run(KAPC(), net="norm", callbacks=[LayerSelection()]), 0)
     layout, L = client.layout, len(client.layout.layers)
-    client["model"].add_(torch.randn(layout.size, generator=torch.Generator().manual_seed(0)))
+    client["model"].add_(torch.randn(layout.size, generator=seeded(0)))
     client.payload.sent &= layout.layer_of != 1
     weight, distance = LayerSelection()._norms(client)
     for layer in range(L):

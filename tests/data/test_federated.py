@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from reckoning import seeded
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
@@ -23,7 +24,7 @@ def arrays(folder, size=300, shape=(12, 12, 3)):
 
 
 def draw(seed):
-    return torch.Generator().manual_seed(seed)
+    return seeded(seed)
 
 
 def collect(part, **options):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from classes import FedAvg, FedEM, PerFedAvg
 from numpy.testing import assert_allclose
-from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, tensors_of
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, seeded, slope, tensors_of
 from refusals import refuses
 from torch import nn
 from torch.func import functional_call
@@ -188,7 +188,7 @@ def test_fedems_steps_by_hand(federation):
 
 
 def some(C=3, d=4, seed=0):
-    draws = torch.Generator().manual_seed(seed)
+    draws = seeded(seed)
     A = torch.randn(d, d, generator=draws, dtype=torch.float64)
     return Gaussians(
         torch.randn(C, d, generator=draws, dtype=torch.float64),

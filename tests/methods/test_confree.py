@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reckoning import seeded
 from torch.testing import assert_close
 from watching import Watch, global_model
 
@@ -12,7 +13,7 @@ EXACT = {"precision": "64-true", "rounds": 2}
 
 def updates(n=4, d=6, seed=0):
     """Random updates (n, d) of which some conflict."""
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(n, d, generator=seeded(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -28,7 +29,7 @@ def test_the_step_is_the_best_for_the_worst_off(seed):
     assert float((step - d).norm()) == pytest.approx(float(radius), rel=1e-6)
     dual = d @ (w @ D) + radius * (w @ D).norm()
     assert float((D @ step).min()) == pytest.approx(float(dual), rel=1e-4)
-    away = torch.randn(2000, 6, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    away = torch.randn(2000, 6, generator=seeded(9), dtype=torch.float64)
     others = d + radius * away / away.norm(dim=1, keepdim=True)
     assert (others @ D.T).min(1).values.max() < dual + 1e-6
     assert_close(conflict_free(G, c, rescaled=True) @ D, step / 1.25)

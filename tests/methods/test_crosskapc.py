@@ -8,6 +8,7 @@ import pytest
 import torch
 from lines import run_line
 from numpy.testing import assert_allclose
+from reckoning import seeded
 from torch import Tensor
 from torch.testing import assert_close
 from watching import Watch, client_of, run_all
@@ -58,7 +59,7 @@ def test_the_split_by_hand():
 
 def test_a_normal_sample_does_not_split():
     """Halved at its mean it has 2 (2 / pi)^1/2 / (1 - 2 / pi)^1/2 = 2.65."""
-    draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    draws = torch.randn(20_000, generator=seeded(0))
     assert split(draws)[1] == pytest.approx(2.65, abs=0.05)
 
 
@@ -79,7 +80,7 @@ def test_groups_without_noise_are_exact():
 def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
-    drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(3, 8, dtype=torch.float64, generator=seeded(1))
     tried = torch.stack([candidate(clients, COMPARED + 1 + int(t)) for t in rounds])
     return (
         1

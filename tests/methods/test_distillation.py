@@ -6,6 +6,7 @@ import pytest
 import torch
 from classes import KTPFL, FedMD, KTPFLModels, SimPFD, TopKPFD
 from numpy.testing import assert_allclose
+from reckoning import seeded
 from refusals import refuses
 from torch.testing import assert_close
 from watching import client_of, models, payload_of, run_all, same, server_of, train
@@ -30,7 +31,7 @@ METHODS = [
 
 
 def predictions(m=4, samples=6, classes=3, seed=0):
-    draws = torch.Generator().manual_seed(seed)
+    draws = seeded(seed)
     return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from classes import FEDORA, Local
 from lines import run_line
+from reckoning import seeded
 from refusals import refuses
 from torch.testing import assert_close
 from watching import client_of, payload_of, same, trained
@@ -26,7 +27,7 @@ def part(x, y=None):
 
 
 def some(seed, n=30, dim=12):
-    draws = torch.Generator().manual_seed(seed)
+    draws = seeded(seed)
     return torch.rand(n, dim, generator=draws), torch.randint(0, 3, (n,), generator=draws)
 
 
@@ -59,7 +60,7 @@ def test_without_labels_none_is_read():
 
 
 def graph(seed=0, n=6):
-    W = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W = torch.rand(n, n, generator=seeded(seed), dtype=torch.float64)
     return W + W.T
 
 
@@ -252,6 +253,3 @@ def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation, monkeypatch)
     monkeypatch.setattr(FEDORA, "coefficient", lambda *_: 0.0)
     free, *_ = join(fed.worker, new, True, 3)
     assert pulled < 0.5 * float((free - asked[0][1]).norm())  # the third round's strength came in
-    monkeypatch.setattr(FEDORA, "coefficient", strength)
-    once, *_ = join(fed.worker, new, True, 1)
-    assert torch.equal(once, asked[1][1])

@@ -4,10 +4,11 @@ GPFL (6.9), DBE (6.10).
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from classes import DBE, GPFL, FedRep
-from reckoning import WHOLE, batch_of, features, scores_at, seeded, shaken, tensors_of
+from reckoning import WHOLE, batch_of, by_supports, features, scores_at, seeded, shaken, tensors_of
 from refusals import refuses
 from torch import nn
 from torch.nn.functional import cross_entropy, linear, normalize
@@ -67,18 +68,15 @@ def test_networks_whose_classifier_cannot_be_replaced(method):
 
 
 def test_the_minimum_on_the_simplex_is_one():
-    """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever
-    the scale."""
+    """Whatever the scale."""
     draws = seeded()
     for n in (1, 2, 5, 9):
         root = torch.randn(n, n, generator=draws, dtype=torch.float64)
         shift = torch.randn(n, 1, generator=draws, dtype=torch.float64)
         Q = (root + 2 * shift) @ (root + 2 * shift).T
+        best = torch.from_numpy(by_supports(Q.numpy(), np.zeros(n)))
         for scale in (1e-6, 1.0, 1e6):
-            a = simplex_minimum(scale * Q)
-            slope = Q @ a
-            assert (a >= 0).all() and float(a.sum()) == pytest.approx(1, abs=1e-12)
-            assert_close(slope[a > 0], slope.min().expand(int((a > 0).sum())), rtol=1e-5, atol=1e-6)
+            assert_close(simplex_minimum(scale * Q), best, rtol=0, atol=1e-5)
     assert (simplex_minimum(torch.zeros(3, 3, dtype=torch.float64)) == 1 / 3).all()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reckoning import ROUNDING, WHOLE, batch_of, slope, uploads
+from reckoning import ROUNDING, WHOLE, batch_of, seeded, slope, uploads
 from torch.testing import assert_close
 from watching import client_of, global_model, module_of, run_all
 
@@ -82,7 +82,7 @@ def test_a_constant_gradient_is_found_whatever_the_momentum(federation, optimize
     that."""
     fed = federation(SCAFFOLD(), precision="64-true", local_epochs=3, optimizer=optimizer)
     module = module_of(fed)
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded(0)
     pieces = [
         torch.randn(p.shape, generator=draws, dtype=p.dtype) for p in module.binding.parameters
     ]

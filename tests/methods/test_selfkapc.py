@@ -5,7 +5,7 @@ import pytest
 import torch
 from classes import Local, SelfKAPC
 from numpy.testing import assert_allclose
-from reckoning import by_supports, uploads
+from reckoning import by_supports, seeded, uploads
 from torch.testing import assert_close
 from watching import models, run_all, same, server_of
 
@@ -17,14 +17,14 @@ from fl_lightning.foundation.errors import BadClient
 
 
 def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_from_products_of_32_bits(seed):
     """They are symmetric, and not negative, only but for rounding; of fewer numbers than clients
     they are singular."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     n, D = (
         int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((2, 30), (1, 12))
     )

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from classes import APFL, FLAYER, SCAFFOLD, Ditto, FedNova, Local, PerFedAvg, PFedMe
-from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, uploads
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, seeded, slope, uploads
 from refusals import refuses
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
@@ -75,7 +75,7 @@ def test_pfedmes_step_by_hand(federation):
 def drawn(federation, method):
     """A client with models w and v apart from each other, and copies of them."""
     client = client_of(federation(method, precision="64-true"), 1)
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded(0)
     for slot in ("model", "personal"):
         noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
         client[slot].add_(0.1 * noise * client.columns(lambda b: b.kind == "parameter"))

@@ -161,9 +161,7 @@ def test_layers_without_numbers_are_refused():
     """`hidden [0]` trained a bias alone, in silence."""
     for name, sizes, make in (
         ("hidden", [8, 0], lambda: MLP((20,), 10, (8, 0))),
-        ("hidden", [-1], lambda: MLP((20,), 10, (-1,))),
         ("channels", [4, 0], lambda: CNN(GRAY, 10, (4, 0))),
-        ("hidden", [0], lambda: CNN(GRAY, 10, hidden=(0,))),
         ("channels", [0], lambda: CNN1D((3, 64), 10, (0,))),
         ("width", [0], lambda: Transformer((8,), 10, 20, width=0)),
     ):

@@ -11,7 +11,6 @@ from classes import SCAFFOLD, FedAvg
 from every import FEW, NAMES, method_of
 from refusals import refuses
 
-from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
@@ -132,35 +131,6 @@ def test_noise_from_the_system_is_never_the_same(federation):
 
 
 # ---------------------------------------------------------------- what is declared
-
-
-LATER = {"crosskapc": {"losses"}}
-"""What three rounds do not see."""
-
-
-class Names(Transform):
-    """Keeps the names of what travels beside models."""
-
-    further_vectors = True
-
-    def __init__(self):
-        self.up = set()
-        self.down = False
-
-    def on_download(self, client, payload):
-        self.down |= bool(payload.statistics or payload.extra or payload.vectors or payload.further)
-
-    def on_upload(self, client, payload):
-        self.up |= payload.statistics.keys() | payload.extra.keys()
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_declares_what_travels_beside_models(federation, name):
-    names, method = Names(), quick(name)
-    federation(method, net_of(name), [names], data_of(name), rounds=3).fit()
-    assert names.up == method.beside().keys() - LATER.get(name, set())
-    assert names.down == bool(method.traits.receives_beside)
 
 
 # ---------------------------------------------------------------- epsilon of a run

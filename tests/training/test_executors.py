@@ -11,13 +11,13 @@ import pytest
 import torch
 from classes import KAPC, FedAvg, FedProx, Local
 from every import BESIDE, NAMES, method_of
+from reckoning import seeded
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.data import prepare
@@ -80,7 +80,7 @@ def jobs_of(fed, clients=None, lr=0.05):
     run, group = fed.run, fed.run.groups[0]
     layout, found = group.layout, []
     for c in range(run.clients) if clients is None else clients:
-        draws = torch.Generator().manual_seed(c)
+        draws = seeded(c)
         noise = torch.randn(2, layout.size, generator=draws, dtype=run.dtype) * 0.05
         for a, b in pairwise(layout.blocks):
             noise[:, a.stop : b.start] = 0  # what lies between tensors
@@ -445,7 +445,7 @@ def phase_jobs(fed, *, masks, keep=False, linear=True):
     """As `jobs_of`, each with what a phase of a method may ask for."""
     jobs = jobs_of(fed)
     for k, job in enumerate(jobs):
-        draws = torch.Generator().manual_seed(50 + k)
+        draws = seeded(50 + k)
         slope = 0.1 * torch.randn(
             fed.run.groups[0].layout.size, generator=draws, dtype=fed.run.dtype
         )
@@ -498,25 +498,6 @@ def test_momentum_of_what_does_not_train_waits(federation):
         vectors[name] = [job.vector for job in trained(kind, jobs)[0]]
     for a, b in zip(vectors["loop"], vectors["vmap"], strict=True):
         assert_close(b, a, rtol=0, atol=1e-10)
-
-
-def squared(module, batch):
-    x, y = batch
-    return (module.model(x).softmax(1) - nn.functional.one_hot(y, 10)).square().sum(1).mean()
-
-
-def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(federation):
-    """Else it would silently be left out."""
-    fed = federation(FedAvg())
-    for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch: torch.zeros(())}):
-        kind = stacked(fed)
-        jobs = [replace(job, **own) for job in jobs_of(fed)]
-        before = [job.vector.clone() for job in jobs]
-        with pytest.raises(ValueError, match="the loop"):
-            kind.train(jobs[: kind.at_once])
-        assert all(
-            torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True)
-        )
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["batches", "data"])
