@@ -2,7 +2,6 @@ import dataclasses
 import tarfile
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from refusals import refuses
 
@@ -16,7 +15,6 @@ from fl_lightning.configuration.config import (
 )
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView
 
 PLAIN = Config(
     Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))]
@@ -44,19 +42,6 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
         )
         == 5
     )
-
-
-def test_a_large_cube_is_cut_to_whole_receivers():
-    view = RelationView(
-        np.zeros((100, 10, 100), np.float32),
-        [*range(100)],
-        [str(k) for k in range(10)],
-        [*range(100)],
-    )
-    table = exhibits.cube(view)
-    assert len(table["data"]) == exhibits.MOST_ROWS
-    assert {row[0] for row in table["data"]} == set(range(10))
-    assert table["data"][-1] == [9, "9", 99, 0.0]
 
 
 def alone(folder, method="local", seed=0, alpha=0.1):

@@ -9,7 +9,7 @@ import torch
 from refusals import refuses
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data import owntest, prepare, windows
+from fl_lightning.data import prepare, windows
 
 SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
 
@@ -149,12 +149,6 @@ def test_named_clients_are_held_out(tmp_path):
 
 
 def test_a_share_leaves_a_sample_to_train_on():
-    """Beside the one for validation; who has enough keeps the same samples."""
+    """Beside the one for validation."""
     tiny = prepare(DataConfig(train_share=0.01, validation=0.2, fraction=0.3), 10, 0)
     assert tiny.train_sizes == tiny.validation_sizes == [1] * 10
-    shares = np.split(np.arange(60), [1, 9, 25])
-    one, two = (
-        owntest.thinned(shares, np.arange(60) % 3, 0.1, k, np.random.default_rng(0)) for k in (1, 2)
-    )
-    assert list(map(len, one)) == [1, 1, 2, 4] and list(map(len, two)) == [1, 2, 2, 4]
-    assert all(np.array_equal(one[k], two[k]) for k in (0, 2, 3))

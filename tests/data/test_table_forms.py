@@ -62,8 +62,7 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
 @pytest.mark.parametrize(
     "content, keys, line",
     [
-        (GERMAN.encode(), {"separator": ","}, r"data\.separator=','.*: set data\.separator ';'"),
-        (ENGLISH.encode(), {}, r"data\.separator=';'.*: set data\.separator ','"),
+        (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: set data\.separator ';'"),
         (
             GERMAN.replace(";", "\t").encode(),
             {},
@@ -77,7 +76,6 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
         (ENGLISH.encode(), {"separator": ","}, r"holds '0\.5', .*data\.decimal '\.'"),
         (GERMAN.encode("latin-1"), {}, r"data\.encoding='utf-8'.*: set data\.encoding latin-1"),
         (GERMAN.replace("ü", "–").encode("cp1252"), {}, r"data\.encoding cp1252"),
-        (GERMAN.encode("utf-16"), {}, r"data\.encoding='utf-8'.*: set data\.encoding utf-16"),
         (GERMAN.encode("utf-16-le"), {}, r"data\.encoding utf-16-le"),
         (
             GERMAN.encode(),

@@ -4,7 +4,7 @@ pFedLA (1.11)."""
 import numpy as np
 import torch
 from classes import FedU, PFedLA
-from reckoning import batch_of, uploads
+from reckoning import batch_of, seeded, uploads
 from torch.testing import assert_close
 from watching import Watch, client_of, module_of, server_of
 
@@ -24,7 +24,7 @@ def inputs_of(W, samples=None, **memory):
 
 
 def random_models(n=5):
-    return torch.randn(n, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return torch.randn(n, 7, dtype=torch.float64, generator=seeded(3))
 
 
 # ---------------------------------------------------------------- HeurFedAMP
@@ -75,7 +75,7 @@ def test_pfedgraphs_rows_solve_their_problem():
     def objective(r):
         return 0.8 * (r - p).square().sum(1) - (r * cos).sum(1)
 
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     for _ in range(50):
         other = to_simplex(rows + 0.1 * torch.randn(5, 5, dtype=torch.float64, generator=generator))
         assert (objective(other) >= objective(rows) - 1e-12).all()

@@ -3,7 +3,6 @@
 import pytest
 
 from fl_lightning.methods.fedamp import FedAMP
-from fl_lightning.methods.kapc import KAPC
 
 LINE = "are mixed are of clients that have not uploaded yet"
 
@@ -12,8 +11,3 @@ LINE = "are mixed are of clients that have not uploaded yet"
 def test_the_share_of_initial_models_is_said_once(federation, capsys, participation, count):
     federation(FedAMP(), participation=participation, rounds=3).fit()
     assert capsys.readouterr().err.count(LINE) == count
-
-
-def test_who_mixes_uploads_alone_says_nothing(federation, capsys):
-    federation(KAPC(sources="uploaded"), participation=0.5, rounds=3).fit()
-    assert LINE not in capsys.readouterr().err

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from classes import MOON, FedAvg, FedPer
+from reckoning import seeded
 from refusals import refuses
 from torch import nn
 from torch.nn.utils import spectral_norm as hooked
@@ -161,7 +162,7 @@ def test_buffers_that_nobody_can_average_are_refused(federation, net, message):
 
 @pytest.mark.parametrize("shape", [(3, 40), (64, 64), (600, 700)])
 def test_singular_vectors(shape):
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    matrix = torch.randn(shape, generator=seeded(1))
     left, right = singular_vectors(matrix)
     assert float(left @ matrix @ right) == pytest.approx(
         float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-3

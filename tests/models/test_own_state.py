@@ -9,9 +9,6 @@ from nets import Small
 from refusals import refuses
 from torch import nn
 
-from fl_lightning.core import Layout
-from fl_lightning.models import head_of
-
 
 class Keeping(Small, nn.Module):
     """Notes the mean of what it sees in a buffer of its own, in evaluation too."""
@@ -86,19 +83,6 @@ def test_evaluation_leaves_the_first_buffers(federation, method):
     assert any(value > 0 for value in kept.values()) or isinstance(method, FedDF)
     fed.evaluator.everyone()
     assert kept == {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
-
-
-@pytest.mark.parametrize(
-    "dtype, wanted", [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
-)
-def test_buffers_have_the_precision_of_the_model(dtype, wanted):
-    model = Keeping()
-    model.register_buffer("index", torch.arange(3))
-    model.register_buffer("mask", torch.tensor([True]))
-    layout = Layout(model, head_of(model))
-    assert [b.dtype for b in layout.read(model, dtype)[1]] == [wanted, torch.int64, torch.bool]
-    model.seen = model.seen.double()
-    assert layout.read(model)[1][0].dtype == torch.float64
 
 
 def test_a_model_with_a_float_buffer_trains_in_another_precision(federation):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from classes import FEDORA, MOON, FedAvg, FedProto
+from reckoning import seeded
 from refusals import refuses
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
@@ -109,9 +110,7 @@ def texts(per_position=True, classes=VOCABULARY):
     text = Text(VOCABULARY, per_position)
     data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, text=text))
     for samples in (data._train, data._test):
-        first = torch.randint(
-            VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0)
-        )
+        first = torch.randint(VOCABULARY, (len(samples.raw), 1), generator=seeded(0))
         samples.raw.copy_((first + torch.arange(LENGTH)) % VOCABULARY)
         samples.labels.copy_(
             (samples.raw + 1) % VOCABULARY if per_position else samples.raw[:, 0] % classes

@@ -11,15 +11,12 @@ from classes import SCAFFOLD, FedAvg
 from every import FEW, NAMES, method_of
 from refusals import refuses
 
-from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.core.beside import Beside
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
 from fl_lightning.privacy.mechanism import kinds_of
-
-from .alike import same_everywhere
 
 REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca", "partialpooling")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
@@ -136,35 +133,6 @@ def test_noise_from_the_system_is_never_the_same(federation):
 # ---------------------------------------------------------------- what is declared
 
 
-LATER = {"crosskapc": {"losses"}}
-"""What three rounds do not see."""
-
-
-class Names(Transform):
-    """Keeps the names of what travels beside models."""
-
-    further_vectors = True
-
-    def __init__(self):
-        self.up = set()
-        self.down = False
-
-    def on_download(self, client, payload):
-        self.down |= bool(payload.statistics or payload.extra or payload.vectors or payload.further)
-
-    def on_upload(self, client, payload):
-        self.up |= payload.statistics.keys() | payload.extra.keys()
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_declares_what_travels_beside_models(federation, name):
-    names, method = Names(), quick(name)
-    federation(method, net_of(name), [names], data_of(name), rounds=3).fit()
-    assert names.up == method.beside().keys() - LATER.get(name, set())
-    assert names.down == bool(method.traits.receives_beside)
-
-
 # ---------------------------------------------------------------- epsilon of a run
 
 
@@ -198,11 +166,6 @@ def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation):
 
 
 NOISY = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-
-
-@pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit):
-    same_everywhere(fit, f"--method selfkapc {NOISY}")
 
 
 # ---------------------------------------------------------------- what is refused

@@ -37,17 +37,6 @@ def scaled():
     return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
 
 
-def test_every_turn_begins_with_the_first_scale(scaled):
-    optimizer, step = scaled
-    for _ in range(3):
-        step()
-    assert optimizer._scaler.get_scale() == 2048.0
-    optimizer.reset()
-    assert optimizer._scaler.state_dict() == optimizer._scale
-    step()
-    assert optimizer._scaler.get_scale() == 1024.0
-
-
 def test_a_kept_state_brings_its_scale_along(scaled):
     optimizer, step = scaled
     for _ in range(3):
