@@ -376,8 +376,8 @@ def _run(
     `total`: runs of the whole study; `at_once`: at most so many in each process at once, or "auto".
     """
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning.lab.study.runner import Runner
-    from fl_lightning.lab.study.workers import one_by_one
+    from fl_lightning.lab.study.runner import follow
+    from fl_lightning.lab.study.workers import one_by_one, serve_all
 
     provenance.look()  # likewise
     configs = [config for _, config in chosen]
@@ -387,25 +387,26 @@ def _run(
     together_each = together.within_memory(together_each, processes, configs)
     if together_each > 1:
         chosen = together.by_method(chosen)
-    jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
+    missing = [pair for pair in chosen if not folder.finished(pair[0].folder)]
+    jobs: list[Training] = [(config, folder.path / run.folder) for run, config in missing]
     worker = one_by_one(run_one) if together_each == 1 else partial(together.drive, run_one)
-    runner = Runner(
-        folder,
-        [run for run, _ in chosen],
-        worker,
-        jobs,
-    )
-    before, start = len(chosen) - len(runner.todo), time.monotonic()
-    with opening.when_stopped(
-        lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
-    ):
-        runner.run(processes, together_each)
-    done = f" ({before} were there)" if before else ""
-    done += f", of the {total} of the whole study" if len(chosen) < total else ""
-    took = time.monotonic() - start
+    logs, count, begin = folder.path / "logs", len(chosen), time.monotonic()
+
+    def progress() -> str:
+        ended = sum(folder.finished(run.folder) for run, _ in chosen)
+        return f"{ended} of {count} runs finished"
+
+    with opening.when_stopped(lambda: f"study: stopped with {progress()}; it goes on with: {line}"):
+        all_ended = serve_all(
+            worker, jobs, processes, logs, lambda numbers: signals.raise_swallowed(), together_each
+        )
+        follow(folder, [run for run, _ in missing], all_ended, count)
+    done = f" ({count - len(missing)} were there)" if len(missing) < count else ""
+    done += f", of the {total} of the whole study" if count < total else ""
+    took = time.monotonic() - begin
     is_regression = configs[0].data.task == "regression"
     shown = "page: fl-train report" if is_regression else "table: fl-train compare"
-    return f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
+    return f"study: {progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
 
 
 def fetch(configs: list[Config]) -> None:
