@@ -747,7 +747,6 @@ def worth(
     unit: Any = None,
     methods: Names = None,
     repeats: Annotated[int, Range(2)] | None = None,
-    minutes: PositiveFloat | None = None,
     metric: Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None = None,
     margin: PositiveFloat | None = None,
     leave_one_out: bool = False,
@@ -770,8 +769,6 @@ def worth(
             rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
             (default: 10).
-        minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
-            the first that do.
         metric: Score of the gains (default: evaluation.metric; for a regression mae).
         margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
             silo's error, in the target's unit).
@@ -798,7 +795,6 @@ def worth(
             methods=None if methods is None else [name.strip() for name in str(methods).split(",")],
             again=command.line("worth", "--out", os.fspath(out)),
             repeats=repeats,
-            minutes=minutes,
             metric=metric,
             margin=margin,
             leave_one_out=leave_one_out,

@@ -130,10 +130,8 @@ def unmeasured(runs: Runs) -> list[str]:
 def losses(runs: Runs) -> Figures:
     """Losses of local training by round, the proximal term alone where there is one."""
     endings = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
-    columns = {}
-    for name, look in endings.items():
-        if any(value > 0 for run in runs for value in run.column(name)):
-            columns[name] = look
+    has_any = {name: any(v > 0 for run in runs for v in run.column(name)) for name in endings}
+    columns = {name: look for name, look in endings.items() if has_any[name]}
     return _from_zero("losses", runs, columns, "mean over the clients")
 
 
