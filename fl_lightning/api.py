@@ -669,8 +669,6 @@ def compare(
     accept_changed_code: bool = False,
     clients: bool = False,
     columns: Names = None,
-    caption: str | None = None,
-    label: str | None = None,
 ) -> "Comparison":
     """Compare methods over seeds, paired, in one table.
 
@@ -687,8 +685,6 @@ def compare(
             your own code; a note says so.
         clients: A row for each client: samples, alone, each method, paired differences over seeds.
         columns: Columns of the table, with commas, such as mean,difference,interval.
-        caption: Caption of the LaTeX table.
-        label: Label of the LaTeX table, such as tab:digits.
 
     Returns:
         `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
@@ -706,8 +702,6 @@ def compare(
         accept_changed_code=accept_changed_code,
         clients=clients,
         columns=_text(columns),
-        caption=caption,
-        label=label,
     )
     return comparison.compare(_folders(runs), options)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series, concat
 
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.lab.report import clients, newcomers
@@ -178,7 +178,8 @@ def _curves(
             label += f" and {others} more seed{'s' * (others > 1)}"
         places: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
         for column, (dashes, ending) in columns.items():
-            table = DataFrame([runs[number].column(column) for number in members]) / size
+            rows = [Series(runs[number].column(column), dtype=float) for number in members]
+            table = concat(rows, axis=1).T / size
             if places and table.notna().any(axis=None):
                 look = {"color": colour[members[0]], "linestyle": dashes}
                 curve(axes, np.array(places) * scale, table, label + ending, look)
