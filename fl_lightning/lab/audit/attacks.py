@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -64,31 +64,19 @@ class Finding(NamedTuple):
     """Rounds whose models were looked at."""
 
 
-def finding(
-    named: tuple[str, str, str, str],
-    value: float,
-    drawn: Sequence[float],
-    chance: float,
-    samples: int,
-    runs: int = 1,
-    rounds: int = 1,
+def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> Finding:
+    """A finding without a value, for `found`."""
+    return Finding(method, viewer, attack, "", math.nan, math.nan, math.nan, chance, samples)
+
+
+def found(
+    like: Finding, measure: str, value: float, drawn: Sequence[float] = (), **fields: Any
 ) -> Finding:
-    """A finding; its interval holds 95 % of the `drawn` values. `named`: method, viewer, attack and
-    measure."""
-    low = high = math.nan
+    """A finding `like` another, with a value of its own; its interval holds 95 % of the `drawn`
+    values. `fields`: others that differ."""
     defined = [number for number in drawn if not math.isnan(number)]
-    if defined:
-        low, high = np.percentile(defined, [2.5, 97.5]).tolist()
-    return Finding(
-        *named,
-        value,
-        low,
-        high,
-        chance,
-        samples,
-        runs,
-        rounds,
-    )
+    low, high = np.percentile(defined, [2.5, 97.5]).tolist() if defined else (math.nan, math.nan)
+    return like._replace(measure=measure, value=value, low=low, high=high, **fields)
 
 
 Labelled = tuple[Array, Array, Array]
@@ -132,55 +120,18 @@ def membership(
     rng = np.random.default_rng(0)
     size = len(member)
     draws = [rng.integers(0, size, size) for _ in range(DRAWS)]
-
-    def row(
-        measure: str,
-        value: float,
-        drawn: Sequence[float],
-        chance: float,
-        n: int,
-    ) -> Finding:
-        named = (method, view, attack, measure)
-        return finding(
-            named,
-            value,
-            drawn,
-            chance,
-            n,
-            runs,
-            rounds,
-        )
-
+    like = nothing_yet(method, view, attack, 0.5, size)._replace(runs=runs, rounds=rounds)
     drawn = [auc(member[draw], score[draw]) for draw in draws]
     shuffled = [auc(mixed, score_of_mixed) for _, mixed, score_of_mixed in controls]
     rows = [
-        row(
-            "AUC",
-            auc(member, score),
-            drawn,
-            0.5,
-            size,
-        ),
-        row(
-            CONTROL,
-            float(np.mean(shuffled)),
-            shuffled,
-            0.5,
-            size,
-        ),
+        found(like, "AUC", auc(member, score), drawn),
+        found(like, CONTROL, float(np.mean(shuffled)), shuffled),
     ]
     for words, level in LEVELS.items():
         drawn = [_true_positives(member[draw], score[draw], level) for draw in draws]
-        rows.append(
-            row(
-                words,
-                _true_positives(member, score, level),
-                drawn,
-                level,
-                size,
-            )
-        )
-    return rows + _by_client(scored, row)
+        value = _true_positives(member, score, level)
+        rows.append(found(like, words, value, drawn, chance=level))
+    return rows + _by_client(scored, like)
 
 
 def shuffle(client: Array, member: Array, rng: np.random.Generator) -> Array:
@@ -200,7 +151,7 @@ def _true_positives(member: Array, score: Array, level: float) -> float:
     return float((score[member] > threshold).mean())
 
 
-def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
+def _by_client(scored: Labelled, like: Finding) -> list[Finding]:
     """The worst client, and small against large ones."""
     client, member, score = scored
     values, sizes = [], []
@@ -212,36 +163,17 @@ def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
             sizes.append(members)
     if not values:
         return []
-
-    def mean(words: str, those: list[float]) -> list[Finding]:
-        return (
-            [
-                row(
-                    words,
-                    float(np.mean(those)),
-                    (),
-                    0.5,
-                    len(those),
-                )
-            ]
-            if those
-            else []
-        )
-
-    middle = np.median(sizes)
-    pairs = list(zip(values, sizes, strict=True))
-    return [
-        *mean("AUC, mean over clients", values),
-        row(
-            "AUC, worst client",
-            max(values),
-            (),
-            0.5,
-            len(values),
-        ),
-        *mean("AUC, clients with fewer samples", [v for v, size in pairs if size <= middle]),
-        *mean("AUC, clients with more samples", [v for v, size in pairs if size > middle]),
+    every, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
+    mean, worst = float(np.mean(every)), max(values)
+    rows = [
+        found(like, "AUC, mean over clients", mean, samples=len(every)),
+        found(like, "AUC, worst client", worst, samples=len(every)),
     ]
+    for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
+        if len(some):
+            measure = f"AUC, clients with {words} samples"
+            rows.append(found(like, measure, float(np.mean(some)), samples=len(some)))
+    return rows
 
 
 def thresholds(run: Observed) -> list[Finding]:
@@ -256,15 +188,7 @@ def thresholds(run: Observed) -> list[Finding]:
             if len(score) and not np.isnan(score).any():
                 scored = (client, member, score)
                 controls = [(client, members, score) for members in mixed]
-                rows += membership(
-                    run.method,
-                    view,
-                    attack,
-                    scored,
-                    1,
-                    controls,
-                    rounds,
-                )
+                rows += membership(run.method, view, attack, scored, 1, controls, rounds)
     return rows
 
 
@@ -363,25 +287,9 @@ def relations(run: Observed) -> list[Finding]:
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
         if has_groups:
-            rows += _related(
-                run,
-                layer,
-                same,
-                "who shares a group",
-                "AUC",
-                auc,
-                0.5,
-            )
+            rows += _related(run, layer, same, "who shares a group", "AUC", auc, 0.5)
         question, measure = "how alike label mixes are", "rank correlation"
-        rows += _related(
-            run,
-            layer,
-            alike,
-            question,
-            measure,
-            _rank_correlation,
-            0.0,
-        )
+        rows += _related(run, layer, alike, question, measure, _rank_correlation, 0.0)
     return rows
 
 
@@ -438,16 +346,8 @@ def _related(
     rows = []
     for viewer, value, draws in viewers:
         permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
-        named = (run.method, viewer, question, f"{measure}, {where}")
-        rows.append(
-            finding(
-                named,
-                value(truth),
-                permuted,
-                chance,
-                len(R),
-            )
-        )
+        like = nothing_yet(run.method, viewer, question, chance, len(R))
+        rows.append(found(like, f"{measure}, {where}", value(truth), permuted))
     return rows
 
 
@@ -478,14 +378,6 @@ def label_mixes(run: Observed) -> list[Finding]:
 
     rng = np.random.default_rng(0)
     permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
-    attack, measure = "label mix from the classifier's bias", "rank correlation by class"
-    named = (run.method, "server: upload", attack, measure)
-    return [
-        finding(
-            named,
-            value(np.arange(count)),
-            permuted,
-            0.0,
-            count,
-        )
-    ]
+    attack = "label mix from the classifier's bias"
+    like = nothing_yet(run.method, "server: upload", attack, 0.0, count)
+    return [found(like, "rank correlation by class", value(np.arange(count)), permuted)]

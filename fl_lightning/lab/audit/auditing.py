@@ -79,17 +79,12 @@ def audit(folder: Path, out: Path) -> Audit:
         f"No whole model is kept or sent for {view}: {', '.join(labels)}."
         for view, labels in labels_without.items()
     ]
-    texts = (
-        page.as_json(rows, claims),
-        page.as_csv(rows),
-        page.as_html(
-            rows,
-            folder.name,
-            claims,
-            notes,
-        ),
-    )
-    for name, text in zip(FILES, texts, strict=True):
+    texts = {
+        "audit.json": page.as_json(rows, claims),
+        "audit.csv": page.as_csv(rows),
+        "audit.html": page.as_html(rows, folder.name, claims, notes),
+    }
+    for name, text in texts.items():
         write_whole(out / name, text)
     audited = Audit(rows, claims, out / FILES[-1])
     if broken := [label for label, claim in claims.items() if claim.broken]:
@@ -149,13 +144,7 @@ def _check_out(out: Path, marker: str) -> None:
     marker, and tables count as an audit's beside such a page."""
     if not out.exists():
         return
-    has_page = check_out(
-        "out",
-        str(out / FILES[-1]),
-        "",
-        marker,
-        "audit",
-    ).exists()
+    has_page = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
     requirement = "it exists and is no audit, and is not written over: give another --out"
     for name in FILES[:-1]:
         table = out / name
