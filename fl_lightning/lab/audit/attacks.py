@@ -66,7 +66,17 @@ class Finding(NamedTuple):
 
 def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> Finding:
     """A finding without a value, for `found`."""
-    return Finding(method, viewer, attack, "", math.nan, math.nan, math.nan, chance, samples)
+    return Finding(
+        method,
+        viewer,
+        attack,
+        "",
+        math.nan,
+        math.nan,
+        math.nan,
+        chance,
+        samples,
+    )
 
 
 def found(
@@ -76,7 +86,13 @@ def found(
     values. `fields`: others that differ."""
     defined = [number for number in drawn if not math.isnan(number)]
     low, high = np.percentile(defined, [2.5, 97.5]).tolist() if defined else (math.nan, math.nan)
-    return like._replace(measure=measure, value=value, low=low, high=high, **fields)
+    return like._replace(
+        measure=measure,
+        value=value,
+        low=low,
+        high=high,
+        **fields,
+    )
 
 
 Labelled = tuple[Array, Array, Array]
@@ -172,7 +188,14 @@ def _by_client(scored: Labelled, like: Finding) -> list[Finding]:
     for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
         if len(some):
             measure = f"AUC, clients with {words} samples"
-            rows.append(found(like, measure, float(np.mean(some)), samples=len(some)))
+            rows.append(
+                found(
+                    like,
+                    measure,
+                    float(np.mean(some)),
+                    samples=len(some),
+                )
+            )
     return rows
 
 
@@ -188,7 +211,15 @@ def thresholds(run: Observed) -> list[Finding]:
             if len(score) and not np.isnan(score).any():
                 scored = (client, member, score)
                 controls = [(client, members, score) for members in mixed]
-                rows += membership(run.method, view, attack, scored, 1, controls, rounds)
+                rows += membership(
+                    run.method,
+                    view,
+                    attack,
+                    scored,
+                    1,
+                    controls,
+                    rounds,
+                )
     return rows
 
 
@@ -200,7 +231,13 @@ def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
     if all(run.rounds == rounds for run in runs):
         for way in runs[0].samples.over_rounds:
             by_run = [run.samples.over_rounds[way] for run in runs]
-            evidence.append(Evidence(f", {way} over rounds", len(rounds), by_run))
+            evidence.append(
+                Evidence(
+                    f", {way} over rounds",
+                    len(rounds),
+                    by_run,
+                )
+            )
     return evidence
 
 
@@ -212,7 +249,11 @@ def lira(runs: Sequence[Observed]) -> list[Finding]:
             scores = [confidence[view] for confidence in by_run]
             if any(np.isnan(score).any() for score in scores):
                 continue
-            scored = lira_ratios(runs, scores, [run.samples.member for run in runs])
+            scored = lira_ratios(
+                runs,
+                scores,
+                [run.samples.member for run in runs],
+            )
             if len(np.unique(scored[1])) == 2:
                 controls = by_chance(runs, scores)
                 attack = f"LiRA{suffix}"
@@ -287,9 +328,25 @@ def relations(run: Observed) -> list[Finding]:
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
         if has_groups:
-            rows += _related(run, layer, same, "who shares a group", "AUC", auc, 0.5)
+            rows += _related(
+                run,
+                layer,
+                same,
+                "who shares a group",
+                "AUC",
+                auc,
+                0.5,
+            )
         question, measure = "how alike label mixes are", "rank correlation"
-        rows += _related(run, layer, alike, question, measure, _rank_correlation, 0.0)
+        rows += _related(
+            run,
+            layer,
+            alike,
+            question,
+            measure,
+            _rank_correlation,
+            0.0,
+        )
     return rows
 
 
@@ -347,7 +404,14 @@ def _related(
     for viewer, value, draws in viewers:
         permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
         like = nothing_yet(run.method, viewer, question, chance, len(R))
-        rows.append(found(like, f"{measure}, {where}", value(truth), permuted))
+        rows.append(
+            found(
+                like,
+                f"{measure}, {where}",
+                value(truth),
+                permuted,
+            )
+        )
     return rows
 
 
@@ -380,4 +444,11 @@ def label_mixes(run: Observed) -> list[Finding]:
     permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
     attack = "label mix from the classifier's bias"
     like = nothing_yet(run.method, "server: upload", attack, 0.0, count)
-    return [found(like, "rank correlation by class", value(np.arange(count)), permuted)]
+    return [
+        found(
+            like,
+            "rank correlation by class",
+            value(np.arange(count)),
+            permuted,
+        )
+    ]

@@ -55,7 +55,12 @@ def audit(folder: Path, out: Path) -> Audit:
         RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
     """
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
-    check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    check(
+        "out",
+        str(out),
+        not out.exists() or out.is_dir(),
+        "it is no folder",
+    )
     require("report", "audit", str(folder))
     listed = _runs(folder)
     from fl_lightning.lab.audit import page
@@ -144,11 +149,22 @@ def _check_out(out: Path, marker: str) -> None:
     marker, and tables count as an audit's beside such a page."""
     if not out.exists():
         return
-    has_page = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
+    has_page = check_out(
+        "out",
+        str(out / FILES[-1]),
+        "",
+        marker,
+        "audit",
+    ).exists()
     requirement = "it exists and is no audit, and is not written over: give another --out"
     for name in FILES[:-1]:
         table = out / name
-        check("out", str(table), has_page or not table.exists(), requirement)
+        check(
+            "out",
+            str(table),
+            has_page or not table.exists(),
+            requirement,
+        )
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:
@@ -157,7 +173,12 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
     study = StudyFolder(folder)
     if not study:
         is_finished = (folder / "summary.json").is_file()
-        check("audit", str(folder), is_finished, "it is neither a study nor a finished run")
+        check(
+            "audit",
+            str(folder),
+            is_finished,
+            "it is neither a study nor a finished run",
+        )
         return {folder.name: [folder]}
     listed: dict[str, list[Path]] = defaultdict(list)
     for cell in study.cells():
@@ -165,5 +186,10 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
         if study.finished(cell["folder"]):
             name = f"{cell['label']} ({setting})" if setting else cell["label"]
             listed[name].append(folder / cell["folder"])
-    check("audit", str(folder), bool(listed), "no run of this study has ended")
+    check(
+        "audit",
+        str(folder),
+        bool(listed),
+        "no run of this study has ended",
+    )
     return listed

@@ -95,9 +95,19 @@ def observed(config: Config, folder: Path) -> Observed:
         BadInput: it has no checkpoint, or its data no classes.
     """
     requirement = "it has no checkpoint: audit runs with callbacks.checkpoint, which keeps models"
-    check("audit", str(folder), has_checkpoint(folder / "checkpoints"), requirement)
+    check(
+        "audit",
+        str(folder),
+        has_checkpoint(folder / "checkpoints"),
+        requirement,
+    )
     task = config.data.task
-    check("audit", task, task == "classification", "an audit is of runs with classes")
+    check(
+        "audit",
+        task,
+        task == "classification",
+        "an audit is of runs with classes",
+    )
     return launch(alone(config), _observe_on_rank, folder)["observed"]
 
 
@@ -222,7 +232,12 @@ def _confidence(
     for x, y in batches:
         scores = fed.run.method.outputs(handle, x, kind).double()
         values.append(log_odds(scores, y).cpu().numpy())
-    return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
+    return np.nan_to_num(
+        np.concatenate(values),
+        nan=0.0,
+        posinf=1e6,
+        neginf=-1e6,
+    )
 
 
 def log_odds(scores: Tensor, y: Tensor) -> Tensor:
@@ -278,7 +293,11 @@ def _heads(fed: Federation) -> Array | None:
         group, upload = run.group_of(client), _upload(fed, client)
         biases = [
             block
-            for block, is_sent in zip(group.layout.blocks, group.up_mask, strict=True)
+            for block, is_sent in zip(
+                group.layout.blocks,
+                group.up_mask,
+                strict=True,
+            )
             if is_sent and block.head and block.shape == (run.data.num_classes,)
         ]
         if not biases or upload is None:

@@ -63,9 +63,19 @@ def draw(runs: Runs) -> Figures:
         drawn |= certainty(run, number)
         if run.ledger and not words_if_constant(run.ledger.share):
             ways = (("down", "received"), ("up", "sent"))
-            for share, (way, verb) in zip(run.ledger.share, ways, strict=True):
+            for share, (way, verb) in zip(
+                run.ledger.share,
+                ways,
+                strict=True,
+            ):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
-                figure = heat(share, run.ledger.layers, run.ledger.rounds, names, weights=False)
+                figure = heat(
+                    share,
+                    run.ledger.layers,
+                    run.ledger.rounds,
+                    names,
+                    weights=False,
+                )
                 drawn[f"ledger-{way}-{number}"] = figure
     return drawn
 
@@ -83,9 +93,18 @@ def relations(runs: Runs) -> Figures:
         receivers = [run.called(client) for client in view.receivers]
         sources = [run.called(client) for client in view.sources]
         names = ("source client", "receiving client", f"{words}, mean over the layers")
-        drawn[f"relation-{number}"] = heat(view.rows.mean(axis=1), receivers, sources, names)
+        drawn[f"relation-{number}"] = heat(
+            view.rows.mean(axis=1),
+            receivers,
+            sources,
+            names,
+        )
         names = ("source client", "layer", words)
-        for receiver, rows in zip(view.receivers[:RECEIVERS], view.rows, strict=False):
+        for receiver, rows in zip(
+            view.receivers[:RECEIVERS],
+            view.rows,
+            strict=False,
+        ):
             name = f"relation-{number}-client-{receiver:03d}"
             drawn[name] = heat(rows, view.layers, sources, names)
     return drawn
@@ -139,7 +158,13 @@ def sizes(runs: Runs) -> Figures:
     """Bytes by round."""
     columns = {"upload_bytes": ("-", " · up"), "download_bytes": (":", " · down")}
     name, size = unit([value for run in runs for column in columns for value in run.column(column)])
-    return _from_zero("ledger-bytes", runs, columns, f"{name} in the round", size)
+    return _from_zero(
+        "ledger-bytes",
+        runs,
+        columns,
+        f"{name} in the round",
+        size,
+    )
 
 
 def _from_zero(
@@ -182,7 +207,13 @@ def _curves(
             table = concat(rows, axis=1).T / size
             if places and table.notna().any(axis=None):
                 look = {"color": colour[members[0]], "linestyle": dashes}
-                curve(axes, np.array(places) * scale, table, label + ending, look)
+                curve(
+                    axes,
+                    np.array(places) * scale,
+                    table,
+                    label + ending,
+                    look,
+                )
     return bool(axes.lines or axes.containers)
 
 
@@ -214,7 +245,14 @@ def fairness(runs: Runs) -> Figures:
         if scores:
             places = (np.arange(len(scores)) + 0.5) / len(scores)
             label = legend_label(run.name)
-            axes.plot(places, scores, "o-", color=colour, markersize=4, label=label)
+            axes.plot(
+                places,
+                scores,
+                "o-",
+                color=colour,
+                markersize=4,
+                label=label,
+            )
     words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
     finish(axes, "clients, from worst to best", words, metric.rises)
@@ -227,12 +265,27 @@ def newcomer_curve(runs: Runs) -> Figures:
     by_run = [newcomers.scores(run) for run in runs]
     counts = sorted({count for scores in by_run for count in scores})
     figure, [axes] = panels([""])
-    for run, scores, colour in zip(runs, by_run, colours(runs), strict=True):
+    for run, scores, colour in zip(
+        runs,
+        by_run,
+        colours(runs),
+        strict=True,
+    ):
         if scores:
             x = [counts.index(count) for count in scores]
             means, spread = zip(*((np.mean(v), np.std(v)) for v in scores.values()), strict=True)
-            look: dict[str, Any] = {"color": colour, "marker": "o", "capsize": 3}
-            axes.errorbar(x, means, spread, label=legend_label(run.name), **look)
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": "o",
+                "capsize": 3,
+            }
+            axes.errorbar(
+                x,
+                means,
+                spread,
+                label=legend_label(run.name),
+                **look,
+            )
     axes.set_xticks(range(len(counts)), map(str, counts))
     # of a regression: in all
     samples = "labelled samples" + (" of each class" if metric.rises else "")
@@ -266,14 +319,30 @@ def certainty(run: RunResult, number: int) -> Figures:
         if is_binary and rows.true.nunique() == 2:
             false_rate, true_rate, _ = roc_curve(rows.true, rows.certain)
             area = roc_auc_score(rows.true, rows.certain)
-            every[0].plot(false_rate, true_rate, label=f"{name}, {area:.2f}", **look)
-        share, mean = calibration_curve(rows.true, rows.certain, n_bins=BINS, strategy="quantile")
+            every[0].plot(
+                false_rate,
+                true_rate,
+                label=f"{name}, {area:.2f}",
+                **look,
+            )
+        share, mean = calibration_curve(
+            rows.true,
+            rows.certain,
+            n_bins=BINS,
+            strategy="quantile",
+        )
         every[-1].plot(mean, share, marker=".", label=name, **look)
     whose = classes[1] if is_binary else "the predicted class"
     words = [("false alarms", f"cases found ({whose})")] if is_binary else []
     words.append((f"probability of {whose}", "how often it is true"))
     for axes, names in zip(every, words, strict=True):
-        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
+        axes.plot(
+            [0, 1],
+            [0, 1],
+            color="grey",
+            linewidth=0.8,
+            linestyle=":",
+        )
         finish(axes, *names, percent=True)
     return {f"certainty-{number}": figure}
 
@@ -306,7 +375,14 @@ def kinds(runs: Runs) -> Figures:
     if sent.empty:
         return {}
     name, size = unit(sent.to_numpy().ravel())
-    parts = {kind: values / size for kind, values in zip(sent.index, sent.to_numpy(), strict=True)}
+    parts = {
+        kind: values / size
+        for kind, values in zip(
+            sent.index,
+            sent.to_numpy(),
+            strict=True,
+        )
+    }
     return {"ledger-kinds": bars(list(sent), parts, f"{name} in all")}
 
 

@@ -45,7 +45,11 @@ def render(runs: Runs) -> str:
         tables=tables,
         newcomers=newcomers,
         relation=relation,
-        data=htmlsafe_json_dumps(relation, separators=(",", ":"), allow_nan=False),
+        data=htmlsafe_json_dumps(
+            relation,
+            separators=(",", ":"),
+            allow_nan=False,
+        ),
         clients=_clients(relation),
         splits=[(clients.split_words(s, runs), clients.split_table(s)) for s in splits],
         by_client=clients.table(runs),

@@ -29,7 +29,11 @@ Rows = dict[str, list[str]]
 
 def of_runs(runs: Runs, rows: Rows) -> DataFrame:
     """A table with a column for each run."""
-    return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
+    return DataFrame.from_dict(
+        rows,
+        orient="index",
+        columns=[run.name for run in runs],
+    )
 
 
 def of_facts(runs: Runs, facts: dict[str, Fact]) -> Rows:
@@ -238,7 +242,11 @@ def time_to_accuracy(runs: Runs) -> list[Target]:
             cells = ["not reached", "", "", ""]
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
-                cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
+                cells = [
+                    f"{costs['round']:.0f}",
+                    known(costs["mib"], mib),
+                    *times,
+                ]
             lines.append(Reached(number, cells))
         words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
         table.append(Target(words, lines))
@@ -376,9 +384,17 @@ def scores(runs: Runs) -> DataFrame:
 
     facts: dict[str, Fact] = {
         "upload": total("upload_bytes", mib, MIB),
-        "upload, parameters only": total("upload_parameter_bytes", mib, MIB),
+        "upload, parameters only": total(
+            "upload_parameter_bytes",
+            mib,
+            MIB,
+        ),
         "download": total("download_bytes", mib, MIB),
-        "download, parameters only": total("download_parameter_bytes", mib, MIB),
+        "download, parameters only": total(
+            "download_parameter_bytes",
+            mib,
+            MIB,
+        ),
         "modelled channel time": total("channel_s", seconds),
         "wall time of the rounds": total("seconds", seconds),
         "operations": lambda run: known(flops(run), operations),
@@ -416,7 +432,11 @@ def fairness(runs: Runs) -> DataFrame:
                 "scores of": whose,
                 "clients": str(len(values)),
             }
-            column |= zip(names, map(run.metric.shown, map(float, numbers)), strict=True)
+            column |= zip(
+                names,
+                map(run.metric.shown, map(float, numbers)),
+                strict=True,
+            )
         columns[run.name] = column
     return DataFrame(columns)
 

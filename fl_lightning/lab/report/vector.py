@@ -90,7 +90,14 @@ def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:
         return axes.errorbar(x, mean, spread, fmt="o", capsize=3, **look)
     if np.isfinite(spread).any():
         colour = look["color"]
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(
+            x,
+            mean - spread,
+            mean + spread,
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+        )
     return axes.plot(x, mean, **look)
 
 
@@ -112,7 +119,11 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
     has_long = max(map(len, labels), default=0) > LONG
     if has_long or len(labels) > 4:
         columns = 1 if has_long else 3
-        look |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.06), "ncols": columns}
+        look |= {
+            "loc": "lower left",
+            "bbox_to_anchor": (0.0, 1.06),
+            "ncols": columns,
+        }
         _heighten(axes, LINE * math.ceil(len(labels) / columns))
     if labels:
         axes.legend(**look)
@@ -130,14 +141,25 @@ def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
     left = np.zeros(len(rows))
     places = range(len(rows))
     for colour, (name, values) in zip(PARTS, parts.items(), strict=False):
-        axes.barh(places, values, left=left, color=colour, label=legend_label(name))
+        axes.barh(
+            places,
+            values,
+            left=left,
+            color=colour,
+            label=legend_label(name),
+        )
         left = left + values
     axes.set_yticks(places, [*map(literal, rows)])
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
     # beside long names there is no room for it above the axes
-    figure.legend(frameon=False, fontsize="small", loc="outside upper left", ncols=3)
+    figure.legend(
+        frameon=False,
+        fontsize="small",
+        loc="outside upper left",
+        ncols=3,
+    )
     return figure
 
 
@@ -163,7 +185,13 @@ def heat(
     colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
     norm = weight_scale() if weights else Normalize(0.0, 1.0)
     ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if weights else {}
-    picture = axes.imshow(values, colours, norm, aspect="auto", interpolation="nearest")
+    picture = axes.imshow(
+        values,
+        colours,
+        norm,
+        aspect="auto",
+        interpolation="nearest",
+    )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
     ends: Any = extension(float(low), float(high), 1.0)
     figure.colorbar(picture, ax=axes, label=names[2], extend=ends, **ticks).minorticks_off()

@@ -81,7 +81,11 @@ def state_of(
 def table(folder: StudyFolder, now: Callable[[str], str | None]) -> Table:
     """A line for each method in a setting; `now` as for `state_of`."""
     states = [state_of(folder, cell, now) for cell in folder.cells()]
-    board = Table(title=_title(states), title_justify="left", caption_justify="left")
+    board = Table(
+        title=_title(states),
+        title_justify="left",
+        caption_justify="left",
+    )
     heads = ("setting", "method", "judged", "seeds", "mean ± std", "now")
     columns = heads if any(state.cell["setting"] for state in states) else heads[1:]
     for column in columns:

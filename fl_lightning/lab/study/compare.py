@@ -136,7 +136,11 @@ def compare(
                     continue
                 if label == winner:
                     best.append(len(rows))
-                row = {"judge": group.judge, "setting": name, "method": label}
+                row = {
+                    "judge": group.judge,
+                    "setting": name,
+                    "method": label,
+                }
                 row |= _means(of_row, settings, target)
                 if label != group.baseline:
                     row |= _against(group, settings, label)
@@ -246,7 +250,13 @@ def _best(group: Group, means: DataFrame, settings: list[str]) -> str | None:
     if len(ran) < 2 or len({tuple(by_seed.index) for by_seed in ran.values()}) > 1:
         return None
     first, second, *_ = sorted(ran, key=lambda label: -ran[label].mean())
-    interval = statistics.interval(group.differences(first, second, settings))
+    interval = statistics.interval(
+        group.differences(
+            first,
+            second,
+            settings,
+        )
+    )
     return first if interval and interval[0] > 0 else None
 
 
@@ -267,7 +277,11 @@ def share_harmed(runs: DataFrame) -> Series:
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
     units = zip(both["at"], both.client, strict=True)
     tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
-    floor = statistics.noise(both.value.to_numpy(), both.alone.to_numpy(), tested)
+    floor = statistics.noise(
+        both.value.to_numpy(),
+        both.alone.to_numpy(),
+        tested,
+    )
     is_worse = both.alone - both.value > floor
     return is_worse.groupby(both["at"]).mean().reindex(runs.index)
 
@@ -323,7 +337,16 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
             places = statistics.cliques(ranks, pairwise)
             cliques = [[labels[k] for k in clique] for clique in places]
             lists = ranks.tolist(), pairwise.tolist(), cliques
-            ranked.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
+            ranked.append(
+                Ranks(
+                    group.judge,
+                    labels,
+                    len(table),
+                    chi_square,
+                    p,
+                    *lists,
+                )
+            )
         elif len(group.settings) > 1 and len(labels) > 1:
             settings = f"{statistics.MIN_PAIRS} settings that all methods have run in"
             needed = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"

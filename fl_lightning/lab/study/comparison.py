@@ -50,7 +50,12 @@ class Options:
             requirement = "it is of methods over seeds: leave out --clients"
             check("target", self.target, self.target is None, requirement)
         fits = self.columns is None or self.format not in ("csv", "json")
-        check("columns", self.columns, fits, f"{self.format} has all columns")
+        check(
+            "columns",
+            self.columns,
+            fits,
+            f"{self.format} has all columns",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,12 @@ def grouped(
     """
     labels = list(runs.method.unique())
     missing = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
-    check("baseline", baseline, baseline is None or baseline in labels, missing)
+    check(
+        "baseline",
+        baseline,
+        baseline is None or baseline in labels,
+        missing,
+    )
     table = tidy(runs)
     groups, notes, last = [], [], []
     for judge in [judge for judge in MODELS if (runs.model == judge).any()]:
@@ -98,7 +103,11 @@ def grouped(
         of_judge = runs[runs.model == judge]
         methods = list(of_judge.method.unique())
         of_clients = table[table.model == judge]
-        wide = of_clients.pivot(index=[*UNIT, "client"], columns="method", values="value")
+        wide = of_clients.pivot(
+            index=[*UNIT, "client"],
+            columns="method",
+            values="value",
+        )
         units = []
         for _, of_unit in wide.groupby(level=UNIT, sort=False):
             units.append(of_unit.dropna(axis=1, how="all"))
@@ -108,7 +117,14 @@ def grouped(
         first = training_alone(of_judge) or methods[0]
         against = str(baseline) if baseline in methods else first
         groups.append(Group(judge, of_judge, common, against))
-        notes += [f"{words}: {note}" for note in _notes(of_judge, incomplete, len(units))]
+        notes += [
+            f"{words}: {note}"
+            for note in _notes(
+                of_judge,
+                incomplete,
+                len(units),
+            )
+        ]
         if len(methods) == 1:
             nothing = "nothing with the same judge to compare with"
             last.append(f"{words}: {methods[0]}: {nothing}")
@@ -170,7 +186,11 @@ def no_pairs(groups: list[Group], baseline: str | None) -> BadInput:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
         advice = "--judge KIND compares all by one, where all runs were scored so"
         key, value = ("baseline", baseline) if baseline else ("judge", "mixed")
-        return BadInput(key, value, f"judges are not mixed ({judged}); {advice}")
+        return BadInput(
+            key,
+            value,
+            f"judges are not mixed ({judged}); {advice}",
+        )
     alone = "there is one method alone, and nothing to compare it with"
     return BadInput("compare", groups[0].methods[0], alone)
 

@@ -71,7 +71,11 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
         shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
         for number, key in enumerate(rows):
             justify: Any = "right" if number else "left"
-            shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
+            shown.add_column(
+                listing.heads[key],
+                justify=justify,
+                no_wrap=number == 0,
+            )
         for row in rows.to_numpy():
             shown.add_row(*map(escape, row))
         console.print(shown)
@@ -106,7 +110,12 @@ def as_latex(listing: Listing) -> str:
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
     )
-    comments = [listing.mark, listing.title, bold if listing.best else "", *listing.notes]
+    comments = [
+        listing.mark,
+        listing.title,
+        bold if listing.best else "",
+        *listing.notes,
+    ]
     words = listing.words.map(_tex)
     for place in listing.best if "mean" in words else ():
         column = words.columns.get_loc("mean")

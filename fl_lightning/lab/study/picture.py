@@ -67,7 +67,13 @@ def _curves(
             scores = DataFrame([_scores(run) for run in of_method.itertuples()])
             by_round = scores.dropna(axis=1).sort_index(axis=1)
             if by_round.size:
-                curve(axes, by_round.columns, by_round, label, methods[label])
+                curve(
+                    axes,
+                    by_round.columns,
+                    by_round,
+                    label,
+                    methods[label],
+                )
         finish(axes, "round", f"{words}, mean over clients", percent=True)
     return figure
 
@@ -83,9 +89,19 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
             colour = methods[row.method]["color"]
             has_interval = row.low == row.low
             if has_interval:
-                axes.plot([100 * row.low, 100 * row.high], [place, place], color=colour)
+                axes.plot(
+                    [100 * row.low, 100 * row.high],
+                    [place, place],
+                    color=colour,
+                )
             face = colour if has_interval else "white"
-            axes.plot(100 * row.difference, place, "o", color=colour, markerfacecolor=face)
+            axes.plot(
+                100 * row.difference,
+                place,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+            )
         axes.axvline(0, color="grey", linewidth=1)
         names = [literal(method) for method in of_setting.method]
         axes.set_yticks(range(len(names)), names)

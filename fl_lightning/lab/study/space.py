@@ -61,10 +61,22 @@ def space(
                 str(requirement),
             )
             start = config.method.init_args.get(argument.name, argument.default)
-            dimensions.append(Dimension(f"method.{argument.name}", values, start))
+            dimensions.append(
+                Dimension(
+                    f"method.{argument.name}",
+                    values,
+                    start,
+                )
+            )
     if config.optimizer.name in RATES:
         rates = RATES[config.optimizer.name]
-        dimensions.append(Dimension("optimizer.lr", rates, config.optimizer.lr))
+        dimensions.append(
+            Dimension(
+                "optimizer.lr",
+                rates,
+                config.optimizer.lr,
+            )
+        )
     wider = []
     for dimension in dimensions:
         values = widened(dimension.space, dimension.start)

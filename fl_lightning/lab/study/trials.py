@@ -78,7 +78,11 @@ class Search:
         fixed.update(self.entry.settings, *self.settings)
         first, *others = [space(self.config({}, setting), fixed) for setting in self.settings]
         ranges = {d.key: (d.space, d.start) for d in first}
-        for setting, dimensions in zip(self.settings[1:], others, strict=True):
+        for setting, dimensions in zip(
+            self.settings[1:],
+            others,
+            strict=True,
+        ):
             here = {d.key: (d.space, d.start) for d in dimensions}
             differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
             requirement = (
@@ -92,7 +96,12 @@ class Search:
     def values(self) -> list[dict[str, Any]]:
         """What each trial tries."""
         columns = {
-            dimension.key: drawn(dimension, self.entry.label, self.number, self.seed)
+            dimension.key: drawn(
+                dimension,
+                self.entry.label,
+                self.number,
+                self.seed,
+            )
             for dimension in self.dimensions
         }
         return [{key: column[k] for key, column in columns.items()} for k in range(self.number)]
@@ -126,7 +135,12 @@ class Search:
         """A trial that has ended; `BadInput` where its file is damaged."""
         file = self.file(number)
         advice = "delete it, and the search runs it again"
-        with reading("out", str(self.folder.parent), f"{file} is damaged", advice):
+        with reading(
+            "out",
+            str(self.folder.parent),
+            f"{file} is damaged",
+            advice,
+        ):
             return Trial(**json.loads(file.read_text(encoding="utf-8")))
 
     def ended(self) -> list[Trial]:

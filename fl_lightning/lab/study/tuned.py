@@ -153,12 +153,33 @@ def listing_of(tuned_methods: Sequence[Tuned]) -> Listing:
     """The choices as a table, for the terminal, and warnings below it."""
     numbers = DataFrame([tuned.row() for tuned in tuned_methods])
     lines = []
-    for tuned, row in zip(tuned_methods, numbers.to_dict("records"), strict=True):
+    for tuned, row in zip(
+        tuned_methods,
+        numbers.to_dict("records"),
+        strict=True,
+    ):
         refused = f" ({row['refused']} refused)" if row["refused"] else ""
         scores = [tuned.metric.shown(row[name]) for name in HEADS[2:-1]]
         trials = f"{row['trials']}{refused}"
-        lines.append([row["method"], trials, *scores, words(tuned.best.values)])
-    shown = DataFrame(lines, columns=HEADS, index=["chosen on validation data"] * len(lines))
+        lines.append(
+            [
+                row["method"],
+                trials,
+                *scores,
+                words(tuned.best.values),
+            ]
+        )
+    shown = DataFrame(
+        lines,
+        columns=HEADS,
+        index=["chosen on validation data"] * len(lines),
+    )
     warned = numbers[numbers.warnings != ""]
     notes = list(warned.method + ": " + warned.warnings)
-    return Listing("fl-train tune", numbers, shown, dict(zip(HEADS, HEADS, strict=True)), notes)
+    return Listing(
+        "fl-train tune",
+        numbers,
+        shown,
+        dict(zip(HEADS, HEADS, strict=True)),
+        notes,
+    )

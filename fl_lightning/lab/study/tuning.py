@@ -62,23 +62,46 @@ def tune(
         over = [*over, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
     requirement = "the study judges on this seed, which trials must not see: give another"
-    check("seed", options.seed, options.seed not in study.seeds, requirement)
+    check(
+        "seed",
+        options.seed,
+        options.seed not in study.seeds,
+        requirement,
+    )
     if options.untuned:
         _check_labels(study)
     base, pairs = launch.resolved(study, over, [BENEATH])
     base = _with_one_test_part(study, base, pairs)
     requirement = "tune chooses on validation data: above 0"
     for _, config in pairs:
-        check("data.validation", config.data.validation, config.data.validation > 0, requirement)
+        check(
+            "data.validation",
+            config.data.validation,
+            config.data.validation > 0,
+            requirement,
+        )
     out = Path(options.out)
     settings = study.settings()
     # forced rows among them: each has its own judge, and so its own search
     searches = [
-        Search(entry, out / "trials", options.trials, options.seed, base, settings)
+        Search(
+            entry,
+            out / "trials",
+            options.trials,
+            options.seed,
+            base,
+            settings,
+        )
         for entry in study.entries(everyone=False)
     ]
     configs = [search.config({}, setting) for search in searches for setting in settings]
-    _write_request(out, study, searches, configs, options.accept_changed_code)
+    _write_request(
+        out,
+        study,
+        searches,
+        configs,
+        options.accept_changed_code,
+    )
     launch.fetch(configs)
     warning = tuned.few(options.trials)
     if warning:  # before the search, whose hours would otherwise be spent
@@ -106,7 +129,12 @@ def _with_one_test_part(study: Study, base: Config, pairs: Pairs) -> Config:
     requirement = "it must be a number: trials would train on test samples of the study's seeds"
     for _, config in pairs if "data.test_seed" in study.varied() else ():
         test_seed = config.data.test_seed
-        check("data.test_seed", test_seed, test_seed is not None, requirement)
+        check(
+            "data.test_seed",
+            test_seed,
+            test_seed is not None,
+            requirement,
+        )
     test_seed = base.data.test_seed or 0
     return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=test_seed))
 
@@ -120,7 +148,12 @@ def _check_labels(study: Study) -> None:
         key, label = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
         requirement = f"{label!r} is too long: {LONGEST} bytes at most"
         check(key, entry.label, safe(label) == label, requirement)
-        check(key, entry.label, label not in labels, f"another method is called {label!r}")
+        check(
+            key,
+            entry.label,
+            label not in labels,
+            f"another method is called {label!r}",
+        )
 
 
 def _write_request(
@@ -156,10 +189,20 @@ def _write_request(
             requirement = f"the search in {out} began otherwise: give this one an --out of its own"
             check(key, ..., before[key] == now[key], requirement)
         requirement = "its trials were drawn by an earlier version: give this one another --out"
-        check("out", str(out), not (out / "trials/journal.log").exists(), requirement)
+        check(
+            "out",
+            str(out),
+            not (out / "trials/journal.log").exists(),
+            requirement,
+        )
         requirement = f"the search in {out} has it otherwise: give this one a `label` of its own"
         for label, record in now["methods"].items():
-            check("methods", label, before["methods"].get(label, record) == record, requirement)
+            check(
+                "methods",
+                label,
+                before["methods"].get(label, record) == record,
+                requirement,
+            )
         now["methods"] = now["methods"] | before["methods"]
         earlier_code = before["code"]
         changed = owncode.changed(earlier_code, code)
@@ -167,7 +210,12 @@ def _write_request(
             f"the trials in {out} began with another version: change it back, give this search "
             "another --out, or go on with --accept_changed_code"
         )
-        check("code", ", ".join(changed), accept or not changed, requirement)
+        check(
+            "code",
+            ", ".join(changed),
+            accept or not changed,
+            requirement,
+        )
         now["code"] = earlier_code | code
         is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
         requirement = (
@@ -179,7 +227,14 @@ def _write_request(
             search.ended()  # `BadInput` for a damaged trial, before anything is written
     else:
         check_new(out, [file.name, aside_of(file).name], file.name)
-    write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+    write_whole(
+        file,
+        yaml.safe_dump(
+            now,
+            sort_keys=False,
+            allow_unicode=True,
+        ),
+    )
 
 
 def _request(file: Path) -> dict[str, Any]:
@@ -241,7 +296,13 @@ def _choose(out: Path, base: str, study: Study, methods: list[Tuned], options: O
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
     choices the tables would lose."""
-    content = tuned.study_file(base, methods, study.seeds, study.grid, options.untuned)
+    content = tuned.study_file(
+        base,
+        methods,
+        study.seeds,
+        study.grid,
+        options.untuned,
+    )
     folder = StudyFolder(out / "study")
     if folder or options.runs_study:
         launch.resolved_in(folder, Study.of(yaml.safe_load(content)))

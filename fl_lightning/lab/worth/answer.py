@@ -44,7 +44,16 @@ class Worth:
 
     def _repr_html_(self) -> str:
         html: str = self.silos[
-            ["silo", "samples", "alone", "federated", "gain", "low", "high", "verdict"]
+            [
+                "silo",
+                "samples",
+                "alone",
+                "federated",
+                "gain",
+                "low",
+                "high",
+                "verdict",
+            ]
         ].to_html()
         return html
 

@@ -135,7 +135,15 @@ def curve_tasks(out: Path, method: Row, alone: Row, plain: Sequence[str]) -> lis
     for share, fold in itertools.product(SHARES, range(FOLDS)):
         place = out / "curve" / f"share-{share:g}"
         part = share * method.config.data.train_share
-        tasks.append(alone.task(place, fold, LENGTHS, plain, train_share=part))
+        tasks.append(
+            alone.task(
+                place,
+                fold,
+                LENGTHS,
+                plain,
+                train_share=part,
+            )
+        )
         tasks.append(method.task(place, fold, train_share=part))
     return tasks
 
@@ -177,12 +185,22 @@ def newcomer_section(
         )
     elif scored_silos < silos:
         text += f" It is defined for {scored_silos} of {silos} silos."
-    section = Section("A silo that joins later", text, [samples, "with the others", "alone"])
+    section = Section(
+        "A silo that joins later",
+        text,
+        [samples, "with the others", "alone"],
+    )
     content: list[dict[str, Any]] = []
     for count in LABELLED:
         pair = [means.get((count, model), math.nan) for model in ("federated", "alone")]
         federated, alone = (None if math.isnan(mean) else float(mean) for mean in pair)
-        content.append({"labelled": count, "federated": federated, "alone": alone})
+        content.append(
+            {
+                "labelled": count,
+                "federated": federated,
+                "alone": alone,
+            }
+        )
         section.rows.append([str(count), *(words.score(mean, metric) for mean in pair)])
     return content, section
 
@@ -268,12 +286,24 @@ def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str
         "With fewer samples",
         "Mean gain over the best alone where each silo trains on a share of its samples "
         f"({measured.method}, one cycle). {_until(ends, points)}",
-        ["share", "training samples of a silo", "mean gain", "95 % interval"],
+        [
+            "share",
+            "training samples of a silo",
+            "mean gain",
+            "95 % interval",
+        ],
     )
     for point in points:
         gain, low, high = (words.signed(point[key], metric) for key in ("gain", "low", "high"))
         share = f"{100 * point['share']:.0f} %"
-        section.rows.append([share, f"{point['samples']:.0f}", gain, f"{low} to {high}"])
+        section.rows.append(
+            [
+                share,
+                f"{point['samples']:.0f}",
+                gain,
+                f"{low} to {high}",
+            ]
+        )
     return content, section
 
 
@@ -287,9 +317,20 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
         place, folder = out / "curve" / f"share-{share:g}", folder_of(LOCAL[-1])
     silos = [s for s in read(place, labels, 1, facts) if not words.why_not(s, metric)]
     estimates = []
-    for silo, (alone, _) in zip(silos, best_alone(silos, metric) if silos else (), strict=True):
+    for silo, (alone, _) in zip(
+        silos,
+        best_alone(silos, metric) if silos else (),
+        strict=True,
+    ):
         federated = contributions(silo, metric)[measured.method]
-        estimates.append(statistics.estimate(metric, alone, federated, silo.samples))
+        estimates.append(
+            statistics.estimate(
+                metric,
+                alone,
+                federated,
+                silo.samples,
+            )
+        )
     defined = [estimate for estimate in estimates if estimate is not None]
     if not defined:
         return None
@@ -297,7 +338,13 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
     sizes = clients.groupby("client")["train_samples"].first()
     size = float(sizes[[silo.number for silo in silos]].mean())
     gain, low, high = statistics.mean_gain(defined)
-    return {"share": share, "samples": size, "gain": gain, "low": low, "high": high}
+    return {
+        "share": share,
+        "samples": size,
+        "gain": gain,
+        "low": low,
+        "high": high,
+    }
 
 
 def _crossing(points: Points, key: str) -> float | None:
@@ -356,7 +403,11 @@ def cost_section(out: Path, measured: Measured, method: Row) -> tuple[dict[str, 
         f"One training of {measured.method}: {rounds} rounds, {seconds:.2g} seconds of training "
         "for a silo on this machine, mean over silos. Bytes are those of all rounds."
     )
-    section = Section("What it costs a silo", text, ["silo", "sent", "received"])
+    section = Section(
+        "What it costs a silo",
+        text,
+        ["silo", "sent", "received"],
+    )
     for silo, (up, down) in zip(silos, sums.to_numpy(), strict=True):
         section.rows.append([silo.name, in_bytes(up), in_bytes(down)])
     return content, section

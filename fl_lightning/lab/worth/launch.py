@@ -123,7 +123,12 @@ def worth(
         require(extra, "worth", str(out))
     names = default_methods(layers) if methods is None else methods
     for name in names:
-        check("methods", name, bool(name), "method names with commas between: fedper,ditto")
+        check(
+            "methods",
+            name,
+            bool(name),
+            "method names with commas between: fedper,ditto",
+        )
         catalogue.find("methods", "methods", name)
     cycles = CYCLES if repeats is None else math.ceil(repeats / FOLDS)
     if repeats is not None and repeats % FOLDS:
@@ -153,7 +158,11 @@ def train_and_write(ready: Prepared) -> Measured:
 
     plan, out = ready.plan, ready.plan.folder.path
     with plan.folder.locked():
-        for note in words.beforehand(ready.facts, plan.cycles, ready.metric):
+        for note in words.beforehand(
+            ready.facts,
+            plan.cycles,
+            ready.metric,
+        ):
             print(f"worth: {note}", file=sys.stderr)
         _train(ready)
         silos = read(out, ready.labels, plan.cycles, ready.facts)
@@ -173,7 +182,13 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, Pairs]:
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
-    definition = Study.of({"base": {}, "methods": plan.entries, "seeds": sorted(seeds)})
+    definition = Study.of(
+        {
+            "base": {},
+            "methods": plan.entries,
+            "seeds": sorted(seeds),
+        }
+    )
     fixed: Layer = {
         "data": {
             "folds": FOLDS,
@@ -187,7 +202,11 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, Pairs]:
         "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, pairs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
+    base, pairs = resolved(
+        definition,
+        over=[*plan.over, fixed],
+        beneath=[beneath],
+    )
     return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
@@ -234,7 +253,13 @@ def _rows(runs: Pairs) -> dict[str, Row]:
     for run, config in runs:
         for cell in run.cells() if run.seed == 0 else []:
             for length in LENGTHS:
-                line = Row(config, cell.get("judge"), cell["label"], length, cell["folder"])
+                line = Row(
+                    config,
+                    cell.get("judge"),
+                    cell["label"],
+                    length,
+                    cell["folder"],
+                )
                 rows[line.name] = line
     return rows
 
@@ -244,19 +269,34 @@ def _checked(plan: Plan, base: Config) -> Name | None:
     data, named = base.data, base.evaluation.metric
     is_regression = data.task == "regression"
     requirement = "choose accuracy, balanced_accuracy or auroc by --metric"
-    check("evaluation.metric", named, plan.metric is not None or named != "f1", requirement)
+    check(
+        "evaluation.metric",
+        named,
+        plan.metric is not None or named != "f1",
+        requirement,
+    )
     metric: Any = plan.metric or ("mae" if is_regression else named)
     requirement = (
         "of a regression it is mae" if is_regression else "mae is for data.task regression"
     )
-    check("metric", metric, metric is None or (metric == "mae") == is_regression, requirement)
+    check(
+        "metric",
+        metric,
+        metric is None or (metric == "mae") == is_regression,
+        requirement,
+    )
     share = base.federation.participation
     requirement = "worth trains every silo in every round: it must be 1"
     check("federation.participation", share, share == 1, requirement)
     requirement = "worth judges every silo: it must be"
     share = data.held_out_clients
     check("data.held_out_clients", share, not share, f"{requirement} 0")
-    check("data.held_out", data.held_out, data.held_out is None, f"{requirement} null")
+    check(
+        "data.held_out",
+        data.held_out,
+        data.held_out is None,
+        f"{requirement} null",
+    )
     return metric
 
 
@@ -275,7 +315,15 @@ def _train(ready: Prepared) -> None:
         if run.seed < plan.cycles * FOLDS:
             rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
             plain = ready.facts.plain if run.entry.label == LOCAL[0] else ()
-            tasks.append(Task(config, out / run.folder, out, rows, plain=plain))
+            tasks.append(
+                Task(
+                    config,
+                    out / run.folder,
+                    out,
+                    rows,
+                    plain=plain,
+                )
+            )
     _run_all(plan, tasks)
 
 
@@ -295,7 +343,13 @@ def _run_all(plan: Plan, tasks: Sequence[Task]) -> None:
     failures: dict[str, str] = {}
     workers = worker_count(plan.workers, jobs[0].config)
     done, total, begin = 0, len(jobs), time.monotonic()
-    work = run_all(_safely, jobs, workers, plan.folder.path / "logs", lambda numbers: None)
+    work = run_all(
+        _safely,
+        jobs,
+        workers,
+        plan.folder.path / "logs",
+        lambda numbers: None,
+    )
 
     def stopped() -> str:
         progress = f"{done} of {total} trainings done"
@@ -337,14 +391,24 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
     if plan.leave_one_out:
         tasks += further.leave_one_out_tasks(out, method, silos)
     if plan.curve:
-        tasks += further.curve_tasks(out, method, ready.rows[LOCAL[-1]], facts.plain)
+        tasks += further.curve_tasks(
+            out,
+            method,
+            ready.rows[LOCAL[-1]],
+            facts.plain,
+        )
     _run_all(plan, tasks)
     parts: dict[str, tuple[Any, Section]] = {
         "costs": further.cost_section(out, measured, method),
         "newcomers": further.newcomer_section(new, measured),
     }
     if plan.leave_one_out:
-        parts["leave_one_out"] = further.leave_one_out_section(out, method, measured, facts)
+        parts["leave_one_out"] = further.leave_one_out_section(
+            out,
+            method,
+            measured,
+            facts,
+        )
     if plan.curve:
         parts["curve"] = further.curve_section(out, measured, facts)
     measured.consortium |= {name: content for name, (content, _) in parts.items()}

@@ -41,13 +41,34 @@ def measure(
         tables, sizes = tables[:, voters], sizes[voters]
     picks, best = statistics.choose_by_other_folds(tables, sizes)
     answers = []
-    for silo, (alone, kind) in zip(silos, best_alone(silos, metric), strict=True):
+    for silo, (alone, kind) in zip(
+        silos,
+        best_alone(silos, metric),
+        strict=True,
+    ):
         parts = contributions(silo, metric)
         federated = _composed(parts, methods, picks, silo)
-        answers.append(_answer(silo, metric, parts, alone, kind, federated, margin))
+        answers.append(
+            _answer(
+                silo,
+                metric,
+                parts,
+                alone,
+                kind,
+                federated,
+                margin,
+            )
+        )
     mean = float(np.nanmean([answer.margin for answer in answers]))
     counts = {label: int((picks == m).sum()) for m, label in enumerate(methods)}
-    measured = Measured(answers, metric, mean, methods[best], counts, cycles)
+    measured = Measured(
+        answers,
+        metric,
+        mean,
+        methods[best],
+        counts,
+        cycles,
+    )
     for answer in answers:
         answer.sentence = words.of_silo(answer, measured)
     measured.consortium = _consortium(measured)
@@ -78,7 +99,12 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
     for c, silo in enumerate(silos):
         own_and_mean = tables[:, [c]] + mean_over_silos
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
-        composed = _composed(contributions(silo, metric), labels, picks, silo)
+        composed = _composed(
+            contributions(silo, metric),
+            labels,
+            picks,
+            silo,
+        )
         answers.append((composed, labels[best]))
     return answers
 
@@ -96,7 +122,11 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
             sizes[c, :, fold] = (samples.folds == fold).sum(1)
         for m, label in enumerate(labels):
             if len(samples):
-                table = statistics.by_fold(metric, silo.rows[label], samples)
+                table = statistics.by_fold(
+                    metric,
+                    silo.rows[label],
+                    samples,
+                )
                 tables[m, c, :, : table.shape[1]] = table
     return tables, sizes
 
@@ -133,8 +163,18 @@ def _answer(
         ):
             reason = words.HEAVY_TAIL
         else:
-            verdict = statistics.verdict(joint["low"], joint["high"], margin)
-    if verdict == "gains" and (label := _as_good(metric, rows, joint["score"])):
+            verdict = statistics.verdict(
+                joint["low"],
+                joint["high"],
+                margin,
+            )
+    if verdict == "gains" and (
+        label := _as_good(
+            metric,
+            rows,
+            joint["score"],
+        )
+    ):
         reason, verdict = words.as_good(label), "cannot tell yet"
     ends = joint["low"], joint["high"]
     return Answer(
@@ -157,7 +197,11 @@ def _gain(
     most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
     low = max(estimate.gain - estimate.half, -most)
     high = min(estimate.gain + estimate.half, most)
-    return estimate, figures | {"gain": estimate.gain, "low": low, "high": high}
+    return estimate, figures | {
+        "gain": estimate.gain,
+        "low": low,
+        "high": high,
+    }
 
 
 def _as_good(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
@@ -224,7 +268,11 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
 def as_json(measured: Measured) -> dict[str, Any]:
     """The content of `worth.json`; what is not defined is null."""
     silos = [_silo(answer, measured) for answer in measured.answers]
-    content = {"silos": silos, "consortium": measured.consortium, "version": 2}
+    content = {
+        "silos": silos,
+        "consortium": measured.consortium,
+        "version": 2,
+    }
     plain: dict[str, Any] = _plain(content)
     return plain
 

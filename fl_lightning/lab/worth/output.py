@@ -40,7 +40,12 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
     texts = {
         "worth.html": page.render(measured, sections),
         "worth.csv": as_csv(rows),
-        "worth.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
+        "worth.json": json.dumps(
+            content,
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n",
     }
     for name, text in texts.items():
         write_whole(out / name, text, durable=False)
@@ -58,7 +63,14 @@ def table(measured: Measured) -> str:
             interval = f"{words.signed(answer.low, metric)} to {words.signed(answer.high, metric)}"
         values = answer.alone, answer.linear, answer.federated
         scores = [words.score(value, metric) for value in values]
-        row = [answer.silo.name, answer.silo.size, *scores, gain, interval, answer.verdict]
+        row = [
+            answer.silo.name,
+            answer.silo.size,
+            *scores,
+            gain,
+            interval,
+            answer.verdict,
+        ]
         rows.append(row)
     lines = DataFrame(rows, columns=HEADS).to_string(index=False)
     notes = [
@@ -70,4 +82,15 @@ def table(measured: Measured) -> str:
     margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
     scope = f"({words.METRICS[metric]}{unit}; method {measured.method}, {margin})"
     sentence = measured.consortium["sentence"]
-    return "\n".join([sentence, "", scope, lines, "", *notes, words.alone(measured), ""])
+    return "\n".join(
+        [
+            sentence,
+            "",
+            scope,
+            lines,
+            "",
+            *notes,
+            words.alone(measured),
+            "",
+        ]
+    )

@@ -117,7 +117,12 @@ def _alone(measured: Measured) -> Section:
         "parts counts; the last columns are what came of that, and the best over all parts. "
         f"{words.alone(measured)}"
     )
-    head = ["silo", *(words.ALONE_IN_WORDS[kind] for kind in kinds), "counts", "best"]
+    head = [
+        "silo",
+        *(words.ALONE_IN_WORDS[kind] for kind in kinds),
+        "counts",
+        "best",
+    ]
     section = Section("What each silo can do alone", text, head)
     for answer in measured.answers:
         scores = [words.score(answer.methods[kind]["score"], metric) for kind in kinds]
@@ -134,7 +139,11 @@ def _methods(measured: Measured) -> Section:
         "long). These are not corrected for choosing among them: the largest of a row is too "
         "large. Last, the standard deviation of one training's gain."
     )
-    section = Section("Every method", text, ["silo", *labels, "between trainings"])
+    section = Section(
+        "Every method",
+        text,
+        ["silo", *labels, "between trainings"],
+    )
     for answer in measured.answers:
         cells = [_gain(answer.methods[label], metric) for label in labels]
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"

@@ -125,7 +125,11 @@ def _without_shared(silo: Silo, shared: DataFrame, facts: Facts) -> Silo:
             counts[int(number)] = count
     if counts:
         is_shared = np.isin(copies, others["copy"])
-        silo = replace(_part(silo, ~is_shared), shared=counts, left_out=int(is_shared.sum()))
+        silo = replace(
+            _part(silo, ~is_shared),
+            shared=counts,
+            left_out=int(is_shared.sum()),
+        )
     units = len(np.unique(silo.samples.units)) if facts.kind else 0
     return replace(silo, units=units)
 

@@ -28,7 +28,12 @@ WIDER = 1.1
 """Factor of every half-width. No resample of a silo shows how much its training set itself owes to
 chance; this pays for it (simulated: docs/decisions/0027)."""
 LEAST = 40
-LEAST_OF_CLASS = {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
+LEAST_OF_CLASS = {
+    "accuracy": 10,
+    "balanced_accuracy": 10,
+    "auroc": 20,
+    "mae": 0,
+}
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
 sizes: 20 and 60)."""
 LEAST_UNITS = 10

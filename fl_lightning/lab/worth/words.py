@@ -245,7 +245,11 @@ def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str
     return lines
 
 
-WIDTHS = {1: (27, 12, 4.9, 2.2), 2: (25, 10.8, 4.5, 1.9), 3: (24, 9.6, 3.7, 1.5)}
+WIDTHS = {
+    1: (27, 12, 4.9, 2.2),
+    2: (25, 10.8, 4.5, 1.9),
+    3: (24, 9.6, 3.7, 1.5),
+}
 """Half-widths in points over 20, 60, 200 and 1,000 samples by cycles (3: or more): simulated; at
 1,000 1.5 times that, as with networks (docs/decisions/0027)."""
 
