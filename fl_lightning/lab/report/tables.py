@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -216,40 +216,21 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
     return f"{begin}, and its bytes and seconds count them"
 
 
-class Reached(NamedTuple):
-    """What a run took to reach a target."""
-
-    run: int
-    """Number of the run."""
-    cells: list[str]
-    """Round, MiB, seconds of the channel and on the clock."""
-
-
-class Target(NamedTuple):
-    """A target, and what each run took to reach it."""
-
-    words: str
-    runs: list[Reached]
-
-
-def time_to_accuracy(runs: Runs) -> list[Target]:
-    """What it took each run to reach each target."""
+def time_to_accuracy(runs: Runs) -> list[tuple[str, list[list[str]]]]:
+    """Targets, and what it took each run to reach each: round, MiB, seconds of the channel and on
+    the clock."""
     table, by = [], Comparison.of(runs)
     for target in targets(runs):
         lines = []
-        for number, run in enumerate(runs):
+        for run in runs:
             costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
-                cells = [
-                    f"{costs['round']:.0f}",
-                    known(costs["mib"], mib),
-                    *times,
-                ]
-            lines.append(Reached(number, cells))
+                cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
+            lines.append(cells)
         words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
-        table.append(Target(words, lines))
+        table.append((words, lines))
     return table
 
 

@@ -163,7 +163,7 @@ def newcomer_section(
         model = {"model": "alone" if is_alone else "federated"}
         rows += [model | row for row in RunResult(task.folder).rows("newcomers")]
     columns = ["model", "client", "samples_per_class", metric]
-    table = DataFrame(rows).reindex(columns=columns)
+    table = DataFrame(rows).reindex(columns=columns).astype({metric: float})
     scored = table.dropna(subset=metric)
     means = scored.groupby(["samples_per_class", "model"])[metric].mean()
     samples = "labelled samples" if metric == "mae" else "labelled samples of each class"
