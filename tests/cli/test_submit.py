@@ -130,20 +130,6 @@ def test_sbatch_gets_the_script(tmp_path, ask, refused, commands):
     assert "did not reach SLURM" in refused(f"{BASE} --name b", code=1)
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    {
-        "--gpus-per-node 8": "no node has more than 4",
-        "--nodes 4": "at most the 3",
-        "--nodes 2 --gpus-per-node 3": "at most the 1 that there are with 3 GPUs",
-    }.items(),
-)
-def test_gpus_that_no_node_has(words, said, refused, commands):
-    commands(sinfo="echo 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'", sbatch=ACCEPTS)
-    assert said in refused(f"{BASE} {words}")
-    assert not Path("runs").exists()
-
-
 REFUSED = {
     "--time soon": "time",
     "--time 00:01:00": "warning=120.*shorter than the time limit, 60 s",

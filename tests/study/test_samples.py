@@ -55,7 +55,6 @@ def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_p
 
 
 def test_a_search_over_other_data_is_refused(ask):
-    pytest.importorskip("optuna")
     line = "tune study.yaml --out t --trials 2 --workers 1 --study false"
     assert ask(line, methods=["fedprox"], seeds=[1])[0] == 0
     write(1)

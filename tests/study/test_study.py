@@ -19,7 +19,7 @@ from refusals import refused_line
 from fl_lightning.cli import main
 from fl_lightning.foundation.files import take_lock
 from fl_lightning.lab.study import scores
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved, run_one
@@ -106,7 +106,7 @@ def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
     """Of all clients' final models, and not of those that took part in the last round."""
     assert ask("--workers 1 --federation.participation 0.5", methods=["local"])[0] == 0
     folder = StudyFolder(tmp_path / "s")
-    (seen,) = Board(folder, folder.cells()).look(lambda _: None)
+    seen = state_of(folder, folder.cells()[0], lambda _: None)
     (cell,) = scores.read([tmp_path / "s"])[0].itertuples()
     assert seen.score == pytest.approx(cell.scores.mean())
     assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from kills_together import differences
 
-from fl_lightning.foundation import device
+from fl_lightning.engine.trainer import WORTH_TOGETHER
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
@@ -160,19 +160,3 @@ def test_a_killed_study_comes_to_the_same(tmp_path):
     unlike, kills = differences(tmp_path, 4)
     assert kills == 4
     assert unlike == []
-
-
-def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
-    """A line says so; none is written where there is enough."""
-    large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
-    configs = configs_of(Study.of(MORE | large))
-
-    def allowed(mib):
-        monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)
-        return together.within_memory(6, 1, configs), capsys.readouterr().err
-
-    assert allowed(100_000) == (6, "")
-    fits, line = allowed(700)
-    assert 1 <= fits < 6
-    assert line.startswith(f"together: {fits} at a time: 6 runs take some ")
-    assert allowed(10)[0] == 1

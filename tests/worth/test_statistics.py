@@ -226,9 +226,7 @@ def test_a_winner_is_not_scored_where_it_won():
 def test_samples_for_a_half_width():
     """Without luck of fits 1.4² n (h / w)², in two figures, rounded up; with it more, or no number
     at all."""
-    one = Estimate(
-        gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20, by_cycles=0.0, cycles=4
-    )
+    one = Estimate(gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20)
     assert 1.96 * 100 * (one.half / 0.02) ** 2 == pytest.approx(911, abs=1)
     assert one.samples_for(100, 0.02) == 920 and one.samples_for(100, 1.01 * one.half) == 100
     lucky = replace(one, common=0.2e-4)
@@ -264,12 +262,3 @@ def test_intervals_cover_and_cry_no_wolf():
         )
     assert covered >= 0.94 * 400
     assert false <= 5
-
-
-def test_cycles_cannot_narrow_by_more_than_their_number():
-    """Single cycles that differ so much that the formula would promise no width at all."""
-    one = Estimate(
-        gain=0.0, variance=1e-4, degrees=20, common=0.0, fits=20, by_cycles=2e-3, cycles=4
-    )
-    assert one.half_after(8) == pytest.approx(one.half / math.sqrt(2))
-    assert one.half_after(4) == one.half

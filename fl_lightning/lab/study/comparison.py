@@ -40,8 +40,6 @@ class Options:
     accept_changed_code: bool = False
     clients: bool = False
     columns: str | None = None
-    caption: str | None = None
-    label: str | None = None
 
     def check(self) -> None:
         """Raise `BadInput` for keys that do not go together, and for a file that may not be
@@ -51,12 +49,13 @@ class Options:
         if self.clients:
             requirement = "it is of methods over seeds: leave out --clients"
             check("target", self.target, self.target is None, requirement)
-        for key in ("caption", "label"):
-            value = getattr(self, key)
-            fits = value is None or self.format == "latex"
-            check(key, value, fits, "it is for --format latex")
         fits = self.columns is None or self.format not in ("csv", "json")
-        check("columns", self.columns, fits, f"{self.format} has all columns")
+        check(
+            "columns",
+            self.columns,
+            fits,
+            f"{self.format} has all columns",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +92,6 @@ def compare(folders: Sequence[str], options: Options) -> Comparison:
     listing = _listing_of(folders, options)
     if options.columns is not None:
         listing = choose(listing, options.columns)
-    caption, label = options.caption or "", options.label or ""
-    listing = dataclasses.replace(listing, caption=caption, label=label)
     return write(listing, options.format, options.out)
 
 

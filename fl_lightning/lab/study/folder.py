@@ -123,7 +123,11 @@ class StudyFolder:
 
     def definition(self) -> dict[str, Any]:
         """What `study.yaml` holds; `BadInput` if it cannot be read."""
-        with reading("study", str(self.path), "its study.yaml cannot be read"):
+        with reading(
+            "study",
+            str(self.path),
+            "its study.yaml cannot be read",
+        ):
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
                 raise TypeError("it is no mapping")

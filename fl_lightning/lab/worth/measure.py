@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.lab.statistics import LEVEL, holm
+from fl_lightning.lab.statistics import LEVEL, holm, of_means
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
 from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Verdict
 
 FEWEST = 3
 """With fewer silos that have enough samples, nothing is said of the consortium."""
-PRECISIONS = (0.01, 0.02, 0.03, 0.05)
-"""Half-widths that "so many more samples" is judged for."""
 Parts = Mapping[str, Array]
 """Contributions (C, n) by row."""
 
@@ -43,14 +41,13 @@ def measure(
         tables, sizes = tables[:, voters], sizes[voters]
     picks, best = statistics.choose_by_other_folds(tables, sizes)
     answers = []
-    for silo, (alone, kind) in zip(silos, best_alone(silos, metric), strict=True):
+    for silo, (alone, kind) in zip(
+        silos,
+        best_alone(silos, metric),
+        strict=True,
+    ):
         parts = contributions(silo, metric)
-        federated = _composed(
-            parts,
-            methods,
-            picks,
-            silo,
-        )
+        federated = _composed(parts, methods, picks, silo)
         answers.append(
             _answer(
                 silo,
@@ -125,17 +122,16 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
             sizes[c, :, fold] = (samples.folds == fold).sum(1)
         for m, label in enumerate(labels):
             if len(samples):
-                table = statistics.by_fold(metric, silo.rows[label], samples)
+                table = statistics.by_fold(
+                    metric,
+                    silo.rows[label],
+                    samples,
+                )
                 tables[m, c, :, : table.shape[1]] = table
     return tables, sizes
 
 
-def _composed(
-    parts: Parts,
-    labels: Sequence[str],
-    picks: Array,
-    silo: Silo,
-) -> Array:
+def _composed(parts: Parts, labels: Sequence[str], picks: Array, silo: Silo) -> Array:
     """The contributions (C, n) of the row that was picked for each sample's fold."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
     stacked = np.stack([parts[label] for label in labels])
@@ -153,22 +149,9 @@ def _answer(
     margin: float | None,
 ) -> Answer:
     samples, reason = silo.samples, words.why_not(silo, metric)
-    estimate, joint = _gain(
-        metric,
-        alone,
-        federated,
-        samples,
-    )
+    estimate, joint = _gain(metric, alone, federated, samples)
     score = statistics.value(metric, alone) if len(samples) else math.nan
-    rows = {
-        label: _gain(
-            metric,
-            alone,
-            row,
-            samples,
-        )[1]
-        for label, row in parts.items()
-    }
+    rows = {label: _gain(metric, alone, row, samples)[1] for label, row in parts.items()}
     if margin is None:
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
@@ -180,21 +163,22 @@ def _answer(
         ):
             reason = words.HEAVY_TAIL
         else:
-            verdict = statistics.verdict(joint["low"], joint["high"], margin)
-    if verdict == "gains" and (label := _as_good(metric, rows, joint["score"])):
+            verdict = statistics.verdict(
+                joint["low"],
+                joint["high"],
+                margin,
+            )
+    if verdict == "gains" and (
+        label := _as_good(
+            metric,
+            rows,
+            joint["score"],
+        )
+    ):
         reason, verdict = words.as_good(label), "cannot tell yet"
+    ends = joint["low"], joint["high"]
     return Answer(
-        silo,
-        score,
-        joint["score"],
-        estimate,
-        joint["low"],
-        joint["high"],
-        verdict,
-        reason,
-        margin,
-        kind,
-        methods=rows,
+        silo, score, joint["score"], estimate, *ends, verdict, reason, margin, kind, methods=rows
     )
 
 
@@ -207,12 +191,7 @@ def _gain(
     if not len(samples):
         return None, figures
     figures["score"] = statistics.value(metric, row)
-    estimate = statistics.estimate(
-        metric,
-        alone,
-        row,
-        samples,
-    )
+    estimate = statistics.estimate(metric, alone, row, samples)
     if estimate is None:
         return None, figures
     most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
@@ -272,18 +251,18 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
         if p <= LEVEL and answer.verdict == "gains"
     ]
     worst = min(gains, key=gains.__getitem__)
-    spread = float(np.std([*gains.values()], ddof=1))
-    facts: dict[str, Any] = {
+    new = of_means(np.array([*gains.values()])) or (math.nan, math.nan)
+    return {
         "gain": gain,
         "low": low,
         "high": high,
         "surely_gain": surely,
         "worst": worst,
         "worst_gain": gains[worst],
-        "between_silos": spread,
+        "between_silos": float(np.std([*gains.values()], ddof=1)),
+        "new_silo_low": new[0],
+        "new_silo_high": new[1],
     }
-    new = statistics.of_new_silos([*gains.values()])
-    return facts | ({"new_silo_low": new[0], "new_silo_high": new[1]} if new else {})
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
@@ -300,7 +279,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
     silo, estimate = answer.silo, answer.estimate
-    row: dict[str, Any] = {
+    return {
         "silo": silo.name,
         "samples": silo.size,
         "method": measured.method,
@@ -320,14 +299,6 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
         "units": silo.units,
         "methods": answer.methods,
     }
-    if estimate is not None and not words.why_not(silo, measured.metric):
-        scale = answer.margin / words.MARGIN if measured.metric == "mae" else 1.0
-        count, kind = silo.independent
-        row["half_after_8_cycles"] = estimate.half_after(max(8, estimate.cycles))
-        row[f"{kind}_for"] = {
-            f"{width * scale:g}": estimate.samples_for(count, width * scale) for width in PRECISIONS
-        }
-    return row
 
 
 def _plain(value: Any) -> Any:

@@ -27,15 +27,13 @@ Verdict = Literal["gains", "harmed", "no difference that matters", "cannot tell 
 WIDER = 1.1
 """Factor of every half-width. No resample of a silo shows how much its training set itself owes to
 chance; this pays for it (simulated: docs/decisions/0027)."""
-LEAST, LEAST_OF_CLASS = (
-    40,
-    {
-        "accuracy": 10,
-        "balanced_accuracy": 10,
-        "auroc": 20,
-        "mae": 0,
-    },
-)
+LEAST = 40
+LEAST_OF_CLASS = {
+    "accuracy": 10,
+    "balanced_accuracy": 10,
+    "auroc": 20,
+    "mae": 0,
+}
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
 sizes: 20 and 60)."""
 LEAST_UNITS = 10
@@ -106,9 +104,6 @@ class Estimate:
     common: float
     """The part of the variance that all samples of a fit have in common: what fits owe to luck."""
     fits: int
-    by_cycles: float
-    """How fast more cycles narrow the interval: B in variance(C') = variance - B (1/C - 1/C')."""
-    cycles: int
 
     @property
     def half(self) -> float:
@@ -119,12 +114,6 @@ class Estimate:
     def between(self) -> float:
         """Standard deviation between trainings: what one training owes to the luck of its fit."""
         return math.sqrt(self.common * self.fits)
-
-    def half_after(self, cycles: int) -> float:
-        """Half of the width after so many cycles in all, about; it falls at most as the root of
-        their number, as where all of it is luck of fits."""
-        variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
-        return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
     def samples_for(self, samples: int, half_width: float) -> int | None:
         """How many own samples, or recordings, would bring `half_width` in 95 of 100 cases, rounded
@@ -174,12 +163,7 @@ def contributions(metric: Name, scores: Scores, samples: Samples) -> Array:
     if metric == "balanced_accuracy":
         weight = 1 / (counts[np.searchsorted(classes, samples.labels)] * len(classes))
         return scores.right * weight
-    return _auroc(
-        scores,
-        samples,
-        classes,
-        counts,
-    )
+    return _auroc(scores, samples, classes, counts)
 
 
 def share(metric: Name) -> float:
@@ -187,12 +171,7 @@ def share(metric: Name) -> float:
     return 0.5 if metric == "auroc" else 1.0
 
 
-def _auroc(
-    scores: Scores,
-    samples: Samples,
-    classes: Array,
-    counts: Array,
-) -> Array:
+def _auroc(scores: Scores, samples: Samples, classes: Array, counts: Array) -> Array:
     """Placements of each sample within its fold, (C, n), by each class against the rest; of two
     classes the second's."""
     assert scores.outputs is not None
@@ -243,12 +222,7 @@ def by_fold(metric: Name, scores: Scores, samples: Samples) -> Array:
 # ---------------------------------------------------------------- one silo
 
 
-def estimate(
-    metric: Name,
-    alone: Array,
-    federated: Array,
-    samples: Samples,
-) -> Estimate | None:
+def estimate(metric: Name, alone: Array, federated: Array, samples: Samples) -> Estimate | None:
     """The gain of `federated` over `alone`, both `contributions`; None where the metric is not
     defined.
 
@@ -259,25 +233,9 @@ def estimate(
     difference = federated - alone
     if np.isnan(_over_cycles(difference)).any() or len(samples) < 2:
         return None
-    cycles = len(difference)
     variance, degrees, common = _variance(metric, difference, samples)
-    by_cycles = 0.0
-    if cycles > 1:
-        single = [
-            _variance(metric, difference[[cycle]], samples.part([cycle], slice(None)))[0]
-            for cycle in range(cycles)
-        ]
-        by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
-    return Estimate(
-        gain,
-        variance,
-        degrees,
-        common,
-        _fits(samples),
-        by_cycles,
-        cycles,
-    )
+    return Estimate(gain, variance, degrees, common, _fits(samples))
 
 
 def _fits(samples: Samples) -> int:
@@ -306,12 +264,7 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
         factor = count / others
         # a single unit has no variance of its own: assume that all its samples could differ
         could_differ = int(members.sum()) if count == 1 else 1
-        most = could_differ * _largest(
-            metric,
-            difference,
-            samples,
-            members,
-        )
+        most = could_differ * _largest(metric, difference, samples, members)
         v_stratum = factor * float(np.square(sums).sum()) + MADE_UP * factor * most**2
         v_samples += v_stratum
         squares += v_stratum**2 / others
@@ -332,12 +285,7 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
     return variance, degrees, v_fits
 
 
-def _largest(
-    metric: Name,
-    difference: Array,
-    samples: Samples,
-    members: Array,
-) -> float:
+def _largest(metric: Name, difference: Array, samples: Samples, members: Array) -> float:
     """The most that one sample of a class, `members` (n,), can contribute to the difference; of
     errors and placements, which are hardly ever that far apart, the most that was seen."""
     count = int(members.sum())
@@ -448,13 +396,3 @@ def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
     variance = sum(estimate.variance for estimate in estimates)
     half = WIDER * stats.norm.ppf(1 - LEVEL / 2) * math.sqrt(variance) / len(estimates)
     return gain, gain - float(half), gain + float(half)
-
-
-def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
-    """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of
-    fewer than three."""
-    if len(gains) < 3:
-        return None
-    mean = float(np.mean(gains))
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(gains) - 1) * stats.sem(gains))
-    return mean - half, mean + half
