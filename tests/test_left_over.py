@@ -14,7 +14,6 @@ from fl_lightning.core import Phase
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.lab import statistics
-from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.lab.study.board import state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from kills_together import differences
 
-from fl_lightning.engine.trainer import WORTH_TOGETHER
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
