@@ -122,16 +122,14 @@ class WandB(Observer):
         job_type: str | None = None,
         notes: str | None = None,
         checkpoint: bool = False,
-        local: str | None = None,
     ) -> None:
         """`mode` auto: online where an API key is known and the server answers, else offline;
         WANDB_MODE is heeded.
 
         `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else
         the method and a name of its setting, equal for runs that differ by their seed alone.
-        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. `local`:
-        run folder of a finished run of `local` on the same split, for `gain/over_local` and
-        `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
+        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. Variables
+        that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
         check(
@@ -148,7 +146,6 @@ class WandB(Observer):
         )
         self.mode = mode
         self.checkpoint = checkpoint
-        self.local = local
         variable = os.environ.get
         if project == PROJECT:
             project = variable("WANDB_PROJECT") or project
@@ -162,7 +159,6 @@ class WandB(Observer):
         }
         self._run: wandb.Run | None = None
         self._agents_id: str | None = None
-        self._alone: dict[int, float] | None = None
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
         self._so_far = CumulativeCosts()
@@ -171,8 +167,6 @@ class WandB(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot
         be."""
-        if self.local is not None:
-            self._alone = exhibits.scores_alone(self.local, run)
         if not run.is_main or self.mode == "disabled":
             return
         self._agents_id = connection.id_of_agent()
@@ -347,16 +341,15 @@ class WandB(Observer):
         import wandb
 
         try:
-            scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
+            column = run.data.metric.by(run.judge)
+            scores = [client[column] for client in clients if column in client]
             row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
-            if self._alone is not None:
-                row |= exhibits.gain(scores, self._alone, run.data.metric)
             for name in metrics.keys() - self._defined:
                 summary = COLUMNS[name].kept
                 self._run.define_metric(shown(name), step_metric="round", summary=summary)
             self._defined |= metrics.keys()
             if scores:
-                counts = np.histogram([*scores.values()], bins=20)
+                counts = np.histogram(scores, bins=20)
                 row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
             tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
             if relation is not None and relation.rows.size and tabled:
