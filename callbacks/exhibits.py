@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,14 +18,17 @@ from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.protocols import Reducer, Relation, RelationInputs, places
-from fl_lightning.core.relation import Weights, one_view
+from fl_lightning.core.relation import RelationInputs, Weights, one_view, places
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.record import RelationView
 from fl_lightning.storage.state import MODEL
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.base import Aggregator
+    from fl_lightning.callbacks.relations import Relation
 
 Since = Literal["zero", "initial", "sent"]
 
@@ -37,7 +40,7 @@ class Server:
     run: RunContext
     round: int
     cohort: list[int]
-    reducer: Reducer
+    reducer: Aggregator
     answered: list[int] = field(default_factory=list)
     """The clients whose upload has arrived."""
     sent: dict[int, Payload] = field(default_factory=dict)

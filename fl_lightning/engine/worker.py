@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
-from fl_lightning.engine.scoring import ToScore
+from fl_lightning.engine.scoring import Model
 from fl_lightning.engine.visit import Parts, Visit
 from fl_lightning.training.executors.base import LocalJob, Loop
 
@@ -142,7 +142,7 @@ class Worker(Parts):
                 self.run.store.fetch(coming)
             while jobs:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
-                to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
+                to_score = {c: job for c, job in jobs.items() if isinstance(job, Model)}
                 if to_score:  # first, so that all train at the same time
                     self.evaluator.remembered.score_ahead(list(to_score.values()))
                     jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
@@ -155,7 +155,7 @@ class Worker(Parts):
 
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
-    ) -> dict[int, LocalJob | ToScore]:
+    ) -> dict[int, LocalJob | Model]:
         """Resume each visit with its last fit; returns the jobs at which they stop next."""
         jobs = {}
         for c, fit in fits.items():

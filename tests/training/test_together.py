@@ -126,9 +126,8 @@ def test_models_with_other_constants_train_beside_them(federation, kind):
 @pytest.mark.parametrize(
     "value", [threading.Lock(), torch.zeros(2, device="meta"), lambda: 0, {"a": [threading.Lock()]}]
 )
-def test_what_cannot_be_compared_is_equal_to_itself_alone(value):
-    again = {"a": [threading.Lock()]} if isinstance(value, dict) else torch.zeros(2, device="meta")
-    assert constants(Scaled(value)) == constants(Scaled(value)) != constants(Scaled(again))
+def test_what_cannot_be_compared_equals_nothing_else(value):
+    assert constants(Scaled(value)) != constants(Scaled(value))
 
 
 def test_a_run_that_fails_ends_alone(federation):
