@@ -253,20 +253,25 @@ class Mixer:
         rank = self.group.rank
         shares = self._shares(stripe)
         width = _columns(shares[rank])
-        rows_of: list[list[int]] = [[] for _ in shares]
-        for k, c in enumerate(receivers):
-            rows_of[self.home[c]].append(k)
+        here = [k for k, c in enumerate(receivers) if self.home[c] == rank]
         parts = [self._nothing()]
-        for rows in rows_of:
+        leaving = []
+        coming = []
+        for r, tiles in enumerate(shares):
+            rows = [k for k, c in enumerate(receivers) if self.home[c] == r and r != rank]
             parts += [out[k] for out in mixed for k in rows]
-        here = rows_of[rank]
-        leaving = [len(rows) * width for rows in rows_of]
-        coming = [len(here) * _columns(tiles) for tiles in shares]
+            leaving.append(len(rows) * width)
+            coming.append(len(here) * _columns(tiles) * (r != rank))
         arrived = self.group.all_to_all(parts, leaving, coming)
-        for tiles, numbers in zip(shares, arrived, strict=True):
+        for t, out in zip(shares[rank], mixed, strict=True):
+            for k in here:
+                into[receivers[k]][t.columns].copy_(out[k], non_blocking=True)
+        for r, tiles in enumerate(shares):
+            if r == rank:  # what stays here has not travelled
+                continue
             cells = [(t, k) for t in tiles for k in here]
-            pieces = numbers.split([t.width for t, _ in cells])
-            for (t, k), row in zip(cells, pieces, strict=True):
+            rows_of_rank = arrived[r].split([t.width for t, _ in cells])
+            for (t, k), row in zip(cells, rows_of_rank, strict=True):
                 into[receivers[k]][t.columns].copy_(row, non_blocking=True)
 
     def _mix_alone(
@@ -405,11 +410,7 @@ class Mixer:
             before = 0  # columns of this rank's tiles before this one
             for t, room in zip(shares[self.group.rank], rooms, strict=False):
                 W = room[:, : t.width]
-                rows = []
-                for clients, columns in zip(self.by_rank, arrived, strict=True):
-                    first_column = before * len(clients)
-                    numbers = columns[first_column:][: len(clients) * t.width]
-                    rows += numbers.view(len(clients), t.width).unbind()
+                rows = self._rows_of(t, before, arrived, vectors)
                 torch._foreach_copy_([W[k] for k in order], rows)
                 collected.append((t, W.to(self.work)))
                 before += t.width
@@ -418,14 +419,39 @@ class Mixer:
     def _exchanged(self, shares: list[list[Segment]], vectors: list[Tensor]) -> list[Tensor]:
         """Send each rank the columns of its tiles of this rank's `vectors`; returns the columns
         that come from each rank, flat."""
-        width = _columns(shares[self.group.rank])
+        rank = self.group.rank
+        width = _columns(shares[rank])
         parts = [self._nothing()]
-        for tiles in shares:
-            for t in tiles:
+        leaving = []
+        coming = []
+        for r, tiles in enumerate(shares):
+            travels = r != rank
+            for t in tiles if travels else ():
                 parts += [v[t.columns].to(self.group.device, non_blocking=True) for v in vectors]
-        leaving = [len(vectors) * _columns(tiles) for tiles in shares]
-        coming = [len(clients) * width for clients in self.by_rank]
+            leaving.append(len(vectors) * _columns(tiles) * travels)
+            coming.append(len(self.by_rank[r]) * width * travels)
         return self.group.all_to_all(parts, leaving, coming)
+
+    def _rows_of(
+        self,
+        tile: Segment,
+        before: int,
+        arrived: list[Tensor],
+        vectors: list[Tensor],
+    ) -> list[Tensor]:
+        """The sources' columns of a tile, by rank: from this rank's `vectors`, or from the columns
+        that `arrived`, of which each source's tiles `before` this one come first."""
+        rows = []
+        for r, clients in enumerate(self.by_rank):
+            if r == self.group.rank:
+                device = self.group.device
+                rows += [v[tile.columns].to(device, non_blocking=True) for v in vectors]
+                continue
+            start = before * len(clients)
+            for k in range(len(clients)):
+                first = start + k * tile.width
+                rows.append(arrived[r][first : first + tile.width])
+        return rows
 
 
 def tiles_at_once(

@@ -1,10 +1,7 @@
 import dataclasses
 import tarfile
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
-from refusals import refuses
 
 from fl_lightning.callbacks import exhibits
 from fl_lightning.configuration.config import (
@@ -14,7 +11,6 @@ from fl_lightning.configuration.config import (
     FabricConfig,
     ModelConfig,
 )
-from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView
 
