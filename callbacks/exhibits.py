@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.csvtable import Row
@@ -66,21 +64,6 @@ def without_secrets(value: Any) -> Any:
         if isinstance(inner, str) and SECRET.search(key):
             shown[key] = "***"
     return shown
-
-
-def heterogeneity(counts: np.ndarray) -> float:
-    """How unlike the clients' class mixes are: 0 all alike, towards 1 nothing in common.
-
-    Mean over clients of the total variation distance between a client's class shares and those of
-    all training data.
-
-    Args:
-        counts: training samples by client and class, (N, classes).
-    """
-    occupied = counts[counts.sum(axis=1) > 0]
-    shares = occupied / occupied.sum(axis=1, keepdims=True)
-    overall = occupied.sum(axis=0) / occupied.sum()
-    return float(0.5 * np.abs(shares - overall).sum(axis=1).mean())
 
 
 def cube(view: RelationView, names: Sequence[str] = ()) -> Table:

@@ -295,8 +295,6 @@ class WandB(Observer):
             aside.write_text(f"{opened.id}\n", encoding="utf-8")
         opened.define_metric("round")
         opened.define_metric("*", step_metric="round")
-        if run.data.task == "classification" and run.data.holds_all:
-            opened.summary["data/heterogeneity"] = exhibits.heterogeneity(run.data.class_counts)
         return opened
 
     def _send_again(self, run: RunContext) -> None:
