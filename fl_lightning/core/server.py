@@ -258,11 +258,11 @@ class GroupServer:
         def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
             since: Since = "zero" if of == "parameters" else of
             blocks = self.layout.is_parameter
-            if since == "zero":
+            if of == "zero":
                 blocks = self.group.down_mask
-            if of == "parameters":
-                blocks = blocks & self.layout.is_parameter
-            return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
+            elif of == "parameters":
+                blocks = blocks & self.group.down_mask
+            return self.gram(sources, blocks, since, by_layer=relation.per_layer)
 
         return RelationInputs(
             list(receivers),
@@ -424,32 +424,24 @@ class GroupServer:
     def gram(
         self,
         sources: Sequence[int],
-        slot: str = MODEL,
+        blocks: np.ndarray,
         since: Since = "zero",
         *,
         by_layer: bool = False,
-        blocks: np.ndarray | None = None,
     ) -> Gram:
-        """Inner products of the sources' vectors, or of their changes `since`, by layer (else L =
-        1), over `blocks` (bool [B]; None: all that travel)."""
-        mixer = self._mixer(sources, slot, since)
-        segments = self._segments(by_layer, slot)
-        if blocks is not None:
-            segments = self.layout.segments(blocks, by_layer=by_layer)
+        """Inner products of the sources' models, or of their changes `since`, by layer (else L =
+        1), over `blocks` (bool [B])."""
+        mixer = self._mixer(sources, MODEL, since)
+        segments = self.layout.segments(blocks, by_layer=by_layer)
         products = mixer.gram(segments, self._layers(by_layer))
         self.count(mixer)
         return products
 
-    def vector(
-        self,
-        client: int,
-        slot: str = MODEL,
-        since: Since = "zero",
-    ) -> Tensor:
-        """The vector (D,) that the server last received of one client, on every rank: for methods
+    def vector(self, client: int, since: Since = "zero") -> Tensor:
+        """The model (D,) that the server last received of one client, on every rank: for methods
         that learn from each upload."""
         weight = torch.ones(1, dtype=torch.float64)
-        return self.mean(weight, [client], slot, since)
+        return self.mean(weight, [client], since=since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
         mask = self.layout.is_parameter
