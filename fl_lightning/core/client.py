@@ -128,7 +128,11 @@ class Client:
         segments = self.layout.segments(payload.sent)
         copy_columns(self[slot], payload.vector, segments)
 
-    def composed(self, payload: Payload, vector: Tensor | None = None) -> Tensor:
+    def composed(
+        self,
+        payload: Payload,
+        vector: Tensor | None = None,
+    ) -> Tensor:
         """A copy of `vector` (None: the client's model) in which the received blocks replace its
         own."""
         if vector is None:

@@ -126,7 +126,11 @@ class Layout:
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}
         self._traffic: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _entries(self, model: nn.Module, frozen_ids: set[int]) -> list[_Entry]:
+    def _entries(
+        self,
+        model: nn.Module,
+        frozen_ids: set[int],
+    ) -> list[_Entry]:
         """The tensors that become blocks, in the blocks' order; names layers and all other
         buffers."""
         parameters: list[_Entry] = []
@@ -157,7 +161,11 @@ class Layout:
                     self.own_names.append(name)
         return parameters + statistics
 
-    def _place(self, entries: Sequence[_Entry], model: nn.Module) -> None:
+    def _place(
+        self,
+        entries: Sequence[_Entry],
+        model: nn.Module,
+    ) -> None:
         """Make a block of each entry, one behind the other."""
         head = self.head
         named = model.named_parameters(remove_duplicate=False)
@@ -221,7 +229,12 @@ class Layout:
         """Bool [B]: the blocks for which `holds` returns True."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)
 
-    def segments(self, mask: np.ndarray, *, by_layer: bool = False) -> list[Segment]:
+    def segments(
+        self,
+        mask: np.ndarray,
+        *,
+        by_layer: bool = False,
+    ) -> list[Segment]:
         """The columns of the blocks in `mask`, neighbours joined (with `by_layer` only within a
         layer)."""
         key = mask.tobytes(), by_layer
@@ -268,7 +281,11 @@ class Layout:
             norms[segment.layer] += squares.sum().cpu()
         return norms
 
-    def traffic(self, sent: np.ndarray, block_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def traffic(
+        self,
+        sent: np.ndarray,
+        block_bytes: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, `KINDS`), and
         the layers of which own parameters are in it, bool [L]; do not write to them.
 
@@ -374,7 +391,11 @@ class Binding:
         self.vector = vector
         self.buffers = buffers
 
-    def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
+    def rebind(
+        self,
+        vector: Tensor,
+        buffers: Sequence[Tensor],
+    ) -> None:
         """As `bind`; tensors that are bound already are not bound again."""
         if self.vector is vector and self.buffers is buffers:
             self._check_buffers()

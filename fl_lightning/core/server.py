@@ -115,7 +115,11 @@ class Server:
         samples = self.samples(clients)
         return samples / samples.sum()
 
-    def collect(self, answered: Sequence[int], statistics: Mapping[int, dict[str, Tensor]]) -> None:
+    def collect(
+        self,
+        answered: Sequence[int],
+        statistics: Mapping[int, dict[str, Tensor]],
+    ) -> None:
         """Take in the uploads of `answered` (the engine's call)."""
         self.answered = list(answered)
         self._statistics = dict(statistics)
@@ -221,7 +225,11 @@ class GroupServer:
                 sent[c].own_weights = own_weights
         return sent
 
-    def mean_by(self, relation: Relation, who: list[int] | None = None) -> Tensor:
+    def mean_by(
+        self,
+        relation: Relation,
+        who: list[int] | None = None,
+    ) -> Tensor:
         """One model (D,) from this round's uploads of `who` (None: all who answered), by the only
         row of `relation` and the reducer."""
         who = self.answered if who is None else who

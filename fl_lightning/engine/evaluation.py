@@ -137,7 +137,11 @@ class Evaluator:
             state,
         )
 
-    def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
+    def at_rest(
+        self,
+        id: int,
+        buffers: list[Tensor] | None = None,
+    ) -> Client:
         """A client between rounds (with `buffers`, if given), on copies of all tensors that may be
         written to; its vectors on the device."""
         run = self.run
@@ -358,7 +362,11 @@ class Evaluator:
                 return "personal"
         return "global"
 
-    def final_scores(self, id: int, predicts: bool = False) -> dict[str, Any]:
+    def final_scores(
+        self,
+        id: int,
+        predicts: bool = False,
+    ) -> dict[str, Any]:
         """Kind and `score` of a client's final model, its scores on the global test set, `further`
         metrics, and with `predicts` its predictions for the test samples."""
         kind, vector, buffers = self.final_model(id)

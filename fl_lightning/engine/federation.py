@@ -106,7 +106,11 @@ class Federation:
         for callback in callbacks:
             callback.on_fit_start(run)
 
-    def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[int] | None = None,
+    ) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn); returns the record of what happened."""
         run = self.run
         method = run.method

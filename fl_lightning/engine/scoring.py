@@ -262,7 +262,11 @@ class Model(NamedTuple):
     digest: bytes
     last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]]
 
-    def get(self, compute: Callable[[str, Client, Part], T], part: Part) -> T:
+    def get(
+        self,
+        compute: Callable[[str, Client, Part], T],
+        part: Part,
+    ) -> T:
         """The result of `compute` on `part`: remembered, or computed now."""
         client = self.client
         if not self.digest:

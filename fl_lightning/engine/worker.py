@@ -122,7 +122,11 @@ class Worker(Parts):
             if not batch:
                 return
 
-    def _note_changed(self, visit: Visit, downloads: dict[int, Payload]) -> None:
+    def _note_changed(
+        self,
+        visit: Visit,
+        downloads: dict[int, Payload],
+    ) -> None:
         """Write the download as transforms left it to `downloads`: `mean(since="sent")` subtracts
         it."""
         download = downloads[visit.id]
@@ -132,7 +136,11 @@ class Worker(Parts):
             changed = visit.changed.to(download.vector.device)
             downloads[visit.id] = replace(download, vector=changed)
 
-    def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
+    def _attempt(
+        self,
+        visits: dict[int, Visit],
+        coming: Iterable[Tensor],
+    ) -> None:
         """Carry out visits side by side, phase by phase. While the first phases train, the store
         fetches the `coming` vectors."""
         try:
@@ -172,7 +180,11 @@ class Worker(Parts):
                     raise
         return jobs
 
-    def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:
+    def _train(
+        self,
+        visits: dict[int, Visit],
+        jobs: dict[int, LocalJob],
+    ) -> dict[int, Fit]:
         """Train clients of one group; returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
@@ -193,7 +205,11 @@ class Worker(Parts):
                     [fits[c]] = chosen.train([job])
         return fits
 
-    def _vectors(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
+    def _vectors(
+        self,
+        clients: Iterable[int],
+        downloads: dict[int, Payload],
+    ) -> Iterator[Tensor]:
         """The vectors that visits to `clients` will ask the store for."""
         for c in clients:
             state = self.run.states.get(c)

@@ -165,14 +165,18 @@ def _beside(
     client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
 ) -> set[str]:
     declared = client.run.method.beside()
-    values = payload.statistics | payload.extra
-    if undeclared := [name for name in values if name not in declared]:
+    places = {name: part for part in (payload.statistics, payload.extra) for name in part}
+    if undeclared := [name for name in places if name not in declared]:
         requirement = f"its upload holds {undeclared[0]}, which its `beside` does not declare"
         raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
-    entries = {n: b for n, b in declared.items() if n in values and b.values != "public"}
-    classes = next((values[n].long() for n, b in entries.items() if b.values == "classes"), None)
+    entries = {
+        name: declared[name]
+        for name in declared
+        if name in places and declared[name].values != "public"
+    }
+    classes = next((places[n][n].long() for n, b in entries.items() if b.values == "classes"), None)
     dense = {
-        n: _dense(values[n], b, classes, client)
+        n: _dense(places[n][n], b, classes, client)
         for n, b in entries.items()
         if b.values != "classes"
     }
@@ -186,22 +190,23 @@ def _beside(
         )
         client.flops += 5 * len(vector)
         parts = vector.split([dense[n].numel() for n in names])
-        for n, part in zip(names, parts, strict=True):
-            fresh[n] = _valid(part.view(dense[n].shape), entries[n])
+        fresh |= {
+            n: _valid(part.view(dense[n].shape), entries[n])
+            for n, part in zip(names, parts, strict=True)
+        }
     counts = next((fresh[n] for n, b in entries.items() if b.values == "class_counts"), None)
     for name, entry in entries.items():
+        old = places[name][name]
         if entry.values == "classes":
             if counts is None:
                 requirement = "its `beside` names classes, and no class_counts"
                 raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
-            fresh[name] = counts.nonzero()[:, 0]
+            new = counts.nonzero()[:, 0]
         elif entry.values in ("rows", "class_counts") and counts is not None:
-            fresh[name] = fresh[name][counts > 0]
+            new = fresh[name][counts > 0]
         else:
-            fresh[name] = fresh[name].reshape(values[name].shape)
-    for part_of_upload in (payload.statistics, payload.extra):
-        for name in part_of_upload.keys() & fresh.keys():
-            part_of_upload[name] = fresh[name].to(values[name].dtype)
+            new = fresh[name].reshape(old.shape)
+        places[name][name] = new.to(old.dtype)
     return {b.kind for b in entries.values()}
 
 
