@@ -17,7 +17,7 @@ from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import without_secrets
 from fl_lightning.callbacks.heatmaps import DRAWN, OVERVIEW, Heatmaps
-from fl_lightning.configuration.config import check
+from fl_lightning.configuration.config import check, flat
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
@@ -71,7 +71,7 @@ class TensorBoard(Observer):
             # also before a first checkpoint
             again = run.resumed_from + 1 if folder.exists() else None
             self._writer = SummaryWriter(str(folder), purge_step=again)
-            values = dict(_leaves(without_secrets(run.config.by_key())))
+            values = dict(flat(without_secrets(run.config.by_key())))
             lines = [f"| {key} | {value} |" for key, value in values.items()]
             self._writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *lines]))
             metric = run.data.metric
@@ -422,12 +422,3 @@ class WandB(Observer):
 
     def _say(self, line: str) -> None:
         log.say(f"W&B: {line}")
-
-
-def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield dotted keys of nested mappings, and their values."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value

@@ -123,10 +123,10 @@ class Client:
             mask[segment.columns] = True
         return mask
 
-    def overwrite(self, payload: Payload, slot: str = MODEL) -> None:
-        """Copy the received blocks into the client's vector `slot`."""
+    def overwrite(self, payload: Payload) -> None:
+        """Copy the received blocks into the client's model."""
         segments = self.layout.segments(payload.sent)
-        copy_columns(self[slot], payload.vector, segments)
+        copy_columns(self[MODEL], payload.vector, segments)
 
     def composed(
         self,

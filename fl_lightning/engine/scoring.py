@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from fl_lightning.core import Client, RunContext
 from fl_lightning.data.part import Part
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
+from fl_lightning.foundation.device import digest as digest_of
 from fl_lightning.foundation.device import seed_all
 from fl_lightning.foundation.metric import (
     ACCURACY,
@@ -199,10 +199,11 @@ class Remembered:
         if self.enabled and (not is_replaced or self.takes(client)):
             last, digest = self._last_hashed
             if last is not vector:
-                digest = _hashed(vector)
+                digest = digest_of([vector])
             if self.shares:
                 self._last_hashed = vector, digest
-            digest += b"".join(map(_hashed, client.state.buffers))
+            if client.state.buffers:
+                digest += digest_of(client.state.buffers)
         else:
             client.ready(kind, vector)
         return Model(kind, client, vector, digest, self._last)
@@ -291,10 +292,6 @@ def _find(
         if entry[0] is part and entry[1] == digest:
             return entry
     return None
-
-
-def _hashed(tensor: Tensor) -> bytes:
-    return xxhash.xxh3_128_digest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 @lru_cache(maxsize=100_000)
