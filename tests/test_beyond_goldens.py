@@ -73,8 +73,9 @@ def test_a_change_counts_from_what_was_received(federation):
 
     class Watched(CFL):
         def aggregate(self, server):
-            grams[server.run.config.federation.on_bad_client] = server.only.gram(
-                server.answered, since="sent"
+            group = server.only
+            grams[server.run.config.federation.on_bad_client] = group.gram(
+                server.answered, group.group.down_mask, "sent"
             ).full
             super().aggregate(server)
 

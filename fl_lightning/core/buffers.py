@@ -19,19 +19,6 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fl_lightning.foundation.errors import BadInput
 
-MOST_STEPS = 300
-"""Power iterations. Ours: where two singular values are so close that these do not tell them apart,
-either will do."""
-ENOUGH = 1e-6
-"""How little a further iteration must change a singular value, relatively. Ours: ten times
-float32's rounding."""
-
-SMALL = 512
-"""Rows of a matrix of which many iterations are taken at once. Ours: one product then takes no
-longer than they do."""
-SQUARED = 5
-"""How often that doubles them: 32 at once."""
-
 
 def check_modules(model: nn.Module) -> None:
     """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left
@@ -80,8 +67,7 @@ class SpectralWeight:
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Write the current weight's singular vectors to u, v: by power iterations from a fixed
-        vector."""
+        """Write the current weight's singular vectors to u, v."""
         matrix = self.matrix().detach()
         if isinstance(matrix, FakeTensor):
             return
@@ -98,26 +84,9 @@ class SpectralWeight:
 def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Left and right singular vector of the greatest singular value of `matrix` (rows, columns),
     which has no more rows than columns."""
-    rows = len(matrix)
-    power: Tensor | None = None
-    if rows <= SMALL:
-        power = matrix
-        for k in range(1 + SQUARED):
-            square = power @ (matrix.T if k == 0 else power)
-            power = normalize(square.flatten(), dim=0).view(rows, rows)
-    draws = torch.Generator().manual_seed(0)
-    first = torch.randn(rows, generator=draws)
-    u = normalize(first.to(matrix), dim=0)
-    before = 0.0
-    for _ in range(MOST_STEPS):
-        u = matrix @ (matrix.T @ u) if power is None else power @ u
-        u = normalize(u, dim=0)
-        v = matrix.T @ u
-        value = float(torch.linalg.vector_norm(v))
-        if abs(value - before) <= ENOUGH * value:
-            break
-        before = value
-    return u, normalize(v, dim=0)
+    with torch.autocast(matrix.device.type, enabled=False):  # a loss may bind another model
+        u = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -1]
+        return u, normalize(matrix.T @ u, dim=0)
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
@@ -131,10 +100,10 @@ def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
                 matrix = partial(_hooked_matrix, module, hook)
                 weights.append(SpectralWeight(matrix, u, v, partial(_renew, module, hook)))
         if isinstance(module, ParametrizationList):
-            for place, part in enumerate(module):
+            for part in module:
                 if isinstance(part, _SpectralNorm) and "_u" in part._buffers:
-                    matrix = partial(_parametrised_matrix, module, place, part)
-                    weights.append(SpectralWeight(matrix, part._u, part._v, _nothing))
+                    matrix = partial(_parametrised_matrix, module, part)
+                    weights.append(SpectralWeight(matrix, part._u, part._v, lambda: None))
     return weights
 
 
@@ -149,24 +118,9 @@ def _renew(module: nn.Module, hook: SpectralNorm) -> None:
     setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
 
 
-def _parametrised_matrix(
-    parts: ParametrizationList,
-    place: int,
-    norm: _SpectralNorm,
-) -> Tensor:
-    """The input, as a matrix, of the `norm` at a `place` in a chain of parametrisations."""
-    if parts.is_tensor:
-        originals = [parts.original]
-    else:
-        originals = [getattr(parts, f"original{k}") for k in range(parts.ntensors)]
-    if place == 0:
-        [weight] = originals
-    else:
-        weight = parts[0](*originals)
-    for part in list(parts)[1:place]:
-        weight = part(weight)
-    return norm._reshape_weight_to_matrix(weight)
-
-
-def _nothing() -> None:
-    """Nothing else was computed from the weight."""
+def _parametrised_matrix(parts: ParametrizationList, norm: _SpectralNorm) -> Tensor:
+    """The input, as a matrix, of the `norm` in a chain of parametrisations."""
+    weights: list[Tensor] = []
+    with norm.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])):
+        parts()
+    return norm._reshape_weight_to_matrix(weights[0])

@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Observer
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
@@ -388,7 +387,7 @@ class _Newcomer:
         """The run with a further client, whose data are `new`. The server's tensors are copied; if
         the federation `grows`, with room for the client."""
         run = self.old
-        relation = cast(Relation, copy.copy(run.relation))
+        relation = copy.copy(run.relation)
         if not relation.is_global and relation.sources == "cohort":
             relation.sources = "known"  # the newcomer is the only client of the cohort
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]

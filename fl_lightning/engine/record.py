@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
 from fl_lightning.results.record import KINDS
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.visit import Visit
 
 
 @dataclass
@@ -350,14 +353,6 @@ class Staged(Protocol):
     stage: str
 
 
-class Visited(Staged, Protocol):
-    """A visit: the round, the client, and its failure."""
-
-    t: int
-    id: int
-    failure: BadClient | None
-
-
 @dataclass
 class Guard:
     """Names the client, the round and the stage of any error in a client's model, data or hooks."""
@@ -365,7 +360,7 @@ class Guard:
     run: RunContext
 
     @contextlib.contextmanager
-    def catch(self, visit: Visited) -> Iterator[None]:
+    def catch(self, visit: Visit) -> Iterator[None]:
         """As `naming`; where failing clients are tolerated, the failure is left with the
         `visit`."""
         try:

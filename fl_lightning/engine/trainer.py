@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
 from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
@@ -86,8 +85,6 @@ class Trainer:
         self.module.last.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
-        if run.config.fabric.channels_last:
-            model.register_forward_pre_hook(_channels_last)
         self.bind_initial()
         self.optimizer = make_optimizer(fabric, self.module, run.config.optimizer)
         self.loop = Loop(fabric, self.module, self.optimizer)
@@ -114,7 +111,6 @@ class Trainer:
             sizes,
             min(run.cohort_size, len(sizes)),
             self.group.whole_last,
-            config.fabric.channels_last,
             data.text,
             config.data.balance == "weights",
         )
@@ -336,14 +332,3 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
                 f"model {trainer.group.name}: its buffers {', '.join(trainer.moved)} change in "
                 f"training and are not averaged: a client {begins}"
             )
-
-
-def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Put the channels of images side by side. Weights stay as in the vector: convolutions
-    convert them, which costs little."""
-    converted = []
-    for x in inputs:
-        if isinstance(x, Tensor) and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        converted.append(x)
-    return tuple(converted)

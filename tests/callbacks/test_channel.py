@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from refusals import refuses
 
-from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
+from fl_lightning.callbacks.channel import PARTS, FixedRate, Wireless, rate
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS
 
@@ -121,33 +121,6 @@ def test_the_defaults_give_the_journals_times():
     down, _, up = (np.mean([one.metrics[part] for one in made]) for part in PARTS)
     assert up == pytest.approx(19.28, rel=0.02)
     assert down == pytest.approx(7.16, rel=0.02)
-
-
-# ---------------------------------------------------------------- the journal's Table 4
-
-
-def test_table_4_by_hand():
-    """Client 2's own draws, put into Shannon's formula; the server's 50 MHz and 30 dBm shared by
-    two receivers."""
-    cell, table, sizes = (
-        Wireless(channel="table4"),
-        Table4(),
-        np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]),
-    )
-    got = cell.rates(run(5), 3, [2, 7, 4], sizes)
-    for k, client in enumerate([2, 7, 4]):
-        hertz, watts, metres = table.client(5, client)
-        down, up = table.interference(5, 3, client)
-        gain = 10.0**-4 * metres**-4.0
-        share = 1.0 if k == 1 else 0.5
-        noise = 10 ** (-17.4) * 1e-3
-        want = [
-            share * 50e6 * math.log2(1 + share * gain / (share * 50e6 * noise * down)),
-            hertz * math.log2(1 + watts * gain / (hertz * noise * up)),
-        ]
-        assert_allclose(got[k], want)
-    alone = cell.rates(run(5), 3, [2], sizes[:1])
-    assert alone[0, 1] == got[0, 1] and alone[0, 0] == pytest.approx(2 * got[0, 0])
 
 
 # ---------------------------------------------------------------- in a run

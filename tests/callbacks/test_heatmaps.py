@@ -8,11 +8,7 @@ from refusals import refuses
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.drawing.heatmap import save_png
-from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView
-
-from . import rounds
+from fl_lightning.results.record import RelationView, RoundRecord
 
 
 def run_of(tmp_path, rounds=4, task="regression"):
@@ -94,28 +90,6 @@ def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monke
         "callbacks.heatmaps: no pictures, it needs matplotlib, which is not installed: "
     )
     assert "pip install" in line and line.endswith("; without this line: --callbacks.heatmaps null")
-
-
-def test_a_resumed_run_draws_what_was_missed(tmp_path):
-    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing
-    is known."""
-    folder = RunFolder(tmp_path)
-    for t in (1, 2, 3):
-        folder.append(record(t, [0, 1]))
-    save_png(np.zeros((1, 1, 3), np.uint8), tmp_path / "figures" / "round-0001-overview.png")
-    run = run_of(tmp_path)
-    run.resumed_from = 2
-    Heatmaps().on_fit_start(run)
-    names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {
-        "round-0001-overview.png"
-    }
-    # as it was
-    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (
-        1,
-        1,
-        3,
-    )
 
 
 def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_path, capsys):

@@ -18,7 +18,7 @@ from fl_lightning.callbacks.robust import Krum, Median, NormBound, TrimmedMean, 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.server import Server
 from fl_lightning.data import prepare
 from fl_lightning.foundation.metric import NO_TARGET
