@@ -20,12 +20,12 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 35_800,
+    "callbacks": 34_300,
     "configuration": 19_100,
-    "core": 17_300,
+    "core": 16_200,
     "data": 46_400,
     "drawing": 2_700,
-    "engine": 27_900,
+    "engine": 27_700,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 92_600,
@@ -36,10 +36,10 @@ TOKENS = {
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,
-    "training": 24_800,
+    "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 406_000
+ALL = 403_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

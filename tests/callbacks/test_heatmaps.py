@@ -8,7 +8,7 @@ from refusals import refuses
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.results.record import RelationView, RoundRecord
+from fl_lightning.results.record import RelationView
 
 
 def run_of(tmp_path, rounds=4, task="regression"):
