@@ -28,8 +28,7 @@ def made(n=60, cycles=3, classes=2, seed=0):
 
 
 def estimated(metric, alone, ours, samples):
-    parts = [worth.contributions(metric, one, samples) for one in (alone, ours)]
-    estimated = worth.estimate(metric, *parts, samples)
+    estimated = worth.estimate(metric, alone, ours, samples)
     assert estimated is not None
     return estimated
 
@@ -116,16 +115,15 @@ def test_metrics_are_scikit_learns(classes):
     """Balanced accuracy over a cycle; AUROC of one fold, where all scores are of one model."""
     alone, _, samples = made(cycles=1, classes=classes)
     whole = Samples(samples.labels, np.zeros((1, 60), int), samples.units)
-    parts = worth.contributions("balanced_accuracy", alone, samples)
     answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
-    assert worth.value("balanced_accuracy", parts) == pytest.approx(
+    assert worth.value("balanced_accuracy", alone, samples) == pytest.approx(
         balanced_accuracy_score(samples.labels, answers)
     )
     chances = softmax(alone.outputs[0], -1)  # type: ignore[index]
     truth = roc_auc_score(
         samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr"
     )
-    assert worth.value("auroc", worth.contributions("auroc", alone, whole)) == pytest.approx(truth)
+    assert worth.value("auroc", alone, whole) == pytest.approx(truth)
     assert worth.by_fold("auroc", alone, whole)[0, 0] == pytest.approx(truth)
 
 
@@ -174,9 +172,7 @@ def test_mae_is_better_where_it_is_less():
     errors = np.abs(np.random.default_rng(1).normal(0, 1, (3, 60)))
     got = estimated("mae", Scores(errors), Scores(errors / 2), samples)
     assert got.gain == pytest.approx(errors.mean() / 2)
-    assert worth.value("mae", worth.contributions("mae", Scores(errors), samples)) == pytest.approx(
-        errors.mean()
-    )
+    assert worth.value("mae", Scores(errors), samples) == pytest.approx(errors.mean())
 
 
 def test_models_that_agree_have_a_width():
