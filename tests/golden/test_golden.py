@@ -32,13 +32,14 @@ TWINS = [
         "kapc-disk",
         "scaffold-host",
     ),
-    *(f"{name}-resumed" for name in RESUMED),
+    *(f"{name}-resumed" for name in (*RESUMED, "crosskapc-deep")),
 ]
 RANKED = [
     f"{name}-two-ranks"
     for name in (
         *METHODS,
         "crosskapc-full",
+        "crosskapc-deep",
         "kapc-kept",
         "kapc-selected",
         "fedavg-mixed",
