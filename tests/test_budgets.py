@@ -20,7 +20,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 34_300,
+    "callbacks": 34_600,
     "configuration": 19_100,
     "core": 16_200,
     "data": 46_400,
@@ -39,7 +39,7 @@ TOKENS = {
     "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 404_000
+ALL = 405_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 
