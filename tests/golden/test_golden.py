@@ -14,35 +14,9 @@ from fl_lightning.configuration import catalogue
 METHODS = list(catalogue.table("methods"))
 HELD = golden.kept()
 HINT = "if that is meant, keep it with: python tests/golden/golden.py --write"
-RESUMED = (
-    *("fedora", "ktpfl", "kapc-kept", "kapc-selected", "fedavg-mixed", "fedhkd"),
-    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl", "crosskapc-full"),
-)
-TWINS = [
-    *(
-        "kapc-vmap",
-        "ditto-vmap",
-        "scaffold-vmap",
-        "kapc-retry",
-        "kapc-host",
-        "kapc-disk",
-        "scaffold-host",
-    ),
-    *(f"{name}-resumed" for name in (*RESUMED, "crosskapc-deep")),
-]
-RANKED = [
-    f"{name}-two-ranks"
-    for name in (
-        *METHODS,
-        "crosskapc-full",
-        "crosskapc-deep",
-        "kapc-kept",
-        "kapc-selected",
-        "fedavg-mixed",
-        "kapc-vmap",
-        "kapc-32",
-    )
-]
+RUNS = cases.runs()
+RANKED = [name for name, run in RUNS.items() if run.ranks > 1]
+TWINS = [name for name, run in RUNS.items() if run.ranks == 1 and (run.equals or run.near)]
 QUICK = (
     "kapc ktpfl fedora fedhkd fedproto scaffold ditto fedrep cfl pfedhn fedpac feddf "
     "kapc-selected fedavg-trimmed kapc-skip fedavg-mixed"

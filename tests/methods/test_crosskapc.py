@@ -8,6 +8,7 @@ import pytest
 import torch
 from lines import run_line
 from numpy.testing import assert_allclose
+from reckoning import seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
 from watching import Watch, client_of, run_all
@@ -319,7 +320,7 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fl-train: error: {key}=") and "crosskapc" in line
+    assert line.startswith(f"fl-train: error: {key}: ") and "crosskapc" in line
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 

@@ -118,38 +118,6 @@ def judged_globally(path):
     return path
 
 
-def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(
-    make_run,
-):
-    runs = load([make_run("a"), judged_globally(make_run("b"))])
-    assert Comparison.of(runs) == Comparison("after", True)
-    found = cells(scores(runs))
-    assert found["model"] == ["after local training"] * 2
-    assert found["last judged round"] == ["80.00 % (round 3)"] * 2
-    assert (
-        found["mean of each client's best round (even more optimistic)"]
-        == ["78.50 % (4 clients)"] * 2
-    )
-    assert found["own judge: model"] == ["after local training", "global model"]
-    assert found["own judge: last judged round"] == ["80.00 % (round 3)", "90.00 % (round 3)"]
-    assert found["own judge: all clients at the end: model"] == [
-        "after local training",
-        "global model",
-    ]
-    fair = cells(fairness(runs))
-    assert fair["scores of"] == ["end: after local training", "round 3: after local training"]
-    assert fair["mean"] == ["75.00 %", "78.50 %"]
-    assert time_to_accuracy(runs)[-1] == (
-        "80 %",
-        [["3", "24.00 MiB", "–", "5.2 s"]] * 2,
-    )
-    (said,) = remarks(runs)
-    assert "a: after local training; b: global model" in said
-    assert "All are compared by what all were scored by: after local training." in said
-    page = render(runs)
-    assert "All are compared by" in page
-
-
 def test_runs_that_share_no_kind_of_model_are_not_mixed_in_silence(make_run):
     runs = load([make_run("a"), judged_globally(make_run("b"))])
     assert Comparison.of(runs) == Comparison(None, True)

@@ -260,53 +260,10 @@ def _missed(
     is not defined."""
     if not len(like.samples):
         return None
-    with_j = silo_like(
-        out,
-        like,
-        [method.name],
-        facts,
-    )
-    without_j = silo_like(
-        out / "without" / f"silo-{j}",
-        like,
-        [method.name],
-        facts,
-    )
-    there, away = (silo.rows[method.name] for silo in (with_j, without_j))
-    return statistics.estimate(
-        metric,
-        away,
-        there,
-        with_j.samples,
-    )
-
-
-def _relation(out: Path, count: int, folder: str) -> Array | None:
-    """Last relation, mean over layers and the first cycle's runs; None if no run has kept one, or
-    if all silos' rows are equal."""
-    relations = []
-    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the FOLDS seeds of a cycle
-        run = RunResult(place)
-        if run.relation_rounds and len(cube := run.cube()) == count:
-            relations.append(np.nanmean(cube, axis=1))
-    if not relations:
-        return None
-    mean: Array = np.mean(relations, axis=0)
-    return mean if np.ptp(mean, axis=0).max() > SAME else None
-
-
-def _rank_correlation(effect: Array, relation: Array) -> float:
-    """Spearman's, over pairs of two silos whose effect is known; NaN of fewer than four."""
-    pairs = ~np.eye(len(effect), dtype=bool) & np.isfinite(effect)
-    if pairs.sum() < 4:
-        return math.nan
-    return float(stats.spearmanr(effect[pairs], relation[pairs]).statistic)
-
-
-def _with_half(effect: float, half: float, metric: statistics.Name) -> str:
-    if not math.isfinite(effect):
-        return "-"
-    return f"{words.signed(effect, metric)} ± {words.amount(half, metric)}"
+    places = (out, out / "without" / f"silo-{j}")
+    there, away = (silo_like(place, like, method.name, facts) for place in places)
+    parts = [silo.rows[method.name] for silo in (away, there)]
+    return statistics.estimate(metric, *parts, there.samples)
 
 
 # ---------------------------------------------------------------- fewer samples
@@ -360,12 +317,18 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
         place, folder = out / "curve" / f"share-{share:g}", folder_of(LOCAL[-1])
     silos = [s for s in read(place, labels, 1, facts) if not words.why_not(s, metric)]
     estimates = []
-    for silo, (alone, _) in zip(silos, best_alone(silos, metric), strict=True):
-        estimate = statistics.estimate(
-            metric,
-            alone,
-            silo.rows[measured.method],
-            silo.samples,
+    for silo, (alone, _) in zip(
+        silos,
+        best_alone(silos, metric) if silos else (),
+        strict=True,
+    ):
+        estimates.append(
+            statistics.estimate(
+                metric,
+                alone,
+                silo.rows[measured.method],
+                silo.samples,
+            )
         )
     defined = [estimate for estimate in estimates if estimate is not None]
     if not defined:
