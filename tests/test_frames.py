@@ -218,10 +218,10 @@ def test_a_regression_has_no_probabilities():
 
 TABLE = "--data.root t.csv --data.label_column sick"
 REFUSED = {
-    f"fit {TABLE}": "data.label_column: 'sick'",
-    f"deploy {TABLE} --out a": "data.label_column: 'sick'",
-    f"plan {TABLE}": "data.label_column: 'sick'",
-    "worth --data.root none.csv --out w": "data.root: 'none.csv'",
+    f"fit {TABLE}": "data.label_column='sick'",
+    f"deploy {TABLE} --out a": "data.label_column='sick'",
+    f"plan {TABLE}": "data.label_column='sick'",
+    "worth --data.root none.csv --out w": "data.root='none.csv'",
 }
 REFUSE = """
 import sys

@@ -106,15 +106,15 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with refuses(r"callbacks\.heatmaps\.every: 0 "):
+    with refuses(r"callbacks\.heatmaps\.every=0"):
         Heatmaps(every=0)
-    with refuses(r"callbacks\.heatmaps\.clients: 5 .* 0 to 4"):
+    with refuses(r"callbacks\.heatmaps\.clients=5.* 0 to 4"):
         Heatmaps(clients=[1, 5]).on_fit_start(run_of(tmp_path))
 
 
 @pytest.mark.parametrize("clients", [0.5, "1", [0.5], {"a": 1}])
 def test_clients_are_a_list_of_numbers(clients):
-    with refuses(r"callbacks\.heatmaps\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.heatmaps\.clients=.* list of client numbers"):
         Heatmaps(clients=clients)
-    with refuses(r"callbacks\.attack\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.attack\.clients=.* list of client numbers"):
         Attack("noise", clients=clients)

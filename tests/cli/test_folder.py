@@ -77,12 +77,12 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
 @pytest.mark.parametrize(
     "flags, said",
     {
-        "--name=": "name: ",
-        "--name=..": "name: ",
-        "--name=a/b": "name: ",
-        "--name=/a": "name: ",
-        "--out file": "out: 'file'",
-        "--resume": "resume: ",
+        "--name=": "name=",
+        "--name=..": "name=",
+        "--name=a/b": "name=",
+        "--name=/a": "name=",
+        "--out file": "out='file'",
+        "--resume": "resume=",
     }.items(),
 )
 def test_names_that_are_no_folder(refused, flags, said):

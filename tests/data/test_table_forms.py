@@ -62,7 +62,7 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
 @pytest.mark.parametrize(
     "content, keys, line",
     [
-        (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: set data\.separator ';'"),
+        (GERMAN.encode(), {"separator": ","}, r"data\.separator=','.*: set data\.separator ';'"),
         (
             GERMAN.replace(";", "\t").encode(),
             {},

@@ -97,13 +97,13 @@ CASES = {
         "0 to 9",
     ),
     "no GPU": ("--fabric.accelerator cuda --fabric.devices 99", "fabric.", "CUDA device"),
-    "no MPS": ("--fabric.accelerator mps", "fabric.accelerator: 'mps'", "torch sees no MPS device"),
+    "no MPS": ("--fabric.accelerator mps", "fabric.accelerator='mps'", "torch sees no MPS device"),
     "no accelerator's name": (
         "--fabric.accelerator abacus",
-        "fabric.accelerator: 'abacus'",
+        "fabric.accelerator='abacus'",
         "one of auto, cpu, cuda, gpu, mps, tpu, xpu",
     ),
-    "several nodes": ("--fabric.num_nodes 2", "fabric.num_nodes: 2", "torchrun"),
+    "several nodes": ("--fabric.num_nodes 2", "fabric.num_nodes=2", "torchrun"),
 }
 
 

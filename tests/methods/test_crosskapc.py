@@ -320,7 +320,7 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fl-train: error: {key}: ") and "crosskapc" in line
+    assert line.startswith(f"fl-train: error: {key}=") and "crosskapc" in line
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 

@@ -264,7 +264,7 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
 @pytest.mark.parametrize(
     "settings, other, says",
     [
-        ({"noise": 1.0}, [Quantize()], "callbacks.quantize=.*before centralprivacy"),
+        ({"noise": 1.0}, [Quantize()], "callbacks.quantize.*before centralprivacy"),
         ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
         ({"noise": 1.0, "quantile": 0.5}, [], "quantile=0.5.*noise below 0.4"),
         ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*one over the 4 clients"),
