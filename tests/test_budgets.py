@@ -28,7 +28,7 @@ TOKENS = {
     "engine": 27_700,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 93_400,
+    "lab": 96_400,
     "methods": 44_800,
     "models": 7_700,
     "privacy": 3_600,
@@ -39,7 +39,7 @@ TOKENS = {
     "training": 24_700,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 404_000
+ALL = 407_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -278,6 +278,17 @@ def test_bad_files_are_told_with_file_and_place(tmp_path, text, told):
     assert "a.yaml" in str(caught.value)
 
 
+def test_keys_that_earlier_versions_wrote_say_nothing(tmp_path):
+    file = tmp_path / "a.yaml"
+    text = "fabric: {channels_last: false}\ncallbacks: {wireless: {channel: fitted, far: 300.0}}\n"
+    file.write_text(text)
+    (layer,) = read_config(str(file))
+    assert layer == {"fabric": {}, "callbacks": {"wireless": {"far": 300.0}}}
+    file.write_text("fabric.channels_last: true\n")
+    with refuses(r"^fabric\.channels_last=True: no such key"):
+        read_config(str(file))
+
+
 def test_a_missing_file_is_answered_with_the_shipped_ones():
     with refuses(r"did you mean kapc_mnist\?.*kapc_digits, kapc_exact_digits, kapc_mnist"):
         read_config("kapc_minst.yaml")

@@ -58,11 +58,13 @@ def test_epsilon_is_dp_accountings(sent, delta):
     assert mine == pytest.approx(by_hand(sent, delta), rel=1e-3)
 
 
-SAMPLED = zip(
-    DRAWS.uniform(0.6, 8, 50).tolist(),
-    DRAWS.integers(1, 3000, 50).tolist(),
-    DRAWS.uniform(0.005, 0.5, 50).tolist(),
-    strict=True,
+SAMPLED = list(
+    zip(
+        DRAWS.uniform(0.6, 8, 50).tolist(),
+        DRAWS.integers(1, 3000, 50).tolist(),
+        DRAWS.uniform(0.005, 0.5, 50).tolist(),
+        strict=True,
+    )
 )
 
 

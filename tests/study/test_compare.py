@@ -13,7 +13,7 @@ from scipy import stats
 
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report import vector
-from fl_lightning.lab.study import listing, picture, scores, tables
+from fl_lightning.lab.study import clients, listing, picture, scores, tables
 from fl_lightning.lab.study.compare import compare
 from fl_lightning.lab.study.groups import ALL
 
@@ -264,6 +264,16 @@ def test_a_row_whose_runs_failed_is_named(make_study):
     ]
 
 
+def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
+    path = make_study([cell(), cell("fedper, slow", OURS, method="fedper")])
+    listing_of_clients = clients.listing_of(scores.read([path])[0])
+    chosen = listing.choose(listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow")
+    expected = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
+    assert list(chosen.words) == ["client", *expected]
+    with refuses("'fedper': no such column"):
+        listing.choose(listing_of_clients, "seeds,fedper,alone")
+
+
 def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refused, fl_train):
     """Methods are not compared by errors, and the refusal names the report."""
     regression = {"data": {"task": "regression"}}
@@ -432,10 +442,10 @@ def test_curves_are_means_and_bands_over_seeds(make_study):
     assert axes.lines[1].get_xdata() == pytest.approx([100 * expected.difference])
 
 
-def test_latex_with_chosen_columns_and_the_best_in_bold(make_study, fl_train):
+def test_latex_with_chosen_columns_caption_and_the_best_in_bold(make_study, fl_train):
     """Bold is a mean whose difference to the next best has an interval above 0: with one seed there
     is none."""
-    words = "--format latex --columns mean,difference"
+    words = "--format latex --columns mean,difference --caption 'Digits, 100 %' --label tab:a"
     bold = {}
     for seeds in (3, 1):
         study = make_study(plan(seeds, {"kapc": 0.1, "fed|per": 0.05}), name=f"of-{seeds}")
@@ -443,6 +453,7 @@ def test_latex_with_chosen_columns_and_the_best_in_bold(make_study, fl_train):
         assert code == 0
         bold[seeds] = [line.split(" & ")[0] for line in out.splitlines() if "textbf" in line]
     assert bold == {3: ["kapc"], 1: []}
+    assert r"\caption{Digits, 100 \%}" in out and r"\label{tab:a}" in out
     assert r"method & mean $\pm$ std & difference \\" in out and r"fed\textbar{}per & " in out
 
 
@@ -515,6 +526,8 @@ def altered(file, **changes):
         "s --judge finetuned": "judge='finetuned'",
         "s --columns maen": "no such column .did you mean mean",
         "s --format csv --columns mean": "csv has all columns",
+        "s --caption x": "caption='x': it is for --format latex",
+        "s --label x": "label: 'x' is not allowed",
         "s --clients --target 0.5": "leave out --clients",
     }.items(),
 )

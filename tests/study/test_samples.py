@@ -55,6 +55,7 @@ def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_p
 
 
 def test_a_search_over_other_data_is_refused(ask):
+    pytest.importorskip("optuna")
     line = "tune study.yaml --out t --trials 2 --workers 1 --study false"
     assert ask(line, methods=["fedprox"], seeds=[1])[0] == 0
     write(1)
@@ -77,3 +78,8 @@ def test_a_comparison_says_which_seeds_are_of_other_data(make_study, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "runs were trained on 2 versions of the data, which differ: seeds 0, 1 (" in text
     assert "seeds 2, 3 (" in text
+    assert run_line(f"archive {study}") == 0
+    assert run_line(f"compare {study}.zip") == 0
+    assert "runs were trained on 2 versions of the data" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -2,12 +2,14 @@
 clients train."""
 
 import json
+import re
 import shutil
 
 import pytest
 import yaml
 from kills_together import differences
 
+from fl_lightning.foundation import device
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
@@ -159,3 +161,25 @@ def test_a_killed_study_comes_to_the_same(tmp_path):
     unlike, kills = differences(tmp_path, 4)
     assert kills == 4
     assert unlike == []
+
+
+def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
+    """A line says so; none is written where there is enough, and one where it cannot be planned."""
+    large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
+    configs = configs_of(Study.of(MORE | large))
+
+    def allowed(mib):
+        monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)
+        return together.within_memory(6, 1, configs), capsys.readouterr().err
+
+    assert allowed(100_000) == (6, "")
+    fits, line = allowed(700)
+    assert 1 <= fits < 6
+    assert line.count("\n") == 1
+    figures = r"6 runs take some [\d.,]+ [MG]iB, and a process may take [\d.,]+ MiB"
+    assert re.match(rf"together: {fits} at a time: {figures}\n", line)
+    assert allowed(10)[0] == 1
+    monkeypatch.setattr(together, "_measured_bytes", lambda config: 1 / 0)
+    fits, line = allowed(700)
+    assert fits == 6
+    assert "the memory of 6 runs is not known (ZeroDivisionError: division by zero)" in line

@@ -79,7 +79,9 @@ def test_promises_for_repeated_samples_are_of_units():
     wanted = words.narrower(unsure.estimate.half)
     needed = unsure.estimate.samples_for(12, wanted)
     assert f"about {needed} own units" in unsure.sentence and "of 12 units" in unsure.sentence
-    assert as_json(measured)["silos"][1]["units"] == 12
+    row = as_json(measured)["silos"][1]
+    assert row["units"] == 12 and "samples_for" not in row
+    assert row["units_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
 
 
 def test_a_gain_is_one_over_everything_that_the_silo_can_do_alone():

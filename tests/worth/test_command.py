@@ -147,7 +147,9 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
         "--metric speed": "metric",
         "--metric mae": "metric",
         "--repeats 1": "repeats",
+        "--minutes 0": "minutes",
         "--margin 0": "margin",
+        "--minutes 1 --repeats 10": "repeats",
         "--federation.participation 0.5": "federation.participation",
         "--data.held_out_clients 0.2": "data.held_out_clients",
         "--data.held_out [1]": "data.held_out",
@@ -170,7 +172,7 @@ def test_bad_input_is_one_line(
     ]
     assert main(["worth", *words_, *shlex.split(flags), "--out", "answer"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"fl-train: error: {key}=") and error.count("\n") == 1
+    assert error.startswith(f"fl-train: error: {key}: ") and error.count("\n") == 1
     assert not (tmp_path / "answer").exists()
 
 
@@ -247,6 +249,30 @@ def test_ditto_is_tried_with_several_penalties():
     plan = command.Plan([], StudyFolder(Path("answer")), ["ditto"])
     labels = [run.entry.label for run, _ in command._resolved(plan, 1)[2] if run.seed == 0]
     assert {"ditto", "ditto lam=0.1", "ditto lam=10.0"} < {*labels}
+
+
+@pytest.mark.parametrize(
+    "minutes, cycle, expected", [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)]
+)
+def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
+    """By a clock that runs only while something trains: whole cycles and what follows them, at most
+    a tenth over."""
+    now = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+
+    def trained(ready, cycles):
+        if now[0] + cycle > ready.plan.deadline:
+            raise command.OutOfTime
+        now[0] += cycle
+        return 1
+
+    monkeypatch.setattr(command, "_train_up_to", trained)
+    plan = replace(planned(minutes=minutes), methods=["fedper", "selfkapc", "fedcac"])
+    ready = command.Prepared(plan, {}, Facts(["a"] * 6, [60] * 6), "accuracy")
+    assert command._train(ready) == expected
+    seconds = now[0] + cycle * plan.extra_share(6)
+    assert seconds <= 1.1 * 60 * minutes
+    assert expected == 10 or seconds + cycle > 1.1 * 60 * minutes
 
 
 def test_newcomers_are_scored_by_the_chosen_metric(copy):

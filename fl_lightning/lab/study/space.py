@@ -8,11 +8,8 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from fl_lightning.configuration.config import Config, check
-from fl_lightning.configuration.search import Choice, LogRange, Space, Whole, refusal, widened
-from fl_lightning.foundation.rng import key
+from fl_lightning.configuration.search import LogRange, Space, refusal, widened
 
 RATES: dict[str, Space] = {
     "sgd": LogRange(1e-3, 0.3),
@@ -61,52 +58,13 @@ def space(
                 str(requirement),
             )
             start = config.method.init_args.get(argument.name, argument.default)
-            dimensions.append(
-                Dimension(
-                    f"method.{argument.name}",
-                    values,
-                    start,
-                )
-            )
+            dimensions.append(Dimension(f"method.{argument.name}", values, start))
     if config.optimizer.name in RATES:
         rates = RATES[config.optimizer.name]
-        dimensions.append(
-            Dimension(
-                "optimizer.lr",
-                rates,
-                config.optimizer.lr,
-            )
-        )
+        dimensions.append(Dimension("optimizer.lr", rates, config.optimizer.lr))
     wider = []
     for dimension in dimensions:
         values = widened(dimension.space, dimension.start)
         if dimension.key not in fixed and values is not None:
             wider.append(dataclasses.replace(dimension, space=values))
     return wider
-
-
-def drawn(dimension: Dimension, label: str, number: int, seed: int) -> list[Any]:
-    """The values of `number` trials: the start, then one from each of as many equal parts of the
-    space, in random order (a Latin hypercube).
-
-    For a key that all methods have (the learning rate) all methods draw the same values: else with
-    few trials the luck of the draw is taken for a difference of methods.
-    """
-    whose = label if dimension.key.startswith("method.") else ""
-    rng = np.random.default_rng(key(seed, f"{whose} {dimension.key}"))
-    shares = (rng.permutation(number - 1) + rng.random(number - 1)) / (number - 1)
-    return [dimension.start, *(_at(dimension.space, float(share)) for share in shares)]
-
-
-def _at(space: Space, share: float) -> Any:
-    """The value at a share, from 0 to below 1, of a space; with three digits, which is more than a
-    search can tell."""
-    if isinstance(space, Choice):
-        return space.values[int(share * len(space.values))]
-    if isinstance(space, Whole):
-        return space.low + int(share * (space.high - space.low + 1))
-    if isinstance(space, LogRange):
-        value = space.low * (space.high / space.low) ** share
-    else:
-        value = space.low + share * (space.high - space.low)
-    return float(f"{value:.3g}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.lab.statistics import LEVEL, holm, of_means
+from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
 from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Scores, Verdict
@@ -102,11 +102,7 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
             sizes[c, :, fold] = (samples.folds == fold).sum(1)
         for m, label in enumerate(labels):
             if len(samples):
-                table = statistics.by_fold(
-                    metric,
-                    silo.rows[label],
-                    samples,
-                )
+                table = statistics.by_fold(metric, silo.rows[label], samples)
                 tables[m, c, :, : table.shape[1]] = table
     return tables, sizes
 
@@ -159,22 +155,21 @@ def _answer(
         ):
             reason = words.HEAVY_TAIL
         else:
-            verdict = statistics.verdict(
-                joint["low"],
-                joint["high"],
-                margin,
-            )
-    if verdict == "gains" and (
-        label := _as_good(
-            metric,
-            rows,
-            joint["score"],
-        )
-    ):
+            verdict = statistics.verdict(joint["low"], joint["high"], margin)
+    if verdict == "gains" and (label := _as_good(metric, rows, joint["score"])):
         reason, verdict = words.as_good(label), "cannot tell yet"
-    ends = joint["low"], joint["high"]
     return Answer(
-        silo, score, joint["score"], estimate, *ends, verdict, reason, margin, kind, methods=rows
+        silo,
+        score,
+        joint["score"],
+        estimate,
+        joint["low"],
+        joint["high"],
+        verdict,
+        reason,
+        margin,
+        kind,
+        methods=rows,
     )
 
 
@@ -251,18 +246,18 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
         if p <= LEVEL and answer.verdict == "gains"
     ]
     worst = min(gains, key=gains.__getitem__)
-    new = of_means(np.array([*gains.values()])) or (math.nan, math.nan)
-    return {
+    spread = float(np.std([*gains.values()], ddof=1))
+    facts: dict[str, Any] = {
         "gain": gain,
         "low": low,
         "high": high,
         "surely_gain": surely,
         "worst": worst,
         "worst_gain": gains[worst],
-        "between_silos": float(np.std([*gains.values()], ddof=1)),
-        "new_silo_low": new[0],
-        "new_silo_high": new[1],
+        "between_silos": spread,
     }
+    new = statistics.of_new_silos([*gains.values()])
+    return facts | ({"new_silo_low": new[0], "new_silo_high": new[1]} if new else {})
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
@@ -279,7 +274,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
     silo, estimate = answer.silo, answer.estimate
-    return {
+    row: dict[str, Any] = {
         "silo": silo.name,
         "samples": silo.size,
         "method": measured.method,
@@ -299,6 +294,14 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
         "units": silo.units,
         "methods": answer.methods,
     }
+    if estimate is not None and not words.why_not(silo, measured.metric):
+        scale = answer.margin / words.MARGIN if measured.metric == "mae" else 1.0
+        count, kind = silo.independent
+        row["half_after_8_cycles"] = estimate.half_after(max(8, estimate.cycles))
+        row[f"{kind}_for"] = {
+            f"{width * scale:g}": estimate.samples_for(count, width * scale) for width in PRECISIONS
+        }
+    return row
 
 
 def _plain(value: Any) -> Any:
