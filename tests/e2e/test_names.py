@@ -40,7 +40,7 @@ def test_tables_and_the_report_have_their_names(hospitals):
     names = dict(enumerate(sorted(SITES)))  # in the order of a group column's values
     run = fl_lightning.Run(hospitals)
     for table in ("clients", "final", "split", "heterogeneity"):
-        assert {row["client"]: row["name"] for row in run.rows(table)} == names
+        assert {row["client"]: row["name"] for row in run.files.read(table)} == names
     assert list(run.split)[-2:] == ["class_healthy", "class_ill"]
     assert run.client_names == names
     page = render(load([hospitals]))
