@@ -21,7 +21,7 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 34_600,
-    "configuration": 19_100,
+    "configuration": 19_200,
     "core": 16_200,
     "data": 46_400,
     "drawing": 2_700,

@@ -134,8 +134,6 @@ def test_it_replaces_the_mean_and_nothing_else(make_run, make_client, method, ag
     for block, travels in zip(group.layout.blocks, shared, strict=True):
         own = slice(block.start, block.stop)
         assert torch.equal(server["model"][own], group.initial[own]) is not travels
-    p = server.relation_view().rows[0, 0]
-    assert sorted(set(p.tolist())) == ([0.0, 0.5] if isinstance(aggregator, Krum) else [0.25])
 
 
 def begin(run):

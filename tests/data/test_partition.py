@@ -161,13 +161,6 @@ def test_the_rest_goes_to_one_client():
     assert [len(share) for share in kept] == [50, 50, 6000 - 250, 50, 50, 50]
     assert np.array_equal(np.sort(np.concatenate(kept)), np.arange(6000))
     assert set(train[2]) <= set(kept[2])
-    alone = partition.keep(
-        [np.arange(6000)],
-        TRAIN,
-        DataConfig(samples_per_client=50, rest_to=0),
-        np.random.default_rng(0),
-    )
-    assert len(alone[0]) == 6000
 
 
 @pytest.mark.parametrize(

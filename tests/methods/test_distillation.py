@@ -70,13 +70,8 @@ def test_the_nearest_are_k_with_oneself_among_them(k):
     S = d.cosines(predictions(5))
     R = topkpfd.nearest(S, k)
     k = min(k, 5)
-    assert ((R > 0).sum(1) == k).all() and (R.diagonal() > 0).all()
-    assert torch.equal(R[R > 0], torch.full((5 * k,), 1.0 / k, dtype=torch.float64))
-    others = S.clone().fill_diagonal_(-2)
-    for row, alike in zip(R, others, strict=True):
-        chosen = [j for j in range(5) if row[j] > 0 and alike[j] > -2]
-        left = [j for j in range(5) if row[j] == 0]
-        assert all(alike[a] >= alike[b] for a in chosen for b in left)
+    chosen = S.clone().fill_diagonal_(2).topk(k).indices
+    assert torch.equal(R, torch.zeros_like(S).scatter(1, chosen, 1 / k))
 
 
 def test_who_is_equally_near_goes_by_number():
@@ -91,35 +86,6 @@ def test_the_gradient_of_the_coefficients_is_autograds():
     value = (teachers * (teachers / P).log()).sum(2).mean(1).sum()
     (found,) = torch.autograd.grad(value, c)
     assert_close(ktpfl.kl_gradient(c.detach(), P), found)
-
-
-def test_the_papers_step():
-    """Eq. 7 by hand for two clients with one sample of two classes."""
-    P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
-    c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
-    found = ktpfl.paper_step(
-        c,
-        P,
-        torch.tensor([0.25, 0.75], dtype=torch.float64),
-        lam=2.0,
-        rho=0.1,
-        step=0.01,
-        prior=0.5,
-    )
-    t = [0.5 * 0.8 + 0.5 * 0.4, 0.5 * 0.2 + 0.5 * 0.6]
-    gradient = sum(
-        p * (np.log(tk / s) + 1) for p, tk, s in zip([0.4, 0.6], t, [0.8, 0.2], strict=True)
-    )
-    assert found[0, 1].item() == pytest.approx(
-        0.5 - 0.01 * 2 * 0.25 * gradient - 2 * 0.01 * 0.1 * (0.5 - 0.5)
-    )
-    t = [0.3 * 0.8 + 0.7 * 0.4, 0.3 * 0.2 + 0.7 * 0.6]
-    gradient = sum(
-        p * (np.log(tk / s) + 1) for p, tk, s in zip([0.8, 0.2], t, [0.4, 0.6], strict=True)
-    )
-    assert found[1, 0].item() == pytest.approx(
-        0.3 - 0.01 * 2 * 0.75 * gradient - 2 * 0.01 * 0.1 * (0.3 - 0.5)
-    )
 
 
 def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times():
@@ -149,13 +115,13 @@ def test_steps_are_those_of_eq_7(federation, divergence, times, projection):
     """Of 40 public samples the sum of Eq. 2 is 40 times as steep as their mean; the pull to 1/N is
     the same. Without a projection, whatever the rows sum to."""
     step = 0.1 / times
-    method = KTPFL(divergence=divergence, projection=projection, step=step, rho=0.3, **SMALL)
-    fed = federation(method, **PUBLIC)
+    settings = {"divergence": divergence, "projection": projection, "step": step}
+    fed = federation(KTPFL(rho=0.3, lam=2.0, **settings, **SMALL), **PUBLIC)
     P, c = predictions(4, 40, 10), torch.full((4, 4), 0.25, dtype=torch.float64)
     sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
 
     def stepped(c, shares, P):
-        slope = times * shares[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
+        slope = 2 * times * shares[:, None] * ktpfl.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25)
         return c - step * slope
 
     for _ in range(3):

@@ -243,6 +243,7 @@ def test_a_loss_may_be_in_a_dict(made):
         (lambda self, loss, k: {"loss": None}, "a dict without a loss"),
         (lambda self, loss, k: (loss, loss), "tuple"),
         (lambda self, loss, k: loss.item(), "float"),
+        (lambda self, loss, k: torch.zeros(()), "a loss of no"),
         (lambda self, loss, k: torch.stack([loss, loss]), r"numbers of shape \(2,\)"),
     ],
 )
@@ -250,13 +251,6 @@ def test_what_is_no_loss_is_refused(made, then, returned):
     fed = made(then)
     fed.prepare()
     with refuses(f"^model='Then': its training_step returned {returned}"):
-        fed.round(1)
-
-
-def test_a_loss_without_a_gradient_is_refused(made):
-    fed = made(lambda self, loss, batch_idx: torch.zeros(()))
-    fed.prepare()
-    with refuses(r"^model='Then': its training_step returned a loss of no"):
         fed.round(1)
 
 
