@@ -213,16 +213,6 @@ def test_loggers_by_name_with_commas_and_null_for_none():
     assert set(merged({"loggers": {"wandb": {}}}, "--loggers null").loggers.values()) == {None}
 
 
-def test_own_callbacks_go_by_the_last_part_of_their_path():
-    settings = merged(
-        "--callbacks mine.Watch --callbacks.watch.every 3",
-        {"callbacks": {"too": {"class_path": "a.B"}}},
-    )
-    assert settings.callbacks["watch"].class_path == "mine.Watch"
-    assert settings.callbacks["watch"].init_args == {"every": "3"}
-    assert settings.callbacks["too"].class_path == "a.B"
-
-
 @pytest.mark.parametrize(
     "flags",
     [

@@ -30,16 +30,3 @@ def test_own_lightning_module_trains_by_its_own_rules(fit, table):
     sgd = table(fit("b", flags, "--federation.rounds 1"))
     assert fl_own_models.Lit.optimizers_made == 1
     assert sgd[0]["train_loss"] != own[0]["train_loss"]
-
-
-def test_mnist(fit, table, fl_data):
-    flags = (
-        f"--config kapc_mnist --loggers null --data.root {fl_data} --data.fraction 0.02 "
-        f"--federation.clients 4"
-    )
-    folder = fit(
-        "a",
-        flags,
-        "--federation.rounds 2 --model mlp --federation.local_epochs 3 --optimizer.lr 0.05",
-    )
-    assert float(table(folder)[-1]["mean_accuracy"]) > 0.6
