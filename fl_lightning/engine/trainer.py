@@ -238,7 +238,7 @@ class Trainer:
     def _written_buffers(self) -> list[str]:
         """Names of the buffers with which `moved` is set."""
         binding = self.module.binding
-        fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
+        fitted = {id(tensor) for weight in binding.spectral for tensor in weight.vectors}
         tensors = dict(self.module.model.named_buffers())
         pairs = zip(binding.buffers, self.group.initial_buffers, strict=True)
         moved = []
