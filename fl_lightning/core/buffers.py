@@ -93,7 +93,8 @@ def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Left and right singular vector of the greatest singular value of `matrix` (rows, columns),
     which has no more rows than columns."""
     with torch.autocast(matrix.device.type, enabled=False):  # a loss may bind another model
-        u = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -1]
+        products = (matrix @ matrix.T).cpu()  # not every device has eigenvectors
+        u = torch.linalg.eigh(products).eigenvectors[:, -1].to(matrix)
         return u, normalize(matrix.T @ u, dim=0)
 
 
