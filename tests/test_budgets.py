@@ -22,10 +22,10 @@ TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 34_600,
     "configuration": 19_200,
-    "core": 16_200,
+    "core": 16_100,
     "data": 46_400,
     "drawing": 2_700,
-    "engine": 27_700,
+    "engine": 27_600,
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 96_400,
@@ -36,7 +36,7 @@ TOKENS = {
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,
-    "training": 24_700,
+    "training": 24_600,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
 ALL = 407_000

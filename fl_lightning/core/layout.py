@@ -366,7 +366,8 @@ class Binding:
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.spectral = spectral_weights(model)
         """Weights with buffers that are computed anew for every vector that is bound."""
-        self.vector: Tensor | None = None
+        self.vector = torch.empty(0)
+        """The vector that is bound; empty: none is yet."""
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
 

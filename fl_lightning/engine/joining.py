@@ -269,10 +269,11 @@ class _Newcomer:
         trainable = (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
         trains = rounds > 0 and trainable
         for k in range(rounds if trains else 1):
+            self.index = k
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.receives_each_round:
-                self._receive(server, k)
-            self._on_rank_0(partial(self._take_part, k, trains, scores))
+                self._receive(server)
+            self._on_rank_0(partial(self._take_part, trains, scores))
             if trains and self.receives_each_round and k + 1 < rounds:
                 self._upload(server)
         if not self.run.is_main:
@@ -284,12 +285,10 @@ class _Newcomer:
 
     def _take_part(
         self,
-        k: int,
         trains: bool,
         scores: dict[str, float],
     ) -> None:
-        self.index = k
-        if k == 0 and self.rule.gives:
+        if self.index == 0 and self.rule.gives:
             scores |= self._scores("before", received=True)
         if trains:
             self._carry_out(self.visit.learn(self.run.method.newcomer_phases))
@@ -413,10 +412,10 @@ class _Newcomer:
 
     # ---------------------------------------------------------------- a round
 
-    def _receive(self, server: Server, k: int) -> None:
+    def _receive(self, server: Server) -> None:
         """Compose its download, and have it received."""
         run = self.run
-        if k == 0:
+        if self.index == 0:
             client = Client(
                 run,
                 self.group,
@@ -426,9 +425,9 @@ class _Newcomer:
             )
             run.method.admit(server, client)
         server.sent = self.sent or run.method.broadcast(server)
-        self._on_rank_0(partial(self._begin, server, k))
+        self._on_rank_0(partial(self._begin, server))
 
-    def _begin(self, server: Server, k: int) -> None:
+    def _begin(self, server: Server) -> None:
         t = server.round
         payload = server.sent[self.id]
         self.visit = Visit(
@@ -441,7 +440,6 @@ class _Newcomer:
             payload,
             self._plan,
         )
-        self.index = k
         self._carry_out(self.visit.receive())
 
     def _finish(self, server: Server) -> None:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from fl_lightning.core import Client, RunContext
 from fl_lightning.data.part import Part
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import digest as digest_of
 from fl_lightning.foundation.device import seed_all
 from fl_lightning.foundation.metric import (
     ACCURACY,
@@ -187,8 +187,8 @@ class Remembered:
             self.shares = False
             self._last_hashed = None, b""
 
-    def model(self, kind: str, client: Client, vector: Tensor) -> Model:
-        """The model `vector` (D,) of `client`, to be scored as `kind`.
+    def model(self, kind: str, client: Client, vector: Tensor, ahead: bool = False) -> Model:
+        """The model `vector` (D,) of `client`, to be scored as `kind` (`ahead`: beside others).
 
         It has no digest, and is bound, where scores are not remembered, or where this one is of no
         use later, as the next download replaces the model.
@@ -196,14 +196,13 @@ class Remembered:
         run = client.run
         digest = b""
         is_replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after"
-        if self.enabled and (not is_replaced or self.takes(client)):
+        if self.enabled and (ahead or not is_replaced):
             last, digest = self._last_hashed
             if last is not vector:
-                digest = digest_of([vector])
+                digest = _hashed(vector)
             if self.shares:
                 self._last_hashed = vector, digest
-            if client.state.buffers:
-                digest += digest_of(client.state.buffers)
+            digest += b"".join(map(_hashed, client.state.buffers))
         else:
             client.ready(kind, vector)
         return Model(kind, client, vector, digest, self._last)
@@ -292,6 +291,10 @@ def _find(
         if entry[0] is part and entry[1] == digest:
             return entry
     return None
+
+
+def _hashed(tensor: Tensor) -> bytes:
+    return xxhash.xxh3_128_digest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 @lru_cache(maxsize=100_000)

@@ -161,7 +161,8 @@ class Trainer:
         length = Length.of(run.config.federation)
         if length.steps is None:
             length = Length(epochs=1)
-        steps = {}
+        steps = []
+        schedules = {}
         for c in clients:
             schedule = schedule_of(
                 run,
@@ -172,20 +173,13 @@ class Trainer:
                 length,
             )
             per_epoch = schedule.steps_per_epoch(run.data.train_sizes[c])
-            steps[c] = length.steps_of(per_epoch)
+            steps.append(schedule.length.steps_of(per_epoch))
+            shortened = Length(steps=min(MEASURED_STEPS, steps[-1]))
+            schedules[c] = replace(schedule, length=shortened)
 
         def jobs() -> list[LocalJob]:
             measured = []
-            for c, most in steps.items():
-                shortened = Length(steps=min(MEASURED_STEPS, most))
-                schedule = schedule_of(
-                    run,
-                    group,
-                    c,
-                    0,
-                    "measurement",
-                    shortened,
-                )
+            for c, schedule in schedules.items():
                 part = run.data.client(c, run.device, run.dtype).train
                 vector = group.initial.clone()
                 buffers = group.first_buffers()
@@ -200,7 +194,7 @@ class Trainer:
                 )
             return measured
 
-        return Contest(group.name, executors, jobs, list(steps.values()))
+        return Contest(group.name, executors, jobs, steps)
 
     def cost_of(self, trains: np.ndarray | None) -> SampleCost | None:
         """The cost of training the blocks `trains` (bool [B]; None: all) on one sample."""
@@ -244,7 +238,7 @@ class Trainer:
     def _written_buffers(self) -> list[str]:
         """Names of the buffers with which `moved` is set."""
         binding = self.module.binding
-        fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
+        fitted = {id(tensor) for weight in binding.spectral for tensor in weight.vectors}
         tensors = dict(self.module.model.named_buffers())
         pairs = zip(binding.buffers, self.group.initial_buffers, strict=True)
         moved = []

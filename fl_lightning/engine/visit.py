@@ -337,8 +337,9 @@ class Visit:
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            model = evaluator.remembered.model(kind, self.client, vector)
-            if evaluator.remembered.takes(self.client):
+            ahead = evaluator.remembered.takes(self.client)
+            model = evaluator.remembered.model(kind, self.client, vector, ahead)
+            if ahead:
                 yield model
             self.result.values |= evaluator.scores(model)
             self.timer.lap("evaluation")

@@ -119,7 +119,6 @@ def _probed(
         spec.text,
         floats=floats,
     ).to(device)
-    assert binding.vector is not None
     buffers = dict(model.named_buffers())
     copies = [buffers[name].detach().clone() for name in module.layout.own_names]
     binding.bind(binding.vector.clone(), copies)
