@@ -304,7 +304,7 @@ def consortium(
                 "true": federated / sum(picks.values()) - scores[alone],
                 "margin": verdict.margin,
                 "verdict": verdict.verdict,
-                "judged": not verdict.reason or verdict.verdict != "cannot tell yet",
+                "reason": verdict.reason,
                 "low": verdict.low,
                 "high": verdict.high,
                 "oracle": oracle.gain > stats.norm.ppf(0.975) * oracle.variance**0.5,

@@ -304,3 +304,14 @@ def test_cycles_cannot_narrow_by_more_than_their_number():
     )
     assert one.half_after(8) == pytest.approx(one.half / math.sqrt(2))
     assert one.half_after(4) == one.half
+
+
+def test_heavy_tails_are_seen_in_silos_of_all_sizes():
+    """Errors with two degrees of freedom, as far as their largest one shows; normal ones are not
+    taken for such."""
+    rng = np.random.default_rng(0)
+    for n, least in ((60, 0.75), (600, 0.8), (3000, 0.9)):
+        one = Samples(np.zeros(n, int), np.zeros((1, n), int), np.arange(n))
+        heavy = [worth.heavy(rng.standard_t(2, (1, n)), one) for _ in range(100)]
+        normal = [worth.heavy(rng.normal(size=(1, n)), one) for _ in range(100)]
+        assert np.mean(heavy) > least and np.mean(normal) < 0.1
