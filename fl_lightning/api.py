@@ -619,7 +619,7 @@ def tune(
         group: likewise.
         unit: likewise.
         config: keys over the study's base.
-        trials: Trials of each method: the base's settings, then draws spread over the ranges.
+        trials: Trials of each method: the base's settings, nine spread out, then near the best.
         metric: Score that chooses, of trials and of the study's runs (default: evaluation.metric).
         workers: Worker processes (default: one per core, or 1 with a GPU).
         seed: Seed of the trials, which the study must not use. 1000: few studies do.

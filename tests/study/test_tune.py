@@ -30,7 +30,7 @@ from fl_lightning.foundation.files import take_lock
 from fl_lightning.lab.study import trials
 from fl_lightning.lab.study.chosen import chosen as values_chosen
 from fl_lightning.lab.study.grid import Entry
-from fl_lightning.lab.study.space import Dimension, drawn, space
+from fl_lightning.lab.study.space import Dimension, _share, drawn, nearby, space
 from fl_lightning.lab.study.trials import Search, Trial, run_trials
 from fl_lightning.lab.study.tuned import Tuned
 from fl_lightning.methods.fedprox import FedProx
@@ -324,6 +324,30 @@ def test_draws_of_what_all_methods_have_are_the_same():
     own = Dimension("method.mu", Range(0, 1), 0.5)
     pairs = zip(drawn(own, "a", 8, 3)[1:], drawn(own, "b", 8, 3)[1:], strict=True)
     assert all(one != other for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "where, best",
+    [(LogRange(1e-3, 0.3), 0.02), (Range(0, 1), 0.5), (Whole(1, 9), 5), (Choice((1, 2, 3)), 2)],
+)
+def test_later_draws_are_near_the_best(where, best):
+    dimension = Dimension("method.mu", where, best)
+    values = [nearby(dimension, "a", number, 3, best) for number in range(10, 60)]
+    shares = [_share(where, value) - _share(where, best) for value in values]
+    assert abs(np.mean(shares)) < 0.1 and 0.05 < np.std(shares) < 0.3
+    assert nearby(Dimension("b", Range(2, 2), 2), "a", 10, 3, 2) == 2
+
+
+def test_a_search_goes_by_scores_after_ten_trials(search):
+    search = dataclasses.replace(search, number=12)
+    first = [search.values(k) for k in range(10)]
+    for k, values in enumerate(first):
+        search.file(k).parent.mkdir(parents=True, exist_ok=True)
+        search.file(k).write_text(json.dumps(vars(Trial(k, values, k / 10))))
+    assert len({str(values) for values in first}) == 10
+    later = search.values(10)
+    assert later.keys() == first[9].keys() and later not in first
+    assert later == search.values(10) != search.values(11)
 
 
 def test_processes_share_a_search_and_no_trial(search, monkeypatch):

@@ -349,12 +349,12 @@ def certainty(run: RunResult, number: int) -> Figures:
 
 def _split(split: clients.Split) -> Figure:
     """A dot for each client and class, its area in proportion to the samples."""
-    counts = np.array(split.counts)
+    counts = split.counts.to_numpy().T
     rows, columns = np.nonzero(counts)
     figure, [axes] = panels([""])
     area = counts[rows, columns] / counts.max() * 90
     axes.scatter(columns, rows, s=area, color="#440154")
-    name_places(axes, split.clients, split.classes, "client", "class")
+    name_places(axes, split.counts.index, split.counts.columns, "client", "class")
     return figure
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +27,13 @@ from fl_lightning.lab.study.chosen import words
 from fl_lightning.lab.study.folder import one_line, reading
 from fl_lightning.lab.study.grid import Entry, Run, Setting, place, safe
 from fl_lightning.lab.study.grid import words as setting_words
-from fl_lightning.lab.study.space import Dimension, drawn, space
+from fl_lightning.lab.study.space import Dimension, drawn, nearby, space
 from fl_lightning.results.result import RunResult
 
 ON_VALIDATION: Layer = {"data": {"score_on": "validation"}}
+FIRST = 10
+"""Trials that are spread over the spaces before others go by scores: as many as optuna's sampler
+draws at random."""
 METRICS = {metric.name: metric for metric in (*BY_TASK.values(), *FURTHER.values())}
 
 
@@ -45,6 +49,12 @@ class Trial:
     why: str = ""
     """Why there is no score."""
     metric: str = ACCURACY.name
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """The first of the best trials; None where none has a score."""
+    scored = [trial for trial in trials if trial.score is not None]
+    return max(scored, key=lambda t: METRICS[t.metric].merit(t.score or 0.0), default=None)
 
 
 def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], Setting]:
@@ -92,19 +102,14 @@ class Search:
             check("grid", words(setting), not differ, requirement)
         return first
 
-    @cached_property
-    def values(self) -> list[dict[str, Any]]:
-        """What each trial tries."""
-        columns = {
-            dimension.key: drawn(
-                dimension,
-                self.entry.label,
-                self.number,
-                self.seed,
-            )
-            for dimension in self.dimensions
-        }
-        return [{key: column[k] for key, column in columns.items()} for k in range(self.number)]
+    def values(self, number: int) -> dict[str, Any]:
+        """What a trial tries: the first ones spread over the spaces, later ones near the best."""
+        label, seed = self.entry.label, self.seed
+        if number < FIRST:
+            count = min(self.number, FIRST)
+            return {d.key: drawn(d, label, count, seed)[number] for d in self.dimensions}
+        near = (best(self.ended()) or self.trial(0)).values
+        return {d.key: nearby(d, label, number, seed, near[d.key]) for d in self.dimensions}
 
     def record(self) -> str:
         """Text of all that decides its trials and that searches do not have in common."""
@@ -167,7 +172,11 @@ def _run_trial(search: Search, number: int) -> None:
     """The runs of a trial, and their mean score. Values with which they fail are refused; where the
     first trial's fail, which are the base's own, or the machine is at fault, the method is not
     tuned."""
-    file, values = search.file(number), search.values[number]
+    file = search.file(number)
+    chosen = file.with_suffix(".values")  # before its runs: a later call goes on with them
+    if not chosen.is_file():
+        write_whole(chosen, json.dumps(search.values(number)))
+    values = json.loads(chosen.read_text(encoding="utf-8"))
     scores, why, metric = [], "its score is no number", ACCURACY
     try:
         for setting in search.settings:

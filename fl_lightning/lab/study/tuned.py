@@ -20,11 +20,8 @@ from fl_lightning.lab.study.folder import as_yaml
 from fl_lightning.lab.study.grid import Entry
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.space import Dimension
-from fl_lightning.lab.study.trials import METRICS, Trial, split_values
+from fl_lightning.lab.study.trials import FIRST, METRICS, Trial, best, split_values
 
-FEW = 10
-"""Trials below which a warning is given. Ours: with two arguments each then has three values in a
-grid."""
 HEADS = ("method", "trials", "start", "min", "median", "max", "gain", "choice")
 
 
@@ -45,19 +42,19 @@ class Tuned:
     @property
     def best(self) -> Trial:
         """The choice: the first of the best trials."""
-        scored = [trial for trial in self.trials if trial.score is not None]
-        if not scored:
+        choice = best(self.trials)
+        if choice is None:
             none = f"none of its {len(self.trials)} trials ended well"
             raise RunFailed(f"{self.entry.label}: {none}: {self.trials[0].why}")
-        return max(scored, key=lambda trial: self.metric.merit(trial.score or 0.0))
+        return choice
 
     def row(self) -> dict[str, Any]:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the
         first."""
-        best, first = self.best, self.trials[0]
+        choice, first = self.best, self.trials[0]
         scores = [trial.score for trial in self.trials if trial.score is not None]
         start = math.nan if first.score is None else first.score
-        top = math.nan if best.score is None else best.score
+        top = math.nan if choice.score is None else choice.score
         return {
             "method": self.entry.label,
             "trials": len(self.trials),
@@ -69,8 +66,8 @@ class Tuned:
             "max": max(scores),
             "best": top,
             "gain": self.metric.merit(top - start) + 0.0,  # 0, not -0
-            "trial": best.number,
-            "values": json.dumps(best.values),
+            "trial": choice.number,
+            "values": json.dumps(choice.values),
             "start_values": json.dumps(first.values),
             "warnings": "; ".join(self.warnings()),
         }
@@ -107,8 +104,8 @@ class Tuned:
 
 def few(number: int) -> str:
     """The warning that so many trials are too few; empty where they are not."""
-    line = f"{number} trials: below {FEW} the luck of the draw decides"
-    return line if number < FEW else ""
+    line = f"{number} trials: below {FIRST} the luck of the draw decides"
+    return line if number < FIRST else ""
 
 
 def study_file(
