@@ -221,8 +221,8 @@ def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str
     gain that can be seen at best."""
     names_by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
     counts = facts.counts or [0] * len(facts.sizes)
-    for name, *size in zip(facts.names, facts.sizes, counts, strict=True):
-        names_by_size[tuple(size)].append(name)
+    for name, size, count in zip(facts.names, facts.sizes, counts, strict=True):
+        names_by_size[size, count].append(name)
     lines = [*facts.notes]
     for (size, count), names in sorted(names_by_size.items()):
         listed = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
