@@ -116,7 +116,8 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
-    columns = min(3, LETTERS // (6 + max(map(len, labels), default=0)))
+    longest = max(map(len, labels), default=0)
+    columns = max(1, min(3, LETTERS // (6 + longest)))
     if columns == 1 or len(labels) > 4:
         look |= {
             "loc": "lower left",
