@@ -28,7 +28,7 @@ TOKENS = {
     "engine": 27_600,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 96_400,
+    "lab": 96_200,
     "methods": 44_800,
     "models": 7_700,
     "privacy": 3_600,

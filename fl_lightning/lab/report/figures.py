@@ -148,10 +148,8 @@ def unmeasured(runs: Runs) -> list[str]:
 
 def losses(runs: Runs) -> Figures:
     """Losses of local training by round, the proximal term alone where there is one."""
-    endings = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
-    has_any = {name: any(v > 0 for run in runs for v in run.column(name)) for name in endings}
-    columns = {name: look for name, look in endings.items() if has_any[name]}
-    return _from_zero("losses", runs, columns, "mean over the clients")
+    columns = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
+    return _from_zero("losses", runs, columns, "mean over the clients", least=0.0)
 
 
 def sizes(runs: Runs) -> Figures:
@@ -168,11 +166,11 @@ def sizes(runs: Runs) -> Figures:
 
 
 def _from_zero(
-    name: str, runs: Runs, columns: Mapping[str, tuple[str, str]], title: str, size: int = 1
+    name: str, runs: Runs, columns: Mapping[str, tuple[str, str]], title: str, **keys: Any
 ) -> Figures:
-    """A chart by round whose axis begins at 0; none without values."""
+    """A chart by round whose axis begins at 0; none without values. `keys`: of `_curves`."""
     figure, [axes] = panels([""])
-    if not _curves(axes, runs, columns, size=size):
+    if not _curves(axes, runs, columns, **keys):
         return {}
     finish(axes, "round", title)
     axes.set_ylim(bottom=0)
@@ -185,6 +183,7 @@ def _curves(
     columns: Mapping[str, tuple[str, str]],
     axis: str = "round",
     size: int = 1,
+    least: float = -math.inf,
 ) -> bool:
     """Draws lines of columns of metrics.csv over an axis; by round runs that differ in their seed
     alone are one line with a band, over those that have got so far. Returns whether there is any.
@@ -192,6 +191,7 @@ def _curves(
     Args:
         columns: the dashes of each, and how the names of its lines end.
         size: what values are divided by.
+        least: columns without a value above it are left out.
     """
     bands = seed_groups(runs) if axis == "round" else []
     single = set(range(len(runs))).difference(*bands)
@@ -205,7 +205,7 @@ def _curves(
         for column, (dashes, ending) in columns.items():
             rows = [Series(runs[number].column(column), dtype=float) for number in members]
             table = concat(rows, axis=1).T / size
-            if places and table.notna().any(axis=None):
+            if places and (table > least).any(axis=None):
                 look = {"color": colour[members[0]], "linestyle": dashes}
                 curve(
                     axes,
@@ -349,12 +349,12 @@ def certainty(run: RunResult, number: int) -> Figures:
 
 def _split(split: clients.Split) -> Figure:
     """A dot for each client and class, its area in proportion to the samples."""
-    counts = np.array(split.counts)
+    counts = split.counts.to_numpy().T
     rows, columns = np.nonzero(counts)
     figure, [axes] = panels([""])
     area = counts[rows, columns] / counts.max() * 90
     axes.scatter(columns, rows, s=area, color="#440154")
-    name_places(axes, split.clients, split.classes, "client", "class")
+    name_places(axes, split.counts.index, split.counts.columns, "client", "class")
     return figure
 
 

@@ -40,8 +40,8 @@ ABREAST = 45
 """Letters of all names below a picture, beyond which they would run into each other."""
 LONGEST = 46
 """Letters of a name; a longer one would leave its axes no room."""
-LONG = 30
-"""Letters of a name, from which on a legend has a line for each."""
+LETTERS = 66
+"""Of a legend's line, with six for each dash."""
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -116,9 +116,9 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
-    has_long = max(map(len, labels), default=0) > LONG
-    if has_long or len(labels) > 4:
-        columns = 1 if has_long else 3
+    longest = max(map(len, labels), default=0)
+    columns = max(1, min(3, LETTERS // (6 + longest)))
+    if columns == 1 or len(labels) > 4:
         look |= {
             "loc": "lower left",
             "bbox_to_anchor": (0.0, 1.06),

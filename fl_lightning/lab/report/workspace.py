@@ -138,19 +138,19 @@ def view(
     Raises:
         BadInput: the package wandb-workspaces is not installed.
     """
-    model = _workspace(entity, project, name)._to_model()
-    spec = model.spec.model_dump(
-        by_alias=True,
-        exclude_none=True,
-        mode="json",
-    )
     return {
         "displayName": name,
         "entity": entity,
         "project": project,
         "type": "project-view",
-        "spec": spec,
+        "spec": _spec(_workspace(entity, project, name)),
     }
+
+
+def _spec(workspace: Workspace) -> Any:
+    """The panels of a workspace as W&B keeps them."""
+    spec = workspace._to_model().spec
+    return spec.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def save(
@@ -188,12 +188,7 @@ def save(
     there = next((node for node in nodes if node["displayName"] == name), None)
     if there is not None:
         workspace._internal_id, workspace._internal_name = there["id"], there["name"]
-        spec = workspace._to_model().spec.model_dump(
-            by_alias=True,
-            exclude_none=True,
-            mode="json",
-        )
-        if json.loads(there["spec"]) == spec:
+        if json.loads(there["spec"]) == _spec(workspace):
             return workspace.url, False
     wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
     try:

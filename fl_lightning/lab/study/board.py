@@ -89,7 +89,8 @@ def table(folder: StudyFolder, now: Callable[[str], str | None]) -> Table:
     heads = ("setting", "method", "judged", "seeds", "mean ± std", "now")
     columns = heads if any(state.cell["setting"] for state in states) else heads[1:]
     for column in columns:
-        board.add_column(column, no_wrap=column != "now")
+        justify: Any = "right" if column in ("seeds", "mean ± std") else "left"
+        board.add_column(column, justify=justify, no_wrap=column not in ("setting", "now"))
     lines = by_key(states, lambda s: (json.dumps(s.cell["setting"]), s.cell["label"]))
     for line in lines.values():
         cell = line[0].cell
