@@ -199,7 +199,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
         if not isinstance(layer.get(head, {}), dict):
             layer[head] = _as_mapping(head, layer[head])
         update(layer, nested(key, value))
-    _drop_gone(layer)
+    drop_gone(layer)
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
         dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
@@ -209,7 +209,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     return layer
 
 
-def _drop_gone(layer: Layer) -> None:
+def drop_gone(layer: Any) -> None:
     """Take the keys of `GONE` out of `layer` where they have these values."""
     for key, value in GONE.items():
         *path, name = key.split(".")

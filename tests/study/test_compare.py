@@ -527,7 +527,7 @@ def altered(file, **changes):
         "s --columns maen": "no such column .did you mean mean",
         "s --format csv --columns mean": "csv has all columns",
         "s --caption x": "caption='x': it is for --format latex",
-        "s --label x": "label: 'x' is not allowed",
+        "s --label x": "label='x': ",
         "s --clients --target 0.5": "leave out --clients",
     }.items(),
 )
