@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Scores, Verdict
+from fl_lightning.lab.worth.statistics import Array, Estimate, Name, Samples, Scores, Verdict
 
 FEWEST = 3
 """With fewer silos that have enough samples, nothing is said of the consortium."""
@@ -148,11 +148,7 @@ def _answer(
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        # errors are skewed, and so may be twice as far apart
-        if metric == "mae" and (
-            statistics.heavy(federated.right - alone.right, samples)
-            or statistics.heavy(alone.right, samples, 2 * HEAVY)
-        ):
+        if metric == "mae" and statistics.heavy(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)

@@ -44,7 +44,7 @@ docs/decisions/0027), but not what so few of them owe to chance in training."""
 HEAVY = 0.2
 """Share of the variance that one of `LEAST` samples or units makes up, above which errors have a
 heavy tail, and an interval holds for these samples alone. Ours: of 40 normal errors it is above 0.2
-in 15 %, of errors with two degrees of freedom in 85 %; of 2,000 in none and 96 % (simulated)."""
+in 15 %, of errors with two degrees of freedom in 85 % (simulated: docs/decisions/0027)."""
 CAREFUL = 1.4
 """Factor of the half-width that is foretold for more samples: 95 of 100 are narrower
 (docs/decisions/0027)."""
@@ -465,20 +465,28 @@ def _over_cycles(parts: Array) -> Array:
     return mean
 
 
-def heavy(parts: Array, samples: Samples, share: float = HEAVY) -> bool:
-    """Whether a sample or unit makes up too much of the variance of `parts` (C, n): more than this
-    share with `LEAST` of them.
+def heavy(alone: Array, federated: Array, samples: Samples) -> bool:
+    """Whether a sample or unit makes up too much of the variance of errors (C, n) trained alone, or
+    of their difference.
 
-    Of more of them less, as the largest share of errors with three degrees of freedom falls: from
-    these tails on a mean is not soon normal, and no single training set tells its luck.
+    Of errors, which are skewed, twice `HEAVY`; of more than `LEAST` less, as the largest share
+    falls with three degrees of freedom. From these tails on no single training set tells its luck.
     """
+    ratio = LEAST / len(np.unique(samples.units))
+    # one of fewer makes up more by chance
+    most = HEAVY * max(1.0, ratio)
+    of_difference = _largest_share(federated - alone, samples)
+    of_errors = _largest_share(alone, samples)
+    return of_difference > most or of_errors > 2 * most * min(1.0, ratio) ** (1 / 3)
+
+
+def _largest_share(parts: Array, samples: Samples) -> float:
+    """The largest part of the variance of `parts` (C, n) that is one unit's; 0 without variance."""
     mean = _over_cycles(parts)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
-    ratio = LEAST / len(sums)
-    # one of fewer makes up more by chance
-    most = share * (ratio if ratio > 1 else ratio ** (1 / 3))
-    return bool(sums.max() > most * sums.sum() > 0)
+    total = float(sums.sum())
+    return float(sums.max()) / total if total else 0.0
 
 
 def too_few(
