@@ -39,7 +39,7 @@ SIZES = [
     # 26*6 + 151*16 + 257*120 + 121*84 + 85*10, and 76*6 and 401*120 in place of the first and third
     (lambda: LeNet(GRAY, 10), 44_426),
     (lambda: LeNet(COLOUR, 10), 62_006),
-    # 10*64 + 577*192 + 1729*384 + 3457*256 + 2305*256 + 257*16 + 17*16 + 17*7, and 28*64 and 1025*16
+    # 10*64 + 577*192 + 1729*384 + 3457*256 + 2305*256 + 257*16 + 17*16 + 17*7; 28*64 and 1025*16
     (lambda: AlexNet(GRAY, 7, width=16), 2_254_935),
     (lambda: AlexNet(COLOUR, 7, width=16), 2_268_375),
     (lambda: ResNet18(10, COLOUR, "7x7"), 11_181_642),
