@@ -281,7 +281,9 @@ def write_and_prune(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> 
     """
     before: set[str] = set()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = {Path(name).name for name in json.loads((folder / LISTED).read_text("utf-8"))}
+        before = {
+            Path(name).name for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))
+        }
     contents = {f"{name}.{kind}": content for name, content in pictures.items()}
     for name in contents:
         is_free = name in before or not (folder / name).exists()
