@@ -190,11 +190,11 @@ def test_natural_gives_each_client_a_group():
     train, test = dealt(3, groups)
     assert [share.tolist() for share in train] == [[1, 4], [2, 3], [0, 5]]
     assert [share.tolist() for share in test] == [[0], [1], [2, 3]]
-    with refuses(r"federation\.clients=4 .*it must be 3: .*'site'"):
+    with refuses(r"federation\.clients=4.*it must be 3: .*'site'"):
         dealt(4, groups)
-    with refuses(r"data\.min_samples=3 .*'a' has 2"):
+    with refuses(r"data\.min_samples=3.*'a' has 2"):
         dealt(3, groups, 3)
-    with refuses(r"data\.partition='natural' .*group_column"):
+    with refuses(r"data\.partition='natural'.*group_column"):
         dealt(3, None)
     without = partition.Groups(groups.train, np.array([0, 1, 1, 1]), groups.names)
     with refuses(r"data\.client_test=.*'c' has no test"):
