@@ -144,6 +144,21 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
     assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
 
 
+@pytest.mark.parametrize(
+    "counts, rare",
+    [
+        ([96, 4], [1]),
+        ([95, 5], []),
+        ([100, 0], []),
+        ([50, 2, 48], [1]),
+        ([20] * 50, []),
+        ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
+    ],
+)
+def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts, rare):
+    assert imbalance.rare(counts) == rare
+
+
 @pytest.mark.parametrize("samples, lost", [(2, 4), (4, 0)])
 def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples, lost):
     """Two clients with one sample of each of ten classes, two held out: of the same two classes at
