@@ -43,8 +43,8 @@ class CrossKAPC(Method):
     with the mean of its group in the last layer, and once with it in the first, each mean without
     its own model. It reports losses on samples that its training has not seen, and the best start
     stays. If that is FedAvg's, three rounds more try the last and the first 2 layers, then 4 and so
-    on, up to half of them. Scored: the step from what was received, made smaller by the share of noise in it, which
-    two halves of the samples give in round 1.
+    on, up to half of them. Scored: the step from what was received, made smaller by the share of
+    noise in it, which two halves of the samples give in round 1.
 
     Args:
         guard: groups are tried only if their separation d' exceeds this (one normal sample has
