@@ -302,7 +302,7 @@ class CrossFittedCube(Relation):
         """Add the cosines of the steps of those who answered, all of which began from one model."""
         clients = torch.tensor(server.answered)
         group = server.only
-        gram = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter)
+        gram = group.gram(server.answered, group.layout.is_parameter, "sent")
         products = gram.full[0]
         lengths = products.diagonal().clamp_min(1e-300).sqrt()
         sums, count = server.memory["cross.cosines"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lines import run_line
 from numpy.testing import assert_allclose
+from reckoning import seeded
 from torch import Tensor, nn
 from torch.testing import assert_close
 from watching import Watch, client_of, run_all
@@ -18,7 +19,6 @@ from fl_lightning.callbacks.crossfitted import (
     FIRST,
     HEAD,
     LAST,
-    CrossFittedCube,
     candidate,
     components,
     gains,
@@ -26,7 +26,6 @@ from fl_lightning.callbacks.crossfitted import (
 )
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.results.folder import RunFolder
@@ -60,7 +59,7 @@ def test_the_split_by_hand():
 
 def test_a_normal_sample_does_not_split():
     """Halved at its mean it has 2 (2 / pi)^1/2 / (1 - 2 / pi)^1/2 = 2.65."""
-    draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    draws = torch.randn(20_000, generator=seeded(0))
     assert split(draws)[1] == pytest.approx(2.65, abs=0.05)
 
 
@@ -81,7 +80,7 @@ def test_groups_without_noise_are_exact():
 def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
-    drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(3, 8, dtype=torch.float64, generator=seeded(1))
     tried = torch.stack([candidate(clients, COMPARED + 1 + int(t)) for t in rounds])
     return (
         1
@@ -118,22 +117,6 @@ def test_too_few_losses_decide_nothing():
     losses = planted((0.0, 1.0, 2.0))
     losses[:, 1:] = math.inf
     assert gains(losses, COMPARED) == {}
-
-
-def rows_of(stage, choice, near, t=LAST):
-    """Rows of all, of a model of three layers."""
-    n = len(near)
-    cube = CrossFittedCube(4.0)
-    cube._layers = {HEAD: [2], FIRST: [0]}
-    memory = {"cross.state": torch.tensor([t, stage, choice, COMPARED]), "cross.near": near}
-    samples = torch.arange(1, n + 1).double()
-    return cube.weights(
-        RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
-    )
-
-
-def test_one_client_keeps_its_own():
-    assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
 
 
 # ---------------------------------------------------------------- in a federation
@@ -337,7 +320,7 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fl-train: error: {key}: ") and "crosskapc" in line
+    assert line.startswith(f"fl-train: error: {key}=") and "crosskapc" in line
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 
