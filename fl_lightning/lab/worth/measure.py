@@ -114,7 +114,7 @@ def _composed(silo: Silo, labels: Sequence[str], picks: Array) -> Scores:
     right = np.stack([row.right for row in rows])
     outputs = None
     if rows[0].outputs is not None:
-        outputs = np.stack([row.outputs for row in rows])
+        outputs = np.stack([row.outputs for row in rows if row.outputs is not None])
         outputs = np.take_along_axis(outputs, chosen[None, ..., None], 0)[0]
     return Scores(np.take_along_axis(right, chosen[None], 0)[0], outputs)
 

@@ -333,8 +333,13 @@ def estimate(
     if cycles > 1:
         single = []
         for cycle in range(cycles):
-            parts = [part.part([cycle], every) for part in (alone, federated)]
-            single.append(_variance(metric, *parts, samples.part([cycle], every))[0])
+            of_cycle = _variance(
+                metric,
+                alone.part([cycle], every),
+                federated.part([cycle], every),
+                samples.part([cycle], every),
+            )
+            single.append(of_cycle[0])
         by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
     return Estimate(
