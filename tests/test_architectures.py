@@ -60,7 +60,7 @@ def test_prototypes_join_them_all(federation):
 
 @pytest.mark.parametrize("method", [KAPC(), SCAFFOLD()], ids=["relation", "method"])
 def test_what_mixes_everybody_wants_one_architecture(federation, method):
-    with refuses(r"model: .*plainnet.*normnet.*one architecture"):
+    with refuses(r"model=.*plainnet.*normnet.*one architecture"):
         federation(method, net=BOTH)
 
 

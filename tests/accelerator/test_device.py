@@ -2,7 +2,6 @@
 every path."""
 
 import gc
-import json
 
 import cases
 import pytest
@@ -131,10 +130,19 @@ def test_executors_agree_with_the_loop(fit, flags, device, capsys):
 
 
 @pytest.mark.slow
-def test_stacked_clients_repeat_themselves_when_resumed(fit, device):
-    flags = f"--fabric.accelerator {device} --fabric.executor vmap --federation.participation 0.6"
-    flags += " --callbacks checkpoint --fabric.deterministic true"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--fabric.executor vmap --federation.participation 0.6",
+        "--model cases.Lit --optimizer.name module",
+    ],
+    ids=["stacked", "dropout"],
+)
+def test_a_run_repeats_itself_when_resumed(fit, device, flags):
+    """Dropout is drawn from the device's own generator, whatever was drawn before."""
+    flags += f" --fabric.accelerator {device} --fabric.deterministic true --callbacks checkpoint"
     whole = fit("whole", flags, "--federation.rounds 4")
+    torch.rand(3, device=device)
     fit("parts", flags, "--federation.rounds 2")
     parts = fit("parts", flags, "--federation.rounds 4 --resume")
     assert lasting(parts) == lasting(whole)
@@ -210,28 +218,6 @@ def test_precisions_come_near_32_bits(fit, device, precision):
         for name, kind in (("a", precision), ("b", "32-true"))
     ]
     assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=0.05)
-
-
-@pytest.mark.slow
-def test_auto_picks_and_says_so(fit, device, capsys):
-    run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
-    assert "fabric.executor auto:" in capsys.readouterr().err
-    held = json.loads((run / "executor.json").read_text())
-    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"}
-
-
-@pytest.mark.slow
-def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit, device):
-    """However the run is cut, and whatever was drawn before."""
-    flags = (
-        f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks "
-        f"checkpoint"
-    )
-    flags += " --fabric.deterministic true --federation.rounds"
-    whole = fit("whole", flags, "3")
-    torch.rand(3, device=device)
-    fit("parts", flags, "1")
-    assert lasting(fit("parts", flags, "3 --resume")) == lasting(whole)
 
 
 @pytest.mark.slow

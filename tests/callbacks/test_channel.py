@@ -11,7 +11,8 @@ from refusals import refuses
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Wireless, rate
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS
-from fl_lightning.results.record import RelationView, RoundRecord
+
+from . import rounds
 
 MIB = 2**20
 
@@ -27,10 +28,7 @@ def record(sizes, round=1, **work):
     clients = [
         {"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()
     ]
-    nothing = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(
-        round, [*sizes], {}, clients, nothing, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
-    )
+    return rounds.record(round, sizes, clients=clients)
 
 
 def seconds(channel, sizes, round=1, seed=0):
@@ -130,7 +128,7 @@ def test_the_defaults_give_the_journals_times():
 
 def test_two_channels_are_refused(make_run):
     two = make_run(callbacks=[FixedRate(), Wireless()])
-    with refuses(r"callbacks: .fixedrate, wireless. .*one channel at a time"):
+    with refuses(r"callbacks=.fixedrate, wireless.: one channel at a time"):
         two.callbacks[0].on_fit_start(two)
     FixedRate().on_fit_start(make_run(callbacks=[FixedRate()]))
 
@@ -138,18 +136,15 @@ def test_two_channels_are_refused(make_run):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: FixedRate(0.0), r"callbacks\.fixedrate\.upload_mbit: 0\.0 .*above 0"),
-        (lambda: FixedRate(1.0, math.nan), r"fixedrate\.download_mbit"),
+        (lambda: FixedRate(0.0), r"callbacks\.fixedrate\.upload_mbit=0\.0.*above 0"),
         (
             lambda: FixedRate(client_gflops=0.0),
-            r"fixedrate\.client_gflops: 0\.0 .*above 0, or null",
+            r"fixedrate\.client_gflops=0\.0.*above 0, or null",
         ),
-        (lambda: Wireless(latency_ms=-1.0), r"callbacks\.wireless\.latency_ms: -1\.0 .*0 or more"),
-        (lambda: Wireless(near=0.0), r"wireless\.near"),
-        (lambda: Wireless(far=10.0), r"wireless\.far: 10\.0 .*at least near = 35"),
-        (lambda: Wireless(upload_mhz=math.inf), r"wireless\.upload_mhz"),
+        (lambda: Wireless(latency_ms=-1.0), r"callbacks\.wireless\.latency_ms=-1\.0.*0 or more"),
+        (lambda: Wireless(far=10.0), r"wireless\.far=10\.0.*at least near = 35"),
         (lambda: Wireless(client_dbm=1e4), r"wireless\.client_dbm"),
-        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*one of equal, bytes"),
+        (lambda: Wireless(shares="fair"), r"wireless\.shares=.fair..*one of equal, bytes"),
     ],
 )
 def test_bad_values_are_named(make, message):

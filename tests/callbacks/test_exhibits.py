@@ -1,8 +1,6 @@
 import dataclasses
 import tarfile
 
-import numpy as np
-
 from fl_lightning.callbacks import exhibits
 from fl_lightning.configuration.config import (
     Component,
@@ -12,7 +10,6 @@ from fl_lightning.configuration.config import (
     ModelConfig,
 )
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView
 
 PLAIN = Config(
     Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))]
@@ -40,19 +37,6 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
         )
         == 5
     )
-
-
-def test_a_large_cube_is_cut_to_whole_receivers():
-    view = RelationView(
-        np.zeros((100, 10, 100), np.float32),
-        [*range(100)],
-        [str(k) for k in range(10)],
-        [*range(100)],
-    )
-    table = exhibits.cube(view)
-    assert len(table["data"]) == exhibits.MOST_ROWS
-    assert {row[0] for row in table["data"]} == set(range(10))
-    assert table["data"][-1] == [9, "9", 99, 0.0]
 
 
 def test_the_newest_checkpoint_is_one_file(fit, tmp_path):

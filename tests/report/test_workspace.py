@@ -147,9 +147,7 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server, capsys):
     capsys.readouterr()
     server.known = False
     assert run_line("dashboard --project other") == 2
-    assert (
-        "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
-    )
+    assert "project='me/other': W&B has no such project yet" in capsys.readouterr().err
 
 
 def test_a_file_of_ones_own_is_not_written_over(tmp_path, monkeypatch):
