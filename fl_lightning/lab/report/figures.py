@@ -161,7 +161,7 @@ def sizes(runs: Runs) -> Figures:
         runs,
         columns,
         f"{name} in the round",
-        size,
+        size=size,
     )
 
 

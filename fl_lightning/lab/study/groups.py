@@ -64,8 +64,8 @@ class Group:
         run in all of `settings`."""
         units = self.paired(label, baseline, settings)
         seeds = sorted({seed for _, seed in units})
-        every = [[units.get((setting, seed)) for setting in settings] for seed in seeds]
-        return [of_seed for of_seed in every if all(values is not None for values in of_seed)]
+        complete = [s for s in seeds if all((setting, s) in units for setting in settings)]
+        return [[units[setting, seed] for setting in settings] for seed in complete]
 
 
 def over_seeds(units: Series, settings: list[str]) -> Series:

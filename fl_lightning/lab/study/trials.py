@@ -21,7 +21,7 @@ from fl_lightning.configuration.files import Layer
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.foundation.files import Taken, make_folder, take_lock, write_whole
-from fl_lightning.foundation.metric import ACCURACY, BY_TASK, FURTHER
+from fl_lightning.foundation.metric import ACCURACY, BY_TASK, FURTHER, Metric
 from fl_lightning.lab.study import launch
 from fl_lightning.lab.study.chosen import words
 from fl_lightning.lab.study.folder import one_line, reading
@@ -177,7 +177,8 @@ def _run_trial(search: Search, number: int) -> None:
     if not chosen.is_file():
         write_whole(chosen, json.dumps(search.values(number)))
     values = json.loads(chosen.read_text(encoding="utf-8"))
-    scores, why, metric = [], "its score is no number", ACCURACY
+    scores, why = [], "its score is no number"
+    metric: Metric = ACCURACY
     try:
         for setting in search.settings:
             folder = file.with_suffix("") / safe(",".join(setting_words(setting)) or "run")

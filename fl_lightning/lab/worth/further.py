@@ -262,8 +262,8 @@ def _missed(
         return None
     places = (out, out / "without" / f"silo-{j}")
     there, away = (silo_like(place, like, method.name, facts) for place in places)
-    parts = [contributions(silo, metric)[method.name] for silo in (away, there)]
-    return statistics.estimate(metric, *parts, there.samples)
+    without_j, with_j = (contributions(silo, metric)[method.name] for silo in (away, there))
+    return statistics.estimate(metric, without_j, with_j, there.samples)
 
 
 # ---------------------------------------------------------------- fewer samples
