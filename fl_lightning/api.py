@@ -619,7 +619,7 @@ def tune(
         group: likewise.
         unit: likewise.
         config: keys over the study's base.
-        trials: Trials of each method: the base's settings, nine spread out, then near the best.
+        trials: Trials of each method: the base's settings, nine random ones, then TPE's.
         metric: Score that chooses, of trials and of the study's runs (default: evaluation.metric).
         workers: Worker processes (default: one per core, or 1 with a GPU).
         seed: Seed of the trials, which the study must not use. 1000: few studies do.
@@ -669,6 +669,8 @@ def compare(
     accept_changed_code: bool = False,
     clients: bool = False,
     columns: Names = None,
+    caption: str | None = None,
+    label: str | None = None,
 ) -> "Comparison":
     """Compare methods over seeds, paired, in one table.
 
@@ -685,6 +687,8 @@ def compare(
             your own code; a note says so.
         clients: A row for each client: samples, alone, each method, paired differences over seeds.
         columns: Columns of the table, with commas, such as mean,difference,interval.
+        caption: Caption of the LaTeX table.
+        label: Label of the LaTeX table, such as tab:digits.
 
     Returns:
         `table` has a row for each method by judge and setting, every digit kept (docs/compare.md
@@ -702,6 +706,8 @@ def compare(
         accept_changed_code=accept_changed_code,
         clients=clients,
         columns=_text(columns),
+        caption=caption,
+        label=label,
     )
     return comparison.compare(_folders(runs), options)
 
@@ -741,6 +747,7 @@ def worth(
     unit: Any = None,
     methods: Names = None,
     repeats: Annotated[int, Range(2)] | None = None,
+    minutes: PositiveFloat | None = None,
     metric: Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None = None,
     margin: PositiveFloat | None = None,
     leave_one_out: bool = False,
@@ -763,6 +770,8 @@ def worth(
             rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
             (default: 10).
+        minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
+            the first that do.
         metric: Score of the gains (default: evaluation.metric; for a regression mae).
         margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
             silo's error, in the target's unit).
@@ -789,6 +798,7 @@ def worth(
             methods=None if methods is None else [name.strip() for name in str(methods).split(",")],
             again=command.line("worth", "--out", os.fspath(out)),
             repeats=repeats,
+            minutes=minutes,
             metric=metric,
             margin=margin,
             leave_one_out=leave_one_out,

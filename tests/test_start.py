@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.data import digits
 
 NOT_NEEDED = (
-    *("pandas", "wandb", "tensorboard", "dp_accounting"),
+    *("pandas", "wandb", "tensorboard", "optuna", "dp_accounting"),
     "sklearn",
 )
 FIRST = """

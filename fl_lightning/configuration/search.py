@@ -100,7 +100,7 @@ def _is_number(value: Any, is_whole: bool) -> bool:
 
 
 def _survives(value: Any) -> bool:
-    """Whether JSON gives `value` back unchanged."""
+    """Whether Optuna's journal gives `value` back unchanged."""
     return value is None or (isinstance(value, str | int | float) and value == value)
 
 

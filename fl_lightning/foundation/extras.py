@@ -18,6 +18,7 @@ MODULES = {
     "report": ("jinja2", "matplotlib", "pandas"),
     "vision": ("torchvision",),
     "dp": ("dp_accounting",),
+    "tune": ("optuna",),
     "dashboard": ("wandb_workspaces",),
     "adapters": ("peft",),
     "watch": ("seglearn",),

@@ -2,7 +2,6 @@
 clients train."""
 
 import json
-import os
 import re
 import shutil
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 from kills_together import differences
 
-from fl_lightning.engine.trainer import WORTH_TOGETHER
+from fl_lightning.foundation import device
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
@@ -118,16 +117,9 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert len(measured) == 1
 
 
-def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch):
+def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
-    for name, text in {
-        "sbatch": "echo Submitted batch job 42",
-        "sinfo": "exit 1",
-        "squeue": "exit 0",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    commands(sbatch="echo Submitted batch job 42", sinfo="exit 1", squeue="exit 0")
     monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
@@ -163,17 +155,31 @@ def test_what_cannot_train_together_does_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_measured_to_be_faster_is_chosen():
-    configs = configs_of(Study.of(MORE))
-    chosen, words = together._gain(configs[0])
-    loop, stacked = map(float, re.findall(r"([0-9.]+) ms", words))
-    assert chosen == ("vmap" if stacked < WORTH_TOGETHER * loop else "loop")
-
-
-@pytest.mark.slow
 def test_a_killed_study_comes_to_the_same(tmp_path):
     """kill -9 of the study and of the process in which the runs train; more kills:
     `kills_together.py`."""
     unlike, kills = differences(tmp_path, 4)
     assert kills == 4
     assert unlike == []
+
+
+def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
+    """A line says so; none is written where there is enough, and one where it cannot be planned."""
+    large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
+    configs = configs_of(Study.of(MORE | large))
+
+    def allowed(mib):
+        monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)
+        return together.within_memory(6, 1, configs), capsys.readouterr().err
+
+    assert allowed(100_000) == (6, "")
+    fits, line = allowed(700)
+    assert 1 <= fits < 6
+    assert line.count("\n") == 1
+    figures = r"6 runs take some [\d.,]+ [MG]iB, and a process may take [\d.,]+ MiB"
+    assert re.match(rf"together: {fits} at a time: {figures}\n", line)
+    assert allowed(10)[0] == 1
+    monkeypatch.setattr(together, "_measured_bytes", lambda config: 1 / 0)
+    fits, line = allowed(700)
+    assert fits == 6
+    assert "the memory of 6 runs is not known (ZeroDivisionError: division by zero)" in line

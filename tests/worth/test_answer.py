@@ -12,7 +12,7 @@ from refusals import refuses
 
 import fl_lightning
 from fl_lightning.lab.worth import page, words
-from fl_lightning.lab.worth.measure import as_json, contributions, measure
+from fl_lightning.lab.worth.measure import as_json, measure
 from fl_lightning.lab.worth.silos import Silo
 from fl_lightning.lab.worth.statistics import Samples, Scores
 
@@ -79,7 +79,9 @@ def test_promises_for_repeated_samples_are_of_units():
     wanted = words.narrower(unsure.estimate.half)
     needed = unsure.estimate.samples_for(12, wanted)
     assert f"about {needed} own units" in unsure.sentence and "of 12 units" in unsure.sentence
-    assert as_json(measured)["silos"][1]["units"] == 12
+    row = as_json(measured)["silos"][1]
+    assert row["units"] == 12 and "samples_for" not in row
+    assert row["units_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
 
 
 def test_a_gain_is_one_over_everything_that_the_silo_can_do_alone():
@@ -108,7 +110,7 @@ def test_a_gain_needs_every_kind_alone_to_be_below(monkeypatch):
         silo.rows["own linear"] = silo.rows["ditto"]
 
     def worse(silos, metric):
-        return [(contributions(silo, metric)["local"], "local") for silo in silos]
+        return [(silo.rows["local"], "local") for silo in silos]
 
     monkeypatch.setattr("fl_lightning.lab.worth.measure.best_alone", worse)
     answer = measure(silos, "accuracy", None, 4).answers[0]

@@ -70,7 +70,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
     like = read(tmp_path, {30: 10})[0]
     facts = Facts(["a", "b"], [30, 20], np.arange(50))
     for place in (tmp_path, tmp_path / "without"):
-        silo = scores.silo_like(place, like, "local", facts)
+        silo = scores.silo_like(place, like, ["local"], facts)
         assert silo.keys.tolist() == [k for k in range(30) if k != 10]
         assert silo.rows["local"].right.shape == (1, 29)
 
@@ -85,3 +85,14 @@ def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:200])
     with refuses(r"seed-3\.npz.*it cannot be read .*; delete it"):
         read(tmp_path)
+
+
+def test_folds_that_have_ended_count(tmp_path):
+    """Of a cycle of which two folds have scores of all rows, their samples."""
+    written(tmp_path, cycles=1)
+    for fold in (1, 3, 4):
+        scores.place(tmp_path, "local", fold).unlink()
+    assert scores.complete_folds(tmp_path, ["local"]) == [0, 2]
+    facts = Facts(["a", "b"], [30, 20], np.arange(50))
+    first, second = scores.read(tmp_path, ["local"], 1, facts, [0, 2])
+    assert (len(first.samples), len(second.samples)) == (12, 8)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core.run import cohort_of
-from fl_lightning.data import FederatedData
+from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.federation import Federation
 from fl_lightning.foundation import device
 from fl_lightning.foundation.errors import BadInput
@@ -271,3 +271,24 @@ def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
                 run.data.train_sizes,
             )
     return report
+
+
+def run_bytes(config: Config) -> tuple[float, float]:
+    """Bytes of a process with one run of `config` after a round cut to a batch an epoch, and what a
+    second run adds.
+
+    Raises:
+        BadInput: the run cannot begin, or its data are not here.
+    """
+    data = prepare(
+        replace(config.data, download=False),
+        config.federation.clients,
+        config.seed,
+    )
+    rehearsal = _bare(config)
+    runs, measured = [], []
+    with _one_run_alone(rehearsal):
+        for _ in range(3):  # the first run also makes what all share
+            runs.append(_run(rehearsal, data, "cpu", most_batches=1, rounds=1)[0])
+            measured.append(device.resident_bytes())
+    return measured[0], max(0.0, measured[2] - measured[1])

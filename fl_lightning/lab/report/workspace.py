@@ -88,10 +88,6 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         )
         for metric in FURTHER.values()
     ),
-    "Gain over local, share harmed": _curves(
-        gain__over_local="Accuracy above training alone, mean over clients",
-        gain__share_harmed="Share of clients below training alone",
-    ),
     "Unseen clients, where data.held_out_clients holds some out": (
         Panel(
             "Accuracy by labelled samples of each class",

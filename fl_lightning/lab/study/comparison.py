@@ -40,6 +40,8 @@ class Options:
     accept_changed_code: bool = False
     clients: bool = False
     columns: str | None = None
+    caption: str | None = None
+    label: str | None = None
 
     def check(self) -> None:
         """Raise `BadInput` for keys that do not go together, and for a file that may not be
@@ -49,6 +51,10 @@ class Options:
         if self.clients:
             requirement = "it is of methods over seeds: leave out --clients"
             check("target", self.target, self.target is None, requirement)
+        for key in ("caption", "label"):
+            value = getattr(self, key)
+            fits = value is None or self.format == "latex"
+            check(key, value, fits, "it is for --format latex")
         fits = self.columns is None or self.format not in ("csv", "json")
         check(
             "columns",
@@ -92,6 +98,8 @@ def compare(folders: Sequence[str], options: Options) -> Comparison:
     listing = _listing_of(folders, options)
     if options.columns is not None:
         listing = choose(listing, options.columns)
+    caption, label = options.caption or "", options.label or ""
+    listing = dataclasses.replace(listing, caption=caption, label=label)
     return write(listing, options.format, options.out)
 
 

@@ -64,7 +64,7 @@ class Group:
         run in all of `settings`."""
         units = self.paired(label, baseline, settings)
         seeds = sorted({seed for _, seed in units})
-        complete = [s for s in seeds if all((setting, s) in units for setting in settings)]
+        complete = [seed for seed in seeds if all((s, seed) in units for s in settings)]
         return [[units[setting, seed] for setting in settings] for seed in complete]
 
 

@@ -415,6 +415,7 @@ def _run(
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)
     together_each = min(runs_each, together.most_at_once(at_once, configs))
+    together_each = together.within_memory(together_each, processes, configs)
     if together_each > 1:
         chosen = together.by_method(chosen)
     missing = [pair for pair in chosen if not folder.finished(pair[0].folder)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,13 @@ class Listing:
     """Rows of `words` whose `mean` is bold."""
     pictures: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     """For the page: figures by name, each with the words below it."""
+    caption: str = ""
+    label: str = ""
+    """Of the floating table in LaTeX; both empty: a bare tabular."""
+
+    def blocks(self) -> Iterator[tuple[str, DataFrame]]:
+        """Titles and rows."""
+        yield from self.words.groupby(level=0, sort=False)
 
 
 def choose(listing: Listing, columns: str) -> Listing:
@@ -48,11 +55,20 @@ def choose(listing: Listing, columns: str) -> Listing:
         BadInput: it has no such column.
     """
     keys = list(listing.words)
-    chosen = dict.fromkeys([keys[0], *(word.strip() for word in columns.split(","))])
+    chosen = dict.fromkeys([keys[0], *_split(columns, keys)])
     for word in chosen:
         missing = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
         check("columns", word, word in keys, missing)
     return replace(listing, words=listing.words[list(chosen)])
+
+
+def _split(columns: str, keys: Sequence[str]) -> list[str]:
+    """The words between the commas; where a key has commas itself (a method's label), all of it is
+    one word."""
+    longest_first = sorted(map(re.escape, keys), key=len, reverse=True)
+    spaced = (key.replace(",\\ ", ",\\s*") for key in longest_first)
+    words = re.findall(rf"\s*({'|'.join(spaced)}|[^,]*?)\s*(?:,|$)", columns)
+    return [word for word in words if word] or [columns]
 
 
 def table(listing: Listing, width: int | None = WIDTH) -> str:
@@ -67,7 +83,7 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
     print(listing.mark, file=text)
     if listing.title:
         print(listing.title, file=text)
-    for title, rows in listing.words.groupby(level=0, sort=False):
+    for title, rows in listing.blocks():
         shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
         for number, key in enumerate(rows):
             justify: Any = "right" if number else "left"
@@ -94,7 +110,11 @@ def as_csv(listing: Listing) -> str:
 def as_json(listing: Listing) -> str:
     """Rows as in CSV, and what else there is."""
     rows = records(listing.numbers)
-    content = {"made_by": listing.mark, "rows": rows, **listing.more}
+    content = {
+        "made_by": listing.mark,
+        "rows": rows,
+        **listing.more,
+    }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
@@ -105,7 +125,8 @@ def records(numbers: DataFrame) -> list[dict[str, Any]]:
 
 
 def as_latex(listing: Listing) -> str:
-    r"""A tabular for \usepackage{booktabs}; the lines below the table are comments above it."""
+    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the
+    lines below the table are comments above it."""
     bold = (
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
@@ -116,18 +137,31 @@ def as_latex(listing: Listing) -> str:
         bold if listing.best else "",
         *listing.notes,
     ]
+    lines = [f"% {' '.join(line.split())}" for line in comments if line]
+    floats = bool(listing.caption or listing.label)
+    if floats:
+        lines += [r"\begin{table}", r"\centering"]
+    if listing.caption:
+        lines.append(f"\\caption{{{_tex(listing.caption)}}}")
+    if listing.label:
+        lines.append(f"\\label{{{listing.label}}}")
     words = listing.words.map(_tex)
     for place in listing.best if "mean" in words else ():
         column = words.columns.get_loc("mean")
         words.iloc[place, column] = f"\\textbf{{{words.iloc[place, column]}}}"
     width = words.shape[1]
-    lines = [f"% {' '.join(line.split())}" for line in comments if line]
     lines += [f"\\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule"]
     lines.append(_line(_tex(listing.heads[key]) for key in words))
     for title, rows in words.groupby(level=0, sort=False):
-        block = f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\"
-        lines += [r"\midrule", block, *map(_line, rows.to_numpy())]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        lines += [
+            r"\midrule",
+            f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{_tex(title)}}}}} \\\\",
+        ]
+        lines += map(_line, rows.to_numpy())
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if floats:
+        lines.append(r"\end{table}")
+    return "\n".join([*lines, ""])
 
 
 def as_html(listing: Listing) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.configuration.config import Config, ModelConfig
 from fl_lightning.foundation import log
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import one_line
 from fl_lightning.lab.study.grid import Pairs, by_key
@@ -31,6 +31,9 @@ EVERY_KIND = ""
 FULL = 256
 """Clients that train at once, where `auto` says how many runs do: two passes of the widest.
 Ours."""
+SHARE = 0.5
+"""Of the memory that is free, what a study's processes may take by what one run was measured to
+take. Ours: a pass over all runs at once takes more than one run's."""
 WORTH_MEASURING = 2_000
 """Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the
 loop."""
@@ -50,6 +53,48 @@ def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
         return int(number)
     cohorts = [round(c.federation.participation * c.federation.clients) for c in configs]
     return max(1, FULL // max(1, min(cohorts)))
+
+
+def within_memory(
+    most: int,
+    workers: int,
+    configs: Sequence[Config],
+) -> int:
+    """`most` runs at a time in each of so many processes, or as many as there is memory for; a line
+    says so.
+
+    Memory is measured in a process of its own: this one must run no threads when it forks the
+    workers.
+    """
+    if most == 1:
+        return most
+    import torch
+
+    from fl_lightning.foundation import device
+    from fl_lightning.lab.study.workers import in_a_process
+
+    room = SHARE * device.free_bytes(torch.device("cpu")) / workers
+    one_of_each = {kind_of(config): config for config in configs}
+    try:
+        measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
+    except (BadInput, RunFailed) as error:
+        begin = f"together: the memory of {most} runs is not known ({one_line(error)})"
+        log.say(f"{begin}; if it does not suffice, give fewer")
+        return most
+    first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
+    size = first + (most - 1) * further
+    if size <= room:
+        return most
+    fits = 1 + int(max(0.0, room - first) / further) if further else 1
+    need = f"{most} runs take some {log.in_bytes(size)}"
+    log.say(f"together: {fits} at a time: {need}, and a process may take {log.in_bytes(room)}")
+    return fits
+
+
+def _measured_bytes(config: Config) -> tuple[float, float]:
+    from fl_lightning.lab.planning.rehearsal import run_bytes
+
+    return run_bytes(_with_executor(config, "vmap"))
 
 
 def _with_executor(config: Config, executor: Any) -> Config:

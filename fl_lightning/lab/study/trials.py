@@ -1,202 +1,248 @@
-"""The trials of one method: what each tries, and its runs.
+"""The trials of one method: optuna asks for them, a journal keeps them, which processes and
+machines may share.
 
-A trial that has ended is a file. A trial belongs to the process that holds its lock; one whose
-process is gone is continued from its runs, and none that has ended is run again.
+Every process asks and tells on its own; there is no server. A trial belongs to the process that
+holds its lock. One whose process is gone is continued from its runs, and none that has ended is run
+again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import contextlib
+import fcntl
 import math
-import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from fl_lightning.configuration.config import Config, check
-from fl_lightning.configuration.files import Layer
-from fl_lightning.configuration.resolve import resolve
-from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.foundation.files import Taken, make_folder, take_lock, write_whole
-from fl_lightning.foundation.metric import ACCURACY, BY_TASK, FURTHER, Metric
-from fl_lightning.lab.study import launch
-from fl_lightning.lab.study.chosen import words
-from fl_lightning.lab.study.folder import one_line, reading
-from fl_lightning.lab.study.grid import Entry, Run, Setting, place, safe
-from fl_lightning.lab.study.grid import words as setting_words
-from fl_lightning.lab.study.space import Dimension, drawn, nearby, space
-from fl_lightning.results.result import RunResult
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-ON_VALIDATION: Layer = {"data": {"score_on": "validation"}}
-FIRST = 10
-"""Trials that are spread over the spaces before others go by scores: as many as optuna's sampler
-draws at random."""
-METRICS = {metric.name: metric for metric in (*BY_TASK.values(), *FURTHER.values())}
+from fl_lightning.configuration.search import Choice, LogRange, Whole
+from fl_lightning.foundation.files import Taken, make_folder, take_lock
+from fl_lightning.foundation.rng import key
+from fl_lightning.lab.study.folder import reading
+from fl_lightning.lab.study.grid import place
+from fl_lightning.lab.study.space import Dimension
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+RANDOM = 10
+"""Trials that are drawn at random before the sampler goes by scores: optuna's default."""
+WHY = "why"
+"""The attribute of a refused trial that says why."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
+@dataclass(frozen=True)
+class Ended:
     """A trial that has ended."""
 
     number: int
     values: dict[str, Any]
     """By key, as its runs had them."""
     score: float | None
-    """None: the method refused the values, failed with them, or came to no number."""
+    """Greater is better; None: the method refused the values, failed with them, or came to no
+    number."""
     why: str = ""
-    """Why there is no score."""
-    metric: str = ACCURACY.name
 
 
-def best(trials: Sequence[Trial]) -> Trial | None:
-    """The first of the best trials; None where none has a score."""
-    scored = [trial for trial in trials if trial.score is not None]
-    return max(scored, key=lambda t: METRICS[t.metric].merit(t.score or 0.0), default=None)
+class Claim:
+    """A trial that is this process's own until it is told or let go."""
+
+    def __init__(
+        self,
+        trials: Trials,
+        trial: Trial,
+        lock: IO[str],
+    ) -> None:
+        self._study, self._trial, self._lock = trials.study, trial, lock
+        self.number: int = trial.number
+        self.folder = trials.folder_of(trial.number)
+        self.values: dict[str, Any] = {}
+        try:
+            for dimension in trials.dimensions:
+                value = trials.suggested(trial, dimension)
+                self.values[dimension.key] = _rounded(dimension, value)
+        except BaseException:  # Ctrl-C
+            lock.close()
+            raise
+
+    def tell(self, score: float) -> None:
+        """Record its score; a trial whose score is no number is refused."""
+        if math.isnan(score):
+            self.refuse("its score is no number")
+        else:
+            self._study.tell(self._trial, score)
+
+    def refuse(self, why: str) -> None:
+        """Record as pruned, and `why`, a trial whose values cannot work: the sampler counts it
+        among the worst."""
+        self._trial.set_user_attr(WHY, why)
+        self._study.tell(self._trial, state=TrialState.PRUNED)
+
+    def let_go(self) -> None:
+        """Others may take it up, unless it was told."""
+        self._lock.close()
 
 
-def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], Setting]:
-    """The values of a trial that are a method's arguments, and those that are keys of its own."""
-    own = {key: value for key, value in values.items() if not key.startswith("method.")}
-    arguments = {key[7:]: value for key, value in values.items() if key not in own}
-    return arguments, own
+class Trials:
+    """The trials of one method.
 
+    Args:
+        folder: of the whole search; `journal.log` lies there.
+        label: the method's, within the study.
+        dimensions: what is searched; the first trial has their starts.
+        number: how many trials, those that fail among them.
+        seed: of the sampler. What trial k asks for depends on the seed, the label, k, the argument,
+            and the trials that have ended.
+    """
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """The search for one method, as a worker is given it."""
-
-    entry: Entry
-    folder: Path
-    """Of all searches."""
-    number: int
-    """Trials."""
-    seed: int
-    """Of the trials' runs, and of what they try."""
-    base: Config
-    settings: list[Setting]
-    """Points of the grid: a trial is a run in each, and its score their mean."""
+    def __init__(
+        self,
+        folder: Path,
+        label: str,
+        dimensions: Sequence[Dimension],
+        number: int,
+        seed: int,
+    ) -> None:
+        self.folder, self.label, self.dimensions = (
+            folder,
+            label,
+            list(dimensions),
+        )
+        self.number, self.seed = number, seed
 
     @cached_property
-    def dimensions(self) -> list[Dimension]:
-        """The arguments that neither the list nor the grid sets. `BadInput` where they depend on
-        the setting: a trial has the same values in all."""
-        listed = set(self.entry.arguments).union(*self.entry.when.values())
-        fixed = {f"method.{name}" for name in listed}
-        fixed.update(self.entry.settings, *self.settings)
-        first, *others = [space(self.config({}, setting), fixed) for setting in self.settings]
-        ranges = {d.key: (d.space, d.start) for d in first}
-        for setting, dimensions in zip(
-            self.settings[1:],
-            others,
-            strict=True,
-        ):
-            here = {d.key: (d.space, d.start) for d in dimensions}
-            differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
-            requirement = (
-                f"{self.entry.label} has another range of {', '.join(differ)} there than in the "
-                "first setting: set it in the study file, or tune these settings one by one"
+    def study(self) -> optuna.Study:
+        """What the journal holds of it, begun where it holds nothing; `BadInput` where it is
+        damaged."""
+        make_folder(self.folder)
+        journal = self.folder / "journal.log"
+        with self._reading():
+            backend = JournalFileBackend(str(journal), lock_obj=_Lock(journal))
+            return optuna.create_study(
+                storage=JournalStorage(backend),
+                study_name=self.label,
+                direction="maximize",
+                load_if_exists=True,
             )
-            check("grid", words(setting), not differ, requirement)
-        return first
 
-    def values(self, number: int) -> dict[str, Any]:
-        """What a trial tries: the first ones spread over the spaces, later ones near the best."""
-        label, seed = self.entry.label, self.seed
-        if number < FIRST:
-            count = min(self.number, FIRST)
-            return {d.key: drawn(d, label, count, seed)[number] for d in self.dimensions}
-        near = (best(self.ended()) or self.trial(0)).values
-        return {d.key: nearby(d, label, number, seed, near[d.key]) for d in self.dimensions}
+    def folder_of(self, number: int) -> Path:
+        """Where the runs of a trial are."""
+        return self.folder / place(self.label) / f"trial-{number:03d}"
 
-    def record(self) -> str:
-        """Text of all that decides its trials and that searches do not have in common."""
-        entry = self.entry
-        parts = [f"{entry.name} {entry.arguments | entry.settings}"]
-        parts += [f"when {dict(entry.when)}"] if entry.when else []
-        parts += [f"{d.key}: {d.space} from {d.start!r}" for d in self.dimensions]
-        return "; ".join(parts)
+    def claim(self) -> Claim | None:
+        """A trial that nobody works on, begun before or new; None where all have ended or are
+        others'."""
+        make_folder(self.folder / place(self.label))
+        with _alone(self.folder / "claim.lock"):
+            trials = self.study.get_trials(deepcopy=False)
+            begun = [trial for trial in trials if trial.state != TrialState.WAITING]
+            for trial in begun:
+                lock = self._locked(trial.number) if trial.state == TrialState.RUNNING else None
+                if lock is not None:
+                    return Claim(self, Trial(self.study, trial._trial_id), lock)
+            if len(begun) >= self.number:
+                return None
+            if not trials:
+                starts = {dimension.key: dimension.start for dimension in self.dimensions}
+                self.study.enqueue_trial(starts)
+            new = self.study.ask()
+            lock = self._locked(new.number)
+            assert lock is not None, "nobody has known of it before"
+            return Claim(self, new, lock)
 
-    def config(self, values: dict[str, Any], setting: Setting) -> Config:
-        """Of a trial's run in one setting; test data are not read. `BadInput` where the method
-        refuses the values."""
-        arguments, settings = split_values(values)
-        entry = dataclasses.replace(
-            self.entry,
-            arguments=self.entry.arguments | arguments,
-            settings=self.entry.settings | settings,
+    def ended(self) -> list[Ended]:
+        """The trials that have ended, in order; `BadInput` where the journal is damaged."""
+        with self._reading():
+            trials = self.study.get_trials(deepcopy=False)
+            return [self._ended(trial) for trial in trials if trial.state.is_finished()]
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Raise `BadInput` inside where optuna meets a line of the journal that it has not
+        written."""
+        problem = f"{self.folder / 'journal.log'} is damaged"
+        advice = "restore it, or give this search another --out"
+        return reading("out", str(self.folder.parent), problem, advice)
+
+    def _ended(self, trial: FrozenTrial) -> Ended:
+        values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
+        return Ended(
+            trial.number,
+            values,
+            trial.value,
+            str(trial.user_attrs.get(WHY, "")),
         )
-        layers = launch.layers_of(Run(setting, entry, self.seed))
-        config = resolve([*layers, ON_VALIDATION], self.base)
-        return dataclasses.replace(config, seed=self.seed)
 
-    def file(self, number: int) -> Path:
-        """Where a trial is kept that has ended; its runs are in a folder of that name."""
-        return self.folder / place(self.entry.label) / f"trial-{number:03d}.json"
+    def _locked(self, number: int) -> IO[str] | None:
+        folder = self.folder_of(number)
+        with contextlib.suppress(Taken):
+            return take_lock(folder.with_name(f"{folder.name}.lock"))
+        return None
 
-    def trial(self, number: int) -> Trial:
-        """A trial that has ended; `BadInput` where its file is damaged."""
-        file = self.file(number)
-        advice = "delete it, and the search runs it again"
-        with reading(
-            "out",
-            str(self.folder.parent),
-            f"{file} is damaged",
-            advice,
-        ):
-            return Trial(**json.loads(file.read_text(encoding="utf-8")))
+    def suggested(self, trial: Trial, dimension: Dimension) -> Any:
+        """The trial's value for a dimension, drawn now where it has none.
 
-    def ended(self) -> list[Trial]:
-        """The trials that have ended, in order."""
-        return [self.trial(k) for k in range(self.number) if self.file(k).is_file()]
-
-
-def run_trials(search: Search) -> str | None:
-    """A worker's job: trials of one method until none is left; None, or one line that says why it
-    failed."""
-
-    def work() -> None:
-        for number in range(search.number):
-            file = search.file(number)
-            make_folder(file.parent)
-            with suppress(Taken), take_lock(file.with_suffix(".lock")):
-                if not file.is_file():
-                    _run_trial(search, number)
-
-    return launch.run_safely(work)
+        It is drawn by a sampler of its own, which replaces the study's: the value does not depend
+        on what has been drawn in this process, or before a kill. For a key that all methods have
+        (the learning rate) all methods draw the same value while draws are random, in the first
+        `RANDOM` trials: else with few trials the luck of the draw is taken for a difference of
+        methods.
+        """
+        name, space = dimension.key, dimension.space
+        whose = f"{self.label} " if name.startswith("method.") else ""
+        seed = key(self.seed, f"{whose}{name}", trial.number) % 2**32
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM)
+        if isinstance(space, Choice):
+            return trial.suggest_categorical(name, space.values)
+        if isinstance(space, Whole):
+            return trial.suggest_int(name, space.low, space.high)
+        return trial.suggest_float(name, space.low, space.high, log=isinstance(space, LogRange))
 
 
-def _run_trial(search: Search, number: int) -> None:
-    """The runs of a trial, and their mean score. Values with which they fail are refused; where the
-    first trial's fail, which are the base's own, or the machine is at fault, the method is not
-    tuned."""
-    file = search.file(number)
-    chosen = file.with_suffix(".values")  # before its runs: a later call goes on with them
-    if not chosen.is_file():
-        write_whole(chosen, json.dumps(search.values(number)))
-    values = json.loads(chosen.read_text(encoding="utf-8"))
-    scores, why = [], "its score is no number"
-    metric: Metric = ACCURACY
-    try:
-        for setting in search.settings:
-            folder = file.with_suffix("") / safe(",".join(setting_words(setting)) or "run")
-            config = search.config(values, setting)
-            if not (folder / "summary.json").is_file():
-                launch.train(config, folder, accept=True)  # the request has looked at its code
-            run = RunResult(folder)
-            metric = run.metric
-            scores.append(float(run.summary.get(metric.of("final_mean"), math.nan)))
-    except (BadInput, RunFailed) as error:
-        is_of_machine = isinstance(error, MachineFailed)
-        if number == 0 or is_of_machine or getattr(error, "key", "") in ("out", "name"):
-            raise
-        scores, why = [math.nan], one_line(error)
-    mean = sum(scores) / len(scores)
-    trial = Trial(number, values, mean, metric=metric.name)
-    if math.isnan(mean):
-        trial = dataclasses.replace(trial, score=None, why=why)
-    write_whole(file, json.dumps(vars(trial)) + "\n")
-    for checkpoints in file.with_suffix("").glob("*/checkpoints"):
-        shutil.rmtree(checkpoints)  # nobody asks for the models of a trial
+def best(ended: Sequence[Ended]) -> Ended | None:
+    """The trial with the greatest score, the first of equals; None where all have failed."""
+    scored = [(trial.score, -trial.number, trial) for trial in ended if trial.score is not None]
+    return max(scored)[2] if scored else None
+
+
+def _rounded(dimension: Dimension, value: Any) -> Any:
+    """`value` with three digits, which is more than a search can tell; the start stays as it is."""
+    is_drawn = isinstance(value, float) and value != dimension.start
+    return float(f"{value:.3g}") if is_drawn else value
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until this process alone is in the block. A process that is gone, however it went, is in
+    it no longer."""
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _Lock(JournalFileOpenLock):
+    """That of the journal's writers. Optuna's own locks are files that a killed process leaves
+    behind."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal = journal
+        self._inside = contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for it, and take off the journal what a killed process has written of a line."""
+        self._inside.enter_context(_alone(self._journal.with_suffix(".lock")))
+        with self._journal.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        """Let the next one write."""
+        self._inside.close()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pandas import DataFrame
+from rich.markup import escape
+from rich.table import Table
 
 from fl_lightning.configuration.search import edge
 from fl_lightning.foundation.errors import RunFailed
@@ -18,11 +19,8 @@ from fl_lightning.foundation.metric import Metric
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import as_yaml
 from fl_lightning.lab.study.grid import Entry
-from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.space import Dimension
-from fl_lightning.lab.study.trials import FIRST, METRICS, Trial, best, split_values
-
-HEADS = ("method", "trials", "start", "min", "median", "max", "gain", "choice")
+from fl_lightning.lab.study.trials import RANDOM, Ended, best
 
 
 @dataclass(frozen=True)
@@ -31,43 +29,41 @@ class Tuned:
     well."""
 
     entry: Entry
-    trials: list[Trial]
+    ended: list[Ended]
+    metric: Metric
     dimensions: Sequence[Dimension] = ()
 
     @property
-    def metric(self) -> Metric:
-        """The metric that judges all trials."""
-        return METRICS[self.trials[0].metric]
-
-    @property
-    def best(self) -> Trial:
-        """The choice: the first of the best trials."""
-        choice = best(self.trials)
-        if choice is None:
-            none = f"none of its {len(self.trials)} trials ended well"
-            raise RunFailed(f"{self.entry.label}: {none}: {self.trials[0].why}")
-        return choice
+    def best(self) -> Ended:
+        """The choice."""
+        chosen = best(self.ended)
+        if chosen is None:
+            none = f"none of its {len(self.ended)} trials ended well"
+            raise RunFailed(f"{self.entry.label}: {none}: {self.ended[0].why}")
+        return chosen
 
     def row(self) -> dict[str, Any]:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the
         first."""
-        choice, first = self.best, self.trials[0]
-        scores = [trial.score for trial in self.trials if trial.score is not None]
-        start = math.nan if first.score is None else first.score
-        top = math.nan if choice.score is None else choice.score
+        chosen, first = self.best, self.ended[0]
+        merit = self.metric.merit
+        # `trial.score` is a merit, greater is better; `merit` turns it back into the metric
+        scores = [merit(trial.score) for trial in self.ended if trial.score is not None]
+        start = math.nan if first.score is None else merit(first.score)
+        top = max(scores, key=merit)
         return {
             "method": self.entry.label,
-            "trials": len(self.trials),
-            "refused": len(self.trials) - len(scores),
+            "trials": len(self.ended),
+            "refused": len(self.ended) - len(scores),
             "metric": self.metric.name,
             "start": start,
             "min": min(scores),
             "median": median(scores),
             "max": max(scores),
             "best": top,
-            "gain": self.metric.merit(top - start) + 0.0,  # 0, not -0
-            "trial": choice.number,
-            "values": json.dumps(choice.values),
+            "gain": merit(top - start) + 0.0,  # 0, not -0
+            "trial": chosen.number,
+            "values": json.dumps(chosen.values),
             "start_values": json.dumps(first.values),
             "warnings": "; ".join(self.warnings()),
         }
@@ -77,8 +73,8 @@ class Tuned:
         was searched."""
         if not self.dimensions:
             return []
-        lines = [few(len(self.trials))]
-        if self.best.number == 0:
+        lines = [few(len(self.ended))]
+        if self.best.number == self.ended[0].number:
             lines.append("the best trial is the start: nothing was gained")
         for dimension in self.dimensions:
             key, value = dimension.key, self.best.values[dimension.key]
@@ -87,25 +83,43 @@ class Tuned:
                 lines.append(f"{key}={value} lies at the edge of its range ({end})")
         return list(filter(None, lines))
 
-    def listed(self, trial: Trial, label: str) -> dict[str, Any]:
+    def listed(
+        self,
+        trial: Ended,
+        label: str,
+    ) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""
         arguments, settings = split_values(trial.values)
         entry = self.entry
-        when = {"when": dict(entry.when)} if entry.when else {}
-        return {
+        row: dict[str, Any] = {
             "name": entry.name,
             "label": label,
             **entry.settings,
             **settings,
-            **when,
-            "init_args": {**entry.arguments, **arguments},
         }
+        if entry.when:
+            row["when"] = dict(entry.when)
+        row["init_args"] = {**entry.arguments, **arguments}
+        return row
 
 
 def few(number: int) -> str:
     """The warning that so many trials are too few; empty where they are not."""
-    line = f"{number} trials: below {FIRST} the luck of the draw decides"
-    return line if number < FIRST else ""
+    line = f"{number} trials: below {RANDOM} the luck of the draw decides"
+    return line if number < RANDOM else ""
+
+
+def split_values(
+    values: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of a trial that are a method's arguments, and those that are keys of its own."""
+    arguments, settings = {}, {}
+    for key, value in values.items():
+        if key.startswith("method."):
+            arguments[key.removeprefix("method.")] = value
+        else:
+            settings[key] = value
+    return arguments, settings
 
 
 def study_file(
@@ -124,59 +138,50 @@ def study_file(
     """
     methods = [tuned.listed(tuned.best, tuned.entry.label) for tuned in tuned_methods]
     for tuned in tuned_methods if untuned else ():
-        start = tuned.trials[0]
+        start = tuned.ended[0]
         if tuned.best.values != start.values:
             methods.append(tuned.listed(start, f"{tuned.entry.label} {UNTUNED}"))
-    rest = {"methods": methods, "seeds": seeds, "forced": False}
-    return as_yaml(base, rest | ({"grid": grid} if grid else {}))
+    rest = {
+        "methods": methods,
+        "seeds": seeds,
+        "forced": False,
+    }
+    if grid:
+        rest["grid"] = grid
+    return as_yaml(base, rest)
 
 
 def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
     """A row of `trials.csv` for each trial; an empty score: refused, and why."""
-    return [
-        {
-            "method": tuned.entry.label,
-            "trial": trial.number,
-            "score": trial.score,
-            "why": trial.why,
-            "values": json.dumps(trial.values),
-        }
-        for tuned in tuned_methods
-        for trial in tuned.trials
-    ]
+    rows = []
+    for tuned in tuned_methods:
+        for trial in tuned.ended:
+            score = None if trial.score is None else tuned.metric.merit(trial.score)
+            row = {
+                "method": tuned.entry.label,
+                "trial": trial.number,
+                "score": score,
+            }
+            rows.append(row | {"why": trial.why, "values": json.dumps(trial.values)})
+    return rows
 
 
-def listing_of(tuned_methods: Sequence[Tuned]) -> Listing:
-    """The choices as a table, for the terminal, and warnings below it."""
-    numbers = DataFrame([tuned.row() for tuned in tuned_methods])
-    lines = []
-    for tuned, row in zip(
-        tuned_methods,
-        numbers.to_dict("records"),
-        strict=True,
-    ):
+def table(tuned_methods: Sequence[Tuned]) -> Table:
+    """For the terminal."""
+    shown = Table(title="chosen on validation data", title_justify="left")
+    for name in ("method", "trials", "start", "min", "median", "max", "gain"):
+        shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    shown.add_column("choice")
+    for tuned in tuned_methods:
+        row = tuned.row()
         refused = f" ({row['refused']} refused)" if row["refused"] else ""
-        scores = [tuned.metric.shown(row[name]) for name in HEADS[2:-1]]
-        trials = f"{row['trials']}{refused}"
-        lines.append(
-            [
-                row["method"],
-                trials,
-                *scores,
-                words(tuned.best.values),
-            ]
+        columns = ("start", "min", "median", "max", "gain")
+        scores = [tuned.metric.shown(row[name]) for name in columns]
+        choice = escape(words(tuned.best.values))
+        shown.add_row(
+            escape(tuned.entry.label),
+            f"{row['trials']}{refused}",
+            *scores,
+            choice,
         )
-    shown = DataFrame(
-        lines,
-        columns=HEADS,
-        index=["chosen on validation data"] * len(lines),
-    )
-    warned = numbers[numbers.warnings != ""]
-    notes = list(warned.method + ": " + warned.warnings)
-    return Listing(
-        "fl-train tune",
-        numbers,
-        shown,
-        dict(zip(HEADS, HEADS, strict=True)),
-        notes,
-    )
+    return shown

@@ -44,16 +44,7 @@ class Worth:
 
     def _repr_html_(self) -> str:
         html: str = self.silos[
-            [
-                "silo",
-                "samples",
-                "alone",
-                "federated",
-                "gain",
-                "low",
-                "high",
-                "verdict",
-            ]
+            ["silo", "samples", "alone", "federated", "gain", "low", "high", "verdict"]
         ].to_html()
         return html
 
@@ -80,7 +71,10 @@ class Worth:
 
         from fl_lightning.lab.worth.output import COLUMNS
 
-        table = DataFrame(self._content["silos"])[list(COLUMNS)]
+        table = DataFrame(
+            [[row[name] for name in COLUMNS] for row in self._content["silos"]],
+            columns=list(COLUMNS),
+        )
         numbers = ["alone", "federated", "gain", "low", "high"]
         table[numbers] = table[numbers].astype(float)
         return table

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame
+from scipy import stats
 
 from fl_lightning.configuration.config import Config
 from fl_lightning.foundation.log import in_bytes
@@ -19,11 +20,12 @@ from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, statistics, words
 from fl_lightning.lab.worth import row as row_name
-from fl_lightning.lab.worth.measure import best_alone, contributions
+from fl_lightning.lab.worth.measure import best_alone
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import read, silo_like
-from fl_lightning.lab.worth.silos import Facts, Measured, Silo
+from fl_lightning.lab.worth.silos import Facts, Measured
+from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.results.result import RunResult
 
 LABELLED = [0, 5, 20]
@@ -32,6 +34,9 @@ SHARES = (0.1, 0.25, 0.5)
 """Shares of a silo's training samples; all samples have been measured already."""
 BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
 """Metrics of `--metric` that newcomers' runs are always scored by."""
+SAME = 1e-6
+"""Weights of a relation that lie no further apart are the same: they were kept as 32-bit
+statistics."""
 Points = Sequence[Mapping[str, float]]
 """Of each share `share`, `samples`, `gain`, `low` and `high`, ascending."""
 
@@ -94,17 +99,30 @@ class Row:
         )
 
 
-def newcomer_tasks(out: Path, method: Row, alone: Row, silos: int) -> list[Task]:
+def newcomer_tasks(
+    out: Path,
+    method: Row,
+    alone: Row,
+    silos: int,
+) -> list[Task]:
     """Trainings that hold every silo out once, of the chosen method and of training alone, for as
     many rounds as the others' run."""
     places = (method, method.folder), (alone, folder_of(row_name("alone", alone.length)))
     tasks: list[Task] = []
-    for (row, place), fold in itertools.product(places, range(FOLDS)):
-        held_out = list(range(fold, silos, FOLDS))
-        if 0 < len(held_out) < silos:
-            config = _newcomer_config(row.config_of(fold, held_out=held_out), row is alone)
-            folder = out / "newcomers" / place / f"seed-{fold}"
-            tasks.append(Task(config, folder, None, {row.label: row.kind}))
+    for row, place in places:
+        for fold in range(FOLDS):
+            held_out = list(range(fold, silos, FOLDS))
+            if 0 < len(held_out) < silos:
+                config = _newcomer_config(row.config_of(fold, held_out=held_out), row is alone)
+                folder = out / "newcomers" / place / f"seed-{fold}"
+                tasks.append(
+                    Task(
+                        config,
+                        folder,
+                        None,
+                        {row.label: row.kind},
+                    )
+                )
     return tasks
 
 
@@ -128,7 +146,12 @@ def leave_one_out_tasks(out: Path, method: Row, silos: int) -> list[Task]:
     ]
 
 
-def curve_tasks(out: Path, method: Row, alone: Row, plain: Sequence[str]) -> list[Task]:
+def curve_tasks(
+    out: Path,
+    method: Row,
+    alone: Row,
+    plain: Sequence[str],
+) -> list[Task]:
     """A cycle of training alone and of the chosen method with a share of each silo's training
     samples."""
     tasks: list[Task] = []
@@ -157,52 +180,59 @@ def newcomer_section(
     """Mean score of a new silo by its labelled samples, with the others' model and alone: for
     `worth.json`, and as a table."""
     metric = measured.metric
-    rows = []
+    scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+    rows: list[Mapping[str, Any]] = []
     for task in tasks:
-        is_alone = task.folder.parent.name.startswith("alone")
-        model = {"model": "alone" if is_alone else "federated"}
-        rows += [model | row for row in RunResult(task.folder).rows("newcomers")]
-    columns = ["model", "client", "samples_per_class", metric]
-    table = DataFrame(rows).reindex(columns=columns).astype({metric: float})
-    scored = table.dropna(subset=metric)
-    means = scored.groupby(["samples_per_class", "model"])[metric].mean()
+        model = "alone" if task.folder.parent.name.startswith("alone") else "federated"
+        for row in RunResult(task.folder).rows("newcomers"):
+            rows.append(row)
+            if metric in row:
+                scores[model, int(row["samples_per_class"])].append(float(row[metric]))
     samples = "labelled samples" if metric == "mae" else "labelled samples of each class"
-    # rounds of a newcomer with the others' model, as a share of a training's
-    evaluations = [(task.config.evaluation, task.config.federation) for task in tasks]
-    shares = [judged.newcomer_rounds / trained.rounds for judged, trained in evaluations]
     text = (
         f"Every silo was left out once, and came when all was over, with so many {samples}: score "
         f"of the model that {measured.method} gives it, trained on these with "
-        f"{100 * min(shares, default=0.0):.0f} % of the passes that a whole training makes over a "
+        f"{100 * _share_of_passes(tasks):.0f} % of the passes that a whole training makes over a "
         "silo's samples, and of one that it trains on these alone, with all of them; mean over "
-        f"silos ({words.METRICS[metric]})."
+        f"silos ({words.METRICS[metric]}). {_undefined(rows, metric)}"
     )
-    silos, scored_silos = table.client.nunique(), scored.client.nunique()
-    if scored_silos == 0 < silos:
-        text += (
-            f" Its runs were not scored by {metric}: delete the folder newcomers, and the same "
+    section = Section(
+        "A silo that joins later", text.strip(), [samples, "with the others", "alone"]
+    )
+    means_by_count: list[dict[str, Any]] = []
+    for count in LABELLED:
+        means: dict[str, Any] = {"labelled": count}
+        cells = [str(count)]
+        for model in ("federated", "alone"):
+            values = scores[model, count]
+            means[model] = float(np.mean(values)) if values else None
+            cells.append(words.score(means[model], metric) if values else "-")
+        means_by_count.append(means)
+        section.rows.append(cells)
+    return means_by_count, section
+
+
+def _share_of_passes(tasks: Sequence[Task]) -> float:
+    """Rounds of a newcomer with the others' model, as a share of a training's; 0 without tasks."""
+    shares = [
+        task.config.evaluation.newcomer_rounds / task.config.federation.rounds for task in tasks
+    ]
+    return min(shares, default=0.0)
+
+
+def _undefined(rows: Sequence[Mapping[str, Any]], metric: statistics.Name) -> str:
+    """Says over how many silos a newcomers' mean is, where the metric is not defined for all of
+    them; empty where it is."""
+    silos = {row["client"] for row in rows}
+    scored_silos = {row["client"] for row in rows if metric in row}
+    if len(scored_silos) == len(silos):
+        return ""
+    if not scored_silos:
+        return (
+            f"Its runs were not scored by {metric}: delete the folder newcomers, and the same "
             "command trains them."
         )
-    elif scored_silos < silos:
-        text += f" It is defined for {scored_silos} of {silos} silos."
-    section = Section(
-        "A silo that joins later",
-        text,
-        [samples, "with the others", "alone"],
-    )
-    content: list[dict[str, Any]] = []
-    for count in LABELLED:
-        pair = [means.get((count, model), math.nan) for model in ("federated", "alone")]
-        federated, alone = (None if math.isnan(mean) else float(mean) for mean in pair)
-        content.append(
-            {
-                "labelled": count,
-                "federated": federated,
-                "alone": alone,
-            }
-        )
-        section.rows.append([str(count), *(words.score(mean, metric) for mean in pair)])
-    return content, section
+    return f"It is defined for {len(scored_silos)} of {len(silos)} silos."
 
 
 # ---------------------------------------------------------------- without one silo
@@ -218,52 +248,111 @@ def leave_one_out_section(
     effect = np.full((count, count), math.nan)
     half = effect.copy()
     p_values: dict[tuple[int, int], float] = {}
-    for i, j in itertools.permutations(range(count if count > 2 else 0), 2):
-        answer = measured.answers[i]
-        missed = _missed(out, j, answer.silo, method, metric, facts)
-        if missed is not None:
-            effect[i, j], half[i, j] = missed.gain, missed.half
-            if not answer.reason:
-                p_values[i, j] = missed.p_of_no_gain
+    for j in range(count if count > 2 else 0):
+        for i, answer in enumerate(measured.answers):
+            missed = (
+                _missed(
+                    out,
+                    i,
+                    j,
+                    method,
+                    measured,
+                    facts,
+                )
+                if i != j
+                else None
+            )
+            if missed is not None:
+                effect[i, j], half[i, j] = missed.gain, missed.half
+                if not answer.reason:
+                    p_values[i, j] = missed.p_of_no_gain
     adjusted = zip(p_values, holm(list(p_values.values())), strict=True)
     pairs = sorted(pair for pair, p in adjusted if p <= LEVEL)
     surely = [[names[i], names[j]] for i, j in pairs]
-    content = {
+    content: dict[str, Any] = {
         "silos": names,
         "missed": effect.tolist(),
         "half": half.tolist(),
         "surely": surely,
     }
     listed = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
-    worse = "error" if metric == "mae" else "score"
+    worse = "error of the silo of a row rises"
+    if metric != "mae":
+        worse = "score of the silo of a row falls"
     text = (
-        f"How much the {worse} of the silo of a row {'rises' if metric == 'mae' else 'falls'} "
-        f"where the silo of a column does not take part ({measured.method}, one cycle; "
-        f"{words.METRICS[metric]}), with half of its 95 % interval. "
+        f"How much the {worse} where the silo of a column does not take part "
+        f"({measured.method}, one cycle; {words.METRICS[metric]}), with half of its 95 % interval. "
         f"A positive number: it would be missed. "
         f"All pairs considered together (Holm, 5 %): {listed or 'of no pair is it sure'}."
     )
+    relation = _relation(out, count, folder_of(method.label))
+    if relation is not None:
+        rank = _rank_correlation(effect, relation)
+        content |= {"relation": relation.tolist(), "rank_correlation": rank}
+        if math.isfinite(rank):
+            text += f" Rank correlation with the relation that the method has learned: {rank:.2f}."
     section = Section("Who would miss whom", text, ["", *names])
     for i, name in enumerate(names):
-        cells = [name]
-        for gain, reach in zip(effect[i], half[i], strict=True):
-            known = f"{words.signed(gain, metric)} ± {words.amount(reach, metric)}"
-            cells.append(known if math.isfinite(gain) else "-")
-        section.rows.append(cells)
+        cells = [_with_half(effect[i, j], half[i, j], metric) for j in range(count)]
+        section.rows.append([name, *cells])
     return content, section
 
 
 def _missed(
-    out: Path, j: int, like: Silo, method: Row, metric: statistics.Name, facts: Facts
+    out: Path, i: int, j: int, method: Row, measured: Measured, facts: Facts
 ) -> statistics.Estimate | None:
-    """What the silo `like` gains by silo j, on the samples that no other silo has; None where that
-    is not defined."""
+    """What silo i gains by silo j, on the samples that no other silo has; None where that is not
+    defined."""
+    metric, like = measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
-    places = (out, out / "without" / f"silo-{j}")
-    there, away = (silo_like(place, like, method.name, facts) for place in places)
-    without_j, with_j = (contributions(silo, metric)[method.name] for silo in (away, there))
-    return statistics.estimate(metric, without_j, with_j, there.samples)
+    with_j = silo_like(
+        out,
+        like,
+        [method.name],
+        facts,
+    )
+    without_j = silo_like(
+        out / "without" / f"silo-{j}",
+        like,
+        [method.name],
+        facts,
+    )
+    there, away = (silo.rows[method.name] for silo in (with_j, without_j))
+    return statistics.estimate(
+        metric,
+        away,
+        there,
+        with_j.samples,
+    )
+
+
+def _relation(out: Path, count: int, folder: str) -> Array | None:
+    """Last relation, mean over layers and the first cycle's runs; None if no run has kept one, or
+    if all silos' rows are equal."""
+    relations = []
+    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the FOLDS seeds of a cycle
+        run = RunResult(place)
+        if run.relation_rounds and len(cube := run.cube()) == count:
+            relations.append(np.nanmean(cube, axis=1))
+    if not relations:
+        return None
+    mean: Array = np.mean(relations, axis=0)
+    return mean if np.ptp(mean, axis=0).max() > SAME else None
+
+
+def _rank_correlation(effect: Array, relation: Array) -> float:
+    """Spearman's, over pairs of two silos whose effect is known; NaN of fewer than four."""
+    pairs = ~np.eye(len(effect), dtype=bool) & np.isfinite(effect)
+    if pairs.sum() < 4:
+        return math.nan
+    return float(stats.spearmanr(effect[pairs], relation[pairs]).statistic)
+
+
+def _with_half(effect: float, half: float, metric: statistics.Name) -> str:
+    if not math.isfinite(effect):
+        return "-"
+    return f"{words.signed(effect, metric)} ± {words.amount(half, metric)}"
 
 
 # ---------------------------------------------------------------- fewer samples
@@ -273,8 +362,16 @@ def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str
     """Mean gain over silos by the share of their training samples, and the size at which it ends:
     for `worth.json`, and as a table."""
     metric = measured.metric
-    every = (_point(out, share, measured, facts) for share in (*SHARES, 1.0))
-    points = [point for point in every if point is not None]
+    shares = (
+        _point(
+            out,
+            share,
+            measured,
+            facts,
+        )
+        for share in (*SHARES, 1.0)
+    )
+    points = [point for point in shares if point is not None]
     ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}
     content = {
         "points": points,
@@ -286,28 +383,21 @@ def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str
         "With fewer samples",
         "Mean gain over the best alone where each silo trains on a share of its samples "
         f"({measured.method}, one cycle). {_until(ends, points)}",
-        [
-            "share",
-            "training samples of a silo",
-            "mean gain",
-            "95 % interval",
-        ],
+        ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
     for point in points:
         gain, low, high = (words.signed(point[key], metric) for key in ("gain", "low", "high"))
         share = f"{100 * point['share']:.0f} %"
-        section.rows.append(
-            [
-                share,
-                f"{point['samples']:.0f}",
-                gain,
-                f"{low} to {high}",
-            ]
-        )
+        section.rows.append([share, f"{point['samples']:.0f}", gain, f"{low} to {high}"])
     return content, section
 
 
-def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[str, float] | None:
+def _point(
+    out: Path,
+    share: float,
+    measured: Measured,
+    facts: Facts,
+) -> dict[str, float] | None:
     """The mean gain of silos with this share of their samples; None where it is not defined."""
     metric = measured.metric
     rows = measured.answers[0].silo.rows
@@ -315,29 +405,33 @@ def _point(out: Path, share: float, measured: Measured, facts: Facts) -> dict[st
     place, folder = out, folder_of(LOCAL[0])
     if share < 1:
         place, folder = out / "curve" / f"share-{share:g}", folder_of(LOCAL[-1])
-    silos = [s for s in read(place, labels, 1, facts) if not words.why_not(s, metric)]
-    estimates = []
-    for silo, (alone, _) in zip(
-        silos,
-        best_alone(silos, metric) if silos else (),
-        strict=True,
-    ):
-        federated = contributions(silo, metric)[measured.method]
-        estimates.append(
-            statistics.estimate(
-                metric,
-                alone,
-                federated,
-                silo.samples,
-            )
+    silos = [
+        silo
+        for silo in read(
+            place,
+            labels,
+            1,
+            facts,
         )
-    defined = [estimate for estimate in estimates if estimate is not None]
-    if not defined:
+        if not words.why_not(silo, metric)
+    ]
+    if not silos:
+        return None
+    estimates = []
+    for silo, (alone, _) in zip(silos, best_alone(silos, metric), strict=True):
+        estimate = statistics.estimate(
+            metric,
+            alone,
+            silo.rows[measured.method],
+            silo.samples,
+        )
+        estimates += [estimate] if estimate is not None else []
+    if not estimates:
         return None
     clients = RunResult(place / "runs" / folder / "seed-0").clients
     sizes = clients.groupby("client")["train_samples"].first()
     size = float(sizes[[silo.number for silo in silos]].mean())
-    gain, low, high = statistics.mean_gain(defined)
+    gain, low, high = statistics.mean_gain(estimates)
     return {
         "share": share,
         "samples": size,
@@ -403,11 +497,7 @@ def cost_section(out: Path, measured: Measured, method: Row) -> tuple[dict[str, 
         f"One training of {measured.method}: {rounds} rounds, {seconds:.2g} seconds of training "
         "for a silo on this machine, mean over silos. Bytes are those of all rounds."
     )
-    section = Section(
-        "What it costs a silo",
-        text,
-        ["silo", "sent", "received"],
-    )
+    section = Section("What it costs a silo", text, ["silo", "sent", "received"])
     for silo, (up, down) in zip(silos, sums.to_numpy(), strict=True):
         section.rows.append([silo.name, in_bytes(up), in_bytes(down)])
     return content, section

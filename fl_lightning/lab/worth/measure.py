@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.lab.statistics import LEVEL, holm, of_means
+from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Verdict
+from fl_lightning.lab.worth.statistics import Array, Estimate, Name, Samples, Scores, Verdict
 
 FEWEST = 3
 """With fewer silos that have enough samples, nothing is said of the consortium."""
-Parts = Mapping[str, Array]
-"""Contributions (C, n) by row."""
+PRECISIONS = (0.01, 0.02, 0.03, 0.05)
+"""Half-widths that "so many more samples" is judged for."""
 
 
 def measure(
@@ -41,18 +41,12 @@ def measure(
         tables, sizes = tables[:, voters], sizes[voters]
     picks, best = statistics.choose_by_other_folds(tables, sizes)
     answers = []
-    for silo, (alone, kind) in zip(
-        silos,
-        best_alone(silos, metric),
-        strict=True,
-    ):
-        parts = contributions(silo, metric)
-        federated = _composed(parts, methods, picks, silo)
+    for silo, (alone, kind) in zip(silos, best_alone(silos, metric), strict=True):
+        federated = _composed(silo, methods, picks)
         answers.append(
             _answer(
                 silo,
                 metric,
-                parts,
                 alone,
                 kind,
                 federated,
@@ -75,17 +69,9 @@ def measure(
     return measured
 
 
-def contributions(silo: Silo, metric: Name) -> Parts:
-    """What each sample adds to the metric, by row."""
-    return {
-        label: statistics.contributions(metric, scores, silo.samples)
-        for label, scores in silo.rows.items()
-    }
-
-
-def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
-    """For each silo: the contributions (C, n) of the row of `ALONE` that each sample's *other*
-    folds chose, and the label of the row that is best over all folds.
+def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
+    """For each silo: the scores of the row of `ALONE` that each sample's *other* folds chose, and
+    the label of the row that is best over all folds.
 
     Rows are chosen by the sum of a silo's own score and the mean over silos. The own score of a
     silo of 60 samples owes too much to chance; the mean would choose one row for large and small
@@ -99,13 +85,7 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
     for c, silo in enumerate(silos):
         own_and_mean = tables[:, [c]] + mean_over_silos
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
-        composed = _composed(
-            contributions(silo, metric),
-            labels,
-            picks,
-            silo,
-        )
-        answers.append((composed, labels[best]))
+        answers.append((_composed(silo, labels, picks), labels[best]))
     return answers
 
 
@@ -122,85 +102,96 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
             sizes[c, :, fold] = (samples.folds == fold).sum(1)
         for m, label in enumerate(labels):
             if len(samples):
-                table = statistics.by_fold(
-                    metric,
-                    silo.rows[label],
-                    samples,
-                )
+                table = statistics.by_fold(metric, silo.rows[label], samples)
                 tables[m, c, :, : table.shape[1]] = table
     return tables, sizes
 
 
-def _composed(parts: Parts, labels: Sequence[str], picks: Array, silo: Silo) -> Array:
-    """The contributions (C, n) of the row that was picked for each sample's fold."""
+def _composed(silo: Silo, labels: Sequence[str], picks: Array) -> Scores:
+    """The scores of the row that was picked for each sample's fold."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
-    stacked = np.stack([parts[label] for label in labels])
-    composed: Array = np.take_along_axis(stacked, chosen[None], 0)[0]
-    return composed
+    rows = [silo.rows[label] for label in labels]
+    right = np.stack([row.right for row in rows])
+    outputs = None
+    if rows[0].outputs is not None:
+        outputs = np.stack([row.outputs for row in rows if row.outputs is not None])
+        outputs = np.take_along_axis(outputs, chosen[None, ..., None], 0)[0]
+    return Scores(np.take_along_axis(right, chosen[None], 0)[0], outputs)
 
 
 def _answer(
     silo: Silo,
     metric: Name,
-    parts: Parts,
-    alone: Array,
+    alone: Scores,
     kind: str,
-    federated: Array,
+    federated: Scores,
     margin: float | None,
 ) -> Answer:
     samples, reason = silo.samples, words.why_not(silo, metric)
-    estimate, joint = _gain(metric, alone, federated, samples)
-    score = statistics.value(metric, alone) if len(samples) else math.nan
-    rows = {label: _gain(metric, alone, row, samples)[1] for label, row in parts.items()}
+    estimate, joint = _gain(
+        metric,
+        alone,
+        federated,
+        samples,
+    )
+    score = statistics.value(metric, alone, samples) if len(samples) else math.nan
+    rows = {
+        label: _gain(
+            metric,
+            alone,
+            row,
+            samples,
+        )[1]
+        for label, row in silo.rows.items()
+    }
     if margin is None:
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        # errors are skewed, and so may be twice as far apart
-        if metric == "mae" and (
-            statistics.heavy(federated - alone, samples)
-            or statistics.heavy(alone, samples, 2 * HEAVY)
-        ):
+        if metric == "mae" and statistics.heavy(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
-            verdict = statistics.verdict(
-                joint["low"],
-                joint["high"],
-                margin,
-            )
-    if verdict == "gains" and (
-        label := _as_good(
-            metric,
-            rows,
-            joint["score"],
-        )
-    ):
+            verdict = statistics.verdict(joint["low"], joint["high"], margin)
+    if verdict == "gains" and (label := _as_good(metric, rows, joint["score"])):
         reason, verdict = words.as_good(label), "cannot tell yet"
-    ends = joint["low"], joint["high"]
     return Answer(
-        silo, score, joint["score"], estimate, *ends, verdict, reason, margin, kind, methods=rows
+        silo,
+        score,
+        joint["score"],
+        estimate,
+        joint["low"],
+        joint["high"],
+        verdict,
+        reason,
+        margin,
+        kind,
+        methods=rows,
     )
 
 
 def _gain(
-    metric: Name, alone: Array, row: Array, samples: Samples
+    metric: Name, alone: Scores, row: Scores, samples: Samples
 ) -> tuple[Estimate | None, dict[str, float]]:
     """The gain of a row over `alone`, if it is defined; the row's score, and the gain with the ends
     of its interval."""
     figures = dict.fromkeys(("score", "gain", "low", "high"), math.nan)
     if not len(samples):
         return None, figures
-    figures["score"] = statistics.value(metric, row)
-    estimate = statistics.estimate(metric, alone, row, samples)
+    figures["score"] = statistics.value(metric, row, samples)
+    estimate = statistics.estimate(
+        metric,
+        alone,
+        row,
+        samples,
+    )
     if estimate is None:
         return None, figures
     most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
-    low = max(estimate.gain - estimate.half, -most)
-    high = min(estimate.gain + estimate.half, most)
+    low, high = estimate.ends
     return estimate, figures | {
         "gain": estimate.gain,
-        "low": low,
-        "high": high,
+        "low": max(low, -most),
+        "high": min(high, most),
     }
 
 
@@ -251,18 +242,18 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
         if p <= LEVEL and answer.verdict == "gains"
     ]
     worst = min(gains, key=gains.__getitem__)
-    new = of_means(np.array([*gains.values()])) or (math.nan, math.nan)
-    return {
+    spread = float(np.std([*gains.values()], ddof=1))
+    facts: dict[str, Any] = {
         "gain": gain,
         "low": low,
         "high": high,
         "surely_gain": surely,
         "worst": worst,
         "worst_gain": gains[worst],
-        "between_silos": float(np.std([*gains.values()], ddof=1)),
-        "new_silo_low": new[0],
-        "new_silo_high": new[1],
+        "between_silos": spread,
     }
+    new = statistics.of_new_silos([*gains.values()])
+    return facts | ({"new_silo_low": new[0], "new_silo_high": new[1]} if new else {})
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
@@ -279,7 +270,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
     silo, estimate = answer.silo, answer.estimate
-    return {
+    row: dict[str, Any] = {
         "silo": silo.name,
         "samples": silo.size,
         "method": measured.method,
@@ -299,6 +290,14 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
         "units": silo.units,
         "methods": answer.methods,
     }
+    if estimate is not None and not words.why_not(silo, measured.metric):
+        scale = answer.margin / words.MARGIN if measured.metric == "mae" else 1.0
+        count, kind = silo.independent
+        row["half_after_8_cycles"] = estimate.half_after(max(8, estimate.cycles))
+        row[f"{kind}_for"] = {
+            f"{width * scale:g}": estimate.samples_for(count, width * scale) for width in PRECISIONS
+        }
+    return row
 
 
 def _plain(value: Any) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pandas import DataFrame
-
 from fl_lightning.foundation.csvtable import as_csv
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.worth import page, words
@@ -26,10 +24,10 @@ COLUMNS = (
     "sentence",
 )
 """Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
-HEADS = ("silo", "samples", "alone", "linear", "federated", "gain", "95 % interval", "verdict")
-"""Of the table on the screen."""
 FURTHER = ("alone_kind", "linear", "margin", "conditional")
 """Further columns of `worth.csv`."""
+ALIGN = (str.ljust, *[str.rjust] * 5, str.ljust, str.ljust)
+"""Of each column of the terminal's table."""
 
 
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
@@ -40,12 +38,7 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
     texts = {
         "worth.html": page.render(measured, sections),
         "worth.csv": as_csv(rows),
-        "worth.json": json.dumps(
-            content,
-            indent=1,
-            ensure_ascii=False,
-        )
-        + "\n",
+        "worth.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
     }
     for name, text in texts.items():
         write_whole(out / name, text, durable=False)
@@ -55,24 +48,25 @@ def table(measured: Measured) -> str:
     """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond
     it."""
     metric = measured.metric
-    rows = []
+    lines = [
+        ("silo", "samples", "alone", "linear", "federated", "gain", "95 % interval", "verdict")
+    ]
     for answer in measured.answers:
         gain = interval = "-"
         if answer.estimate is not None:
             gain = words.signed(answer.estimate.gain, metric)
             interval = f"{words.signed(answer.low, metric)} to {words.signed(answer.high, metric)}"
-        values = answer.alone, answer.linear, answer.federated
-        scores = [words.score(value, metric) for value in values]
-        row = [
-            answer.silo.name,
-            answer.silo.size,
-            *scores,
-            gain,
-            interval,
-            answer.verdict,
-        ]
-        rows.append(row)
-    lines = DataFrame(rows, columns=HEADS).to_string(index=False)
+        alone, linear, federated = (
+            words.score(value, metric) for value in (answer.alone, answer.linear, answer.federated)
+        )
+        name, size = answer.silo.name, str(answer.silo.size)
+        line = (name, size, alone, linear, federated, gain, interval, answer.verdict)
+        lines.append(line)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = []
+    for cells in lines:
+        columns = zip(ALIGN, cells, widths, strict=True)
+        texts.append("  ".join(align(cell, width) for align, cell, width in columns).rstrip())
     notes = [
         f"{answer.silo.name}: {answer.sentence}"
         for answer in measured.answers
@@ -82,15 +76,4 @@ def table(measured: Measured) -> str:
     margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
     scope = f"({words.METRICS[metric]}{unit}; method {measured.method}, {margin})"
     sentence = measured.consortium["sentence"]
-    return "\n".join(
-        [
-            sentence,
-            "",
-            scope,
-            lines,
-            "",
-            *notes,
-            words.alone(measured),
-            "",
-        ]
-    )
+    return "\n".join([sentence, "", scope, *texts, "", *notes, words.alone(measured), ""])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
 from fl_lightning import __version__
 from fl_lightning.lab.report.page import template
@@ -43,8 +42,9 @@ def render(measured: Measured, sections: list[Section]) -> str:
     head, _, rest = measured.consortium["sentence"].partition(": ")
     if not rest:
         head, rest = "There is no answer for all silos together", measured.consortium["sentence"]
-    steps = [step for step in MaxNLocator(4).tick_values(-end, end) if abs(step) <= end]
-    texts = {step: words.signed(step, metric) if abs(step) > end / 99 else "0" for step in steps}
+    texts = {step: words.signed(step, metric) if step else "0" for step in _steps(end)}
+    # the page says "cut into five parts, once"; in 0 whole cycles only some parts were judged
+    times = {0: "and some judged", 1: "once"}
     return template("fl_lightning.lab.worth").render(
         version=__version__,
         head=f"{head}.",
@@ -55,7 +55,7 @@ def render(measured: Measured, sections: list[Section]) -> str:
         is_cut=max(_lengths(measured.answers), default=0.0) > end,
         zero=_place(0, end),
         band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
-        times="once" if measured.cycles == 1 else f"{measured.cycles} times",
+        times=times.get(measured.cycles, f"{measured.cycles} times"),
         score=words.METRICS[metric],
         method=measured.method,
         number=len(measured.picks),
@@ -103,6 +103,15 @@ def _end(measured: Measured) -> float:
     return max(longest, 1.5 * measured.margin) * 1.05
 
 
+def _steps(end: float) -> list[float]:
+    """Round values along the axis, three to five."""
+    least = end / 2.5
+    unit = 10 ** np.floor(np.log10(least))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least * (1 - 1e-9))
+    most = int(end / step)
+    return [float(k * step) for k in range(-most, most + 1)]
+
+
 def _place(x: float, end: float) -> float:
     """Percent from the left."""
     return round(50 + 50 * x / end, 2)
@@ -117,12 +126,7 @@ def _alone(measured: Measured) -> Section:
         "parts counts; the last columns are what came of that, and the best over all parts. "
         f"{words.alone(measured)}"
     )
-    head = [
-        "silo",
-        *(words.ALONE_IN_WORDS[kind] for kind in kinds),
-        "counts",
-        "best",
-    ]
+    head = ["silo", *(words.ALONE_IN_WORDS[kind] for kind in kinds), "counts", "best"]
     section = Section("What each silo can do alone", text, head)
     for answer in measured.answers:
         scores = [words.score(answer.methods[kind]["score"], metric) for kind in kinds]
@@ -139,11 +143,7 @@ def _methods(measured: Measured) -> Section:
         "long). These are not corrected for choosing among them: the largest of a row is too "
         "large. Last, the standard deviation of one training's gain."
     )
-    section = Section(
-        "Every method",
-        text,
-        ["silo", *labels, "between trainings"],
-    )
+    section = Section("Every method", text, ["silo", *labels, "between trainings"])
     for answer in measured.answers:
         cells = [_gain(answer.methods[label], metric) for label in labels]
         between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"

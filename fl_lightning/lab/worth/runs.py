@@ -116,11 +116,7 @@ class ScoreWriter(Observer):
         if length is None:
             return
         for label, kind in self.task.rows.items():
-            self._write(
-                run,
-                row(label, length),
-                partial(self._scored, run, kind),
-            )
+            self._write(run, row(label, length), partial(self._scored, run, kind))
         if length == min(self.task.lengths):
             for kind in self.task.plain:
                 self._write(run, kind, partial(_plain, run, kind))
@@ -165,14 +161,7 @@ class ScoreWriter(Observer):
         parts = [table for _, table in sorted(gathered.items())]
         if run.is_main and self.task.out is not None:
             table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-            save_arrays(
-                place(
-                    self.task.out,
-                    name,
-                    run.config.seed,
-                ),
-                **table,
-            )
+            save_arrays(place(self.task.out, name, run.config.seed), **table)
 
 
 def _table(

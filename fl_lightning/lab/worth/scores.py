@@ -27,29 +27,95 @@ def place(out: Path, label: str, seed: int) -> Path:
     return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
 
 
-def read(out: Path, labels: Sequence[str], cycles: int, facts: Facts) -> list[Silo]:
+def complete_folds(out: Path, labels: Sequence[str]) -> list[int]:
+    """The folds of the first cycle that all rows have scores of."""
+    return [
+        fold for fold in range(FOLDS) if all(place(out, label, fold).is_file() for label in labels)
+    ]
+
+
+def read(
+    out: Path,
+    labels: Sequence[str],
+    cycles: int,
+    facts: Facts,
+    folds: Sequence[int] = range(FOLDS),
+) -> list[Silo]:
     """Every silo with the scores of all rows over all cycles.
+
+    Args:
+        out: of `fl-train worth`.
+        labels: of the rows.
+        cycles: that have ended.
+        facts: on the silos.
+        folds: that have ended of each cycle.
 
     Raises:
         BadInput: a file cannot be read, or rows tested other samples.
     """
-    tables = {label: [_cycle(out, label, cycle) for cycle in range(cycles)] for label in labels}
-    silos = [_silo(out, tables, client, facts) for client in range(len(facts.names))]
+    tables = {
+        label: [
+            _cycle(
+                out,
+                label,
+                cycle,
+                folds,
+            )
+            for cycle in range(cycles)
+        ]
+        for label in labels
+    }
+    silos = [
+        _silo(
+            out,
+            tables,
+            c,
+            facts,
+        )
+        for c in range(len(facts.names))
+    ]
     shared = _shared(silos, facts)
     return [_without_shared(silo, shared, facts) for silo in silos]
 
 
-def silo_like(out: Path, like: Silo, label: str, facts: Facts) -> Silo:
-    """The silo `like` by a row of the first cycle in `out`: the samples that count in `like`."""
-    silo = _silo(out, {label: [_cycle(out, label, 0)]}, like.number, facts)
+def silo_like(
+    out: Path,
+    like: Silo,
+    labels: Sequence[str],
+    facts: Facts,
+) -> Silo:
+    """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
+    tables = {
+        label: [
+            _cycle(
+                out,
+                label,
+                0,
+                range(FOLDS),
+            )
+        ]
+        for label in labels
+    }
+    silo = _silo(
+        out,
+        tables,
+        like.number,
+        facts,
+    )
     return _part(silo, np.isin(silo.keys, like.keys))
 
 
-def _cycle(out: Path, label: str, cycle: int) -> Table:
+def _cycle(
+    out: Path,
+    label: str,
+    cycle: int,
+    folds: Sequence[int],
+) -> Table:
     """The samples that a row's runs of a cycle tested, in their order, with the fold of each."""
-    parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in range(FOLDS)]
+    parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in folds]
     table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    table["fold"] = np.repeat(range(FOLDS), [len(part["sample"]) for part in parts])
+    sizes = [len(part["sample"]) for part in parts]
+    table["fold"] = np.repeat(range(len(parts)), sizes)
     order = np.argsort(table["sample"], kind="stable")
     return {name: column[order] for name, column in table.items()}
 
@@ -125,11 +191,7 @@ def _without_shared(silo: Silo, shared: DataFrame, facts: Facts) -> Silo:
             counts[int(number)] = count
     if counts:
         is_shared = np.isin(copies, others["copy"])
-        silo = replace(
-            _part(silo, ~is_shared),
-            shared=counts,
-            left_out=int(is_shared.sum()),
-        )
+        silo = replace(_part(silo, ~is_shared), shared=counts, left_out=int(is_shared.sum()))
     units = len(np.unique(silo.samples.units)) if facts.kind else 0
     return replace(silo, units=units)
 
@@ -139,4 +201,9 @@ def _part(silo: Silo, chosen: Array) -> Silo:
     every = slice(None)
     rows = {label: scores.part(every, chosen) for label, scores in silo.rows.items()}
     samples = silo.samples.part(every, chosen)
-    return replace(silo, samples=samples, rows=rows, keys=silo.keys[chosen])
+    return replace(
+        silo,
+        samples=samples,
+        rows=rows,
+        keys=silo.keys[chosen],
+    )

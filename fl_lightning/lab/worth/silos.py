@@ -107,4 +107,5 @@ class Measured:
     picks: Mapping[str, int]
     """How many folds chose each method."""
     cycles: int
+    """0: a part of one."""
     consortium: dict[str, Any] = field(default_factory=dict)

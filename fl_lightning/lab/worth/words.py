@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.lab.worth import BOOSTING, LENGTHS, LINEAR, LOCAL
 from fl_lightning.lab.worth.silos import Answer, Facts, Measured, Silo
-from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Name, too_few
+from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Estimate, Name, too_few
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
 METRICS: dict[Name, str] = {
@@ -54,7 +54,13 @@ def why_not(silo: Silo, metric: Name) -> str:
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
     size = min(silo.size, len(silo.samples))
-    return too_few(metric, silo.samples.labels, size, silo.units, silo.kind)
+    return too_few(
+        metric,
+        silo.samples.labels,
+        size,
+        silo.units,
+        silo.kind,
+    )
 
 
 def amount(value: float, metric: Name) -> str:
@@ -104,17 +110,28 @@ def _main(answer: Answer, measured: Measured) -> str:
     if answer.verdict == "no difference that matters":
         widest = amount(max(abs(answer.low), abs(answer.high)), metric)
         return f"It makes no difference that matters: any difference is below {widest}{unit}."
-    target = narrower(answer.estimate.half, answer.margin / MARGIN if metric == "mae" else 1.0)
+    begin = f"Cannot tell yet: the gain lies between {low} and {high}{unit}."
+    return f"{begin} {_narrowed_by(answer, answer.estimate, metric)}"
+
+
+def _narrowed_by(answer: Answer, estimate: Estimate, metric: Name) -> str:
+    """How the interval gets narrower: by more repetitions, or by more own samples. Never what the
+    verdict would be."""
+    later, unit = estimate.half_after(2 * estimate.cycles), unit_of(metric)
+    target = narrower(estimate.half, answer.margin / MARGIN if metric == "mae" else 1.0)
     count, kind = answer.silo.independent
-    needed = answer.estimate.samples_for(count, target)
+    needed = estimate.samples_for(count, target)
     width = f"±{amount(target, metric)}{unit}"
-    rest = f"With about {needed} own {kind} we would know it to within {width}."
+    rest = f"with about {needed} own {kind} we would know it to within {width}."
     if needed is None:
         rest = (
-            f"More own {kind} alone would hardly narrow it, since it owes too much to the luck of "
+            f"more own {kind} alone would hardly narrow it, since it owes too much to the luck of "
             "single trainings."
         )
-    return f"Cannot tell yet: the gain lies between {low} and {high}{unit}. {rest}"
+    if later >= 0.9 * estimate.half:
+        return rest.capitalize()
+    width = f"±{amount(later, metric)}{unit}"
+    return f"Twice as many repetitions would bring it to about {width}; {rest}"
 
 
 def narrower(half: float, unit: float = 1.0) -> float:
@@ -221,15 +238,20 @@ def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str
     gain that can be seen at best."""
     names_by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
     counts = facts.counts or [0] * len(facts.sizes)
-    for name, size, count in zip(facts.names, facts.sizes, counts, strict=True):
+    for name, size, count in zip(
+        facts.names,
+        facts.sizes,
+        counts,
+        strict=True,
+    ):
         names_by_size[size, count].append(name)
     lines = [*facts.notes]
     for (size, count), names in sorted(names_by_size.items()):
         listed = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
         of_units = f"of {count} {facts.kind} " if count else ""
-        of = "" if metric == "accuracy" else " in accuracy"
-        visible = f"a gain{of} above about {1.4 * _width(size, cycles):.1f} points can be seen"
-        if of:
+        visible = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
+        if metric != "accuracy":
+            visible = visible.replace("gain", "gain in accuracy")
             visible += f" (of {metric} no such width was simulated)"
         if size < LEAST:
             visible = f"too few for a verdict, which takes {LEAST}"
@@ -256,7 +278,10 @@ WIDTHS = {
 
 def _width(size: int, cycles: int) -> float:
     """Half-width of an interval over so many samples, in points: on lines through the logarithms of
-    `WIDTHS`, and beyond the last as the root of the number."""
-    widths = np.log(WIDTHS[min(cycles, 3)])
-    width = np.interp(math.log(size), np.log([20, 60, 200, 1000]), widths)
-    return math.exp(width) / math.sqrt(max(size, 1000) / 1000)
+    `WIDTHS`, also beyond the last."""
+    sizes, widths = np.log([20, 60, 200, 1000]), np.log(WIDTHS[min(cycles, 3)])
+    x = math.log(size)
+    if x > sizes[-1]:
+        slope = (widths[-1] - widths[-2]) / (sizes[-1] - sizes[-2])
+        return math.exp(widths[-1] + slope * (x - sizes[-1]))
+    return math.exp(np.interp(x, sizes, widths))
