@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, to_simplex
 from fl_lightning.core.mixing import Gram
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.relation import RelationInputs
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.methods.kapc import KAPC
 

@@ -8,8 +8,6 @@ from refusals import refuses
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.drawing.heatmap import save_png
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.record import RelationView
 
 from . import rounds
@@ -96,28 +94,6 @@ def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monke
     assert "pip install" in line and line.endswith("; without this line: --callbacks.heatmaps null")
 
 
-def test_a_resumed_run_draws_what_was_missed(tmp_path):
-    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing
-    is known."""
-    folder = RunFolder(tmp_path)
-    for t in (1, 2, 3):
-        folder.append(record(t, [0, 1]))
-    save_png(np.zeros((1, 1, 3), np.uint8), tmp_path / "figures" / "round-0001-overview.png")
-    run = run_of(tmp_path)
-    run.resumed_from = 2
-    Heatmaps().on_fit_start(run)
-    names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {
-        "round-0001-overview.png"
-    }
-    # as it was
-    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (
-        1,
-        1,
-        3,
-    )
-
-
 def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_path, capsys):
     (tmp_path / "figures").write_text("a file, where the folder should be")
     run, drawing = run_of(tmp_path, task="classification"), Heatmaps(every=1)
@@ -130,15 +106,15 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with refuses(r"callbacks\.heatmaps\.every: 0 "):
+    with refuses(r"callbacks\.heatmaps\.every=0"):
         Heatmaps(every=0)
-    with refuses(r"callbacks\.heatmaps\.clients: 5 .* 0 to 4"):
+    with refuses(r"callbacks\.heatmaps\.clients=5.* 0 to 4"):
         Heatmaps(clients=[1, 5]).on_fit_start(run_of(tmp_path))
 
 
 @pytest.mark.parametrize("clients", [0.5, "1", [0.5], {"a": 1}])
 def test_clients_are_a_list_of_numbers(clients):
-    with refuses(r"callbacks\.heatmaps\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.heatmaps\.clients=.* list of client numbers"):
         Heatmaps(clients=clients)
-    with refuses(r"callbacks\.attack\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.attack\.clients=.* list of client numbers"):
         Attack("noise", clients=clients)

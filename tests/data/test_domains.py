@@ -52,13 +52,13 @@ def test_domains_are_the_true_groups(pacs):
     )
     assert prepare(config, 6, 0).groups == [0, 0, 1, 1, 2, 2]
     assert prepare(replace(config, partition="iid"), 6, 0).groups == [0] * 6
-    with refuses(r"federation\.clients: 3 .*it must be 6: a client for each group of the data"):
+    with refuses(r"federation\.clients=3.*it must be 6: a client for each group of the data"):
         prepare(config, 3, 0)
     assert prepare(config, 4, 0, smoke=True).groups == [0, 0, 1, 1]
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(Absent, match=r"data\.root: None .*DOMAIN/CLASS"):
+    with pytest.raises(Absent, match=r"data\.root=None.*DOMAIN/CLASS"):
         domains.load(DataConfig())
     with refuses(r"holds no folder"):
         domains.load(DataConfig(root=str(tmp_path)))

@@ -86,17 +86,17 @@ def test_texts(tmp_path):
         (
             {},
             {"label_column": "crop"},
-            r"data\.label_column: 'crop' .*no such column; columns: a, b, label, writer",
+            r"data\.label_column='crop'.*no such column; columns: a, b, label, writer",
         ),
         (
             {"__index_level_0__": [*range(60)]},
             {},
-            r"data\.root: .*column '__index_level_0__' is an index that pandas wrote",
+            r"data\.root=.*column '__index_level_0__' is an index that pandas wrote",
         ),
         (
             {},
             {"columns": ["a", "writer"]},
-            r"data\.columns: 'writer' .*row 1 of train holds 'w0': no numbers",
+            r"data\.columns='writer'.*row 1 of train holds 'w0': no numbers",
         ),
         (
             {"b": [[1, 2]] * 59 + [[1]]},

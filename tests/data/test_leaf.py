@@ -107,7 +107,7 @@ def test_shakespeare(tmp_path):
 )
 def test_bad_samples_are_named(users, message, tmp_path):
     write(tmp_path, ".", users)
-    with refuses(rf"data\.root: .*{message}"):
+    with refuses(rf"data\.root=.*{message}"):
         read(tmp_path)
 
 

@@ -163,7 +163,7 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_what_clients_would_not_do_is_refused_by_name(road, train, line, part):
     module = module_of(train) if part == "train" else module_of(lambda: DataLoader(ALL), train)
-    with refuses(f"is not allowed; .*{line.replace('train_', f'{part}_')}"):
+    with refuses(f": .*{line.replace('train_', f'{part}_')}"):
         road(module)
 
 
@@ -189,10 +189,10 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path):
         (Stream(), "Stream is an IterableDataset"),
         (Endless(), "Endless has no __len__"),
         (Jittered(), "sample 0 of Jittered is another at each reading"),
-        (DataLoader(ALL), "'DataLoader' is not allowed; give"),
-        ([DataLoader(ALL), DataLoader(ALL)], "'list' is not allowed; give"),
+        (DataLoader(ALL), "'DataLoader': give"),
+        ([DataLoader(ALL), DataLoader(ALL)], "'list': give"),
     ],
 )
 def test_data_of_a_script_that_cannot_be_read_are_refused(data, line, tmp_path):
-    with refuses(rf"^data: .*{line}"):
+    with refuses(rf"^data=.*{line}"):
         keep(data, tmp_path)

@@ -63,28 +63,28 @@ def test_images_of_a_group_or_client_are_turned_alike(change, clients):
         (
             {"planted": "labels", "groups": 5},
             4,
-            r"data\.groups: 5 .*at most 4: a group has a client",
+            r"data\.groups=5.*at most 4: a group has a client",
         ),
         (
             {"planted": "labels", "groups": 11},
             20,
-            r"data\.groups: 11 .*at most 10: .*no more classes",
+            r"data\.groups=11.*at most 10: .*no more classes",
         ),
-        ({"planted": "rotation", "groups": 1}, 4, r"data\.groups: 1 .*at least 2"),
+        ({"planted": "rotation", "groups": 1}, 4, r"data\.groups=1.*at least 2"),
         (
             {"planted": "rotation", "partition": "rotated"},
             4,
-            r"data\.planted: 'rotation' .*turns images already",
+            r"data\.planted='rotation'.*turns images already",
         ),
         (
             {"planted": "labels", "global_test": True},
             4,
-            r"data\.planted: 'labels' .*one meaning of its labels",
+            r"data\.planted='labels'.*one meaning of its labels",
         ),
         (
             {"planted": "labels", "task": "regression"},
             4,
-            r"data\.planted: 'labels' .*has no classes",
+            r"data\.planted='labels'.*has no classes",
         ),
     ],
 )

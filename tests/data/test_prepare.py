@@ -117,7 +117,7 @@ def test_each_clients_own_test_part(tmp_path):
     ]
     for train, test in mixes:
         assert abs(train[0] / train.sum() - test[0] / test.sum()) <= 2 / 8
-    with refuses(r"federation\.clients: 13 .*at most 12"):
+    with refuses(r"federation\.clients=13.*at most 12"):
         prepare(config, 13, 0)  # 5 each: 2 to train on, 1 for validation, 2 for the test
 
 

@@ -191,8 +191,8 @@ def test_a_fit_prints_them(faulty, capsys):
 @pytest.mark.parametrize(
     "words, says",
     {
-        "--data.source digits": "data.source: 'digits' is not allowed; its columns cannot be",
-        "--data.root none.csv": "data.root: 'none.csv'",
+        "--data.source digits": "data.source='digits': its columns cannot be",
+        "--data.root none.csv": "data.root='none.csv'",
         "--data.root t.csv --data.label_column x": "there is no such column",
         "--data.root t.csv --out p.txt": "it must end with .html",
         "--data.root t.csv --out no/p.html": "there is no folder",

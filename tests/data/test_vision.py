@@ -38,7 +38,7 @@ def test_missing_files_are_one_line_with_the_remedies(name, tmp_path):
     with pytest.raises(BadInput) as caught:
         load(name, tmp_path)
     line = str(caught.value)
-    assert line.startswith("data.root: ")
+    assert line.startswith("data.root=")
     assert "\n" not in line
     assert RECIPES[name].files in line
     assert ("--data.download true" in line) == RECIPES[name].downloads

@@ -132,7 +132,7 @@ def test_steps_are_those_of_eq_7(federation, divergence, times, projection):
 
 
 def test_the_authors_step_has_no_sum():
-    with refuses(r"method\.divergence: 'sum' .*update paper"):
+    with refuses(r"method\.divergence='sum'.*update paper"):
         KTPFL(divergence="sum", update="code")
 
 

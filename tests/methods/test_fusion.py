@@ -83,7 +83,7 @@ def test_all_architectures_teach_each(federation):
 
 
 def test_feddf_wants_public_data_and_classes(federation):
-    with refuses(r"^data\.public: "):
+    with refuses(r"^data\.public="):
         federation(FedDF()).prepare()
 
 

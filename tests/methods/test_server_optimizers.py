@@ -151,5 +151,5 @@ def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation)
         assert_close(scored[0], mean, **ROUNDING)
         assert record.metrics["train_loss"] == other.metrics["train_loss"]
     assert not torch.equal(global_model(fed), scored[0])
-    with refuses(r"^method\.scored: 'mean' .*evaluation\.judge before"):
+    with refuses(r"^method\.scored='mean'.*evaluation\.judge before"):
         federation(FedDyn(scored="mean"), evaluation={"judge": "before"}).prepare()

@@ -137,7 +137,7 @@ def test_windows_of_any_length_become_logits():
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
 def test_what_is_no_window_is_refused(shape):
-    with refuses(r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"):
+    with refuses(r"model='cnn1d'.*are no windows \(channels, samples\) of 4 or more"):
         build(Component(CNN1D_PATH, {}), shape, 7)
 
 
@@ -149,5 +149,5 @@ def test_layers_without_numbers_are_refused():
         ("channels", [0], lambda: CNN1D((3, 64), 10, (0,))),
         ("width", [0], lambda: Transformer((8,), 10, 20, width=0)),
     ):
-        with refuses(rf"model\.init_args\.{name}: {re.escape(str(sizes))} is not allowed"):
+        with refuses(rf"model\.init_args\.{name}={re.escape(str(sizes))}:"):
             make()

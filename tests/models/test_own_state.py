@@ -55,7 +55,7 @@ class Lit(Small, LightningModule):
 @pytest.mark.parametrize("net", [Anew, Gone])
 def test_a_buffer_that_is_assigned_anew_is_refused(federation, net, executor, clients):
     """It would pass from client to client, and no checkpoint would have it."""
-    with refuses(r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"):
+    with refuses(r"^model='seen': this buffer is assigned anew or removed"):
         fed = federation(FedAvg(), net, clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)
@@ -103,7 +103,7 @@ HOOKS = {
 )
 def test_hooks_that_would_not_be_called_are_refused(federation, names):
     hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
-    with refuses(rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called"):
+    with refuses(rf"^model='Hooked': its {', '.join(names)} would not be called"):
         federation(FedAvg(), hooked)
     federation(FedAvg(), type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}))
 
@@ -114,7 +114,7 @@ def test_manual_optimisation_is_refused(federation):
             super().__init__()
             self.automatic_optimization = False
 
-    with refuses(r"^model: 'Manual' is not allowed; its automatic_optimization is False"):
+    with refuses(r"^model='Manual': its automatic_optimization is False"):
         federation(FedAvg(), Manual)
 
 

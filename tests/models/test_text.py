@@ -39,7 +39,7 @@ def test_models_of_text(name):
     if "CNN" in name:
         with refuses("next tokens want transformer or lstm"):
             model_of(name, True, VOCABULARY)
-        with refuses(r"model\.widths: \[9\] .* from 1 to the 6 tokens"):
+        with refuses(r"model\.widths=\[9\].* from 1 to the 6 tokens"):
             build(
                 Component("fl_lightning.models.textcnn.TextCNN", {"widths": [9]}),
                 (LENGTH,),
@@ -160,5 +160,5 @@ def test_further_metrics_are_over_positions(federation):
 
 
 def test_subspaces_of_token_numbers_are_refused(federation):
-    with refuses(r"method\.similarity: 'subspace' .* tokens span no subspace"):
+    with refuses(r"method\.similarity='subspace'.* tokens span no subspace"):
         around(federation, FEDORA(), "transformer.Transformer", texts())
