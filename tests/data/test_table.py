@@ -97,11 +97,6 @@ def test_bad_tables(text, options, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there():
-    with refuses(r"data\.root='none\.csv'.*the source table"):
-        prepare(DataConfig(root="none.csv"), 3, 0)
-
-
 def test_names_with_digits_and_underscores_are_no_numbers(tmp_path):
     """Python's `float` reads 3_4 as 34."""
     rows = "".join(f"{k}.5,{('3_4', '34', '5')[k % 3]}\n" for k in range(9))

@@ -335,10 +335,3 @@ def test_a_run_that_goes_on_for_longer_looks_for_groups_then(fit, capsys):
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err
     assert run_line("fit --name short --resume --federation.rounds 9") == 0
     assert "rounds 6 to 8 try them" in capsys.readouterr().err
-
-
-def test_newcomers_join(fit):
-    run = fit("joined", FLAGS, "--data.held_out_clients 0.2")
-    assert run_line(f"report {run}") == 0
-    rows = RunFolder(run).read("newcomers")
-    assert rows and all(row["rule"].startswith("FedAvg's model") for row in rows)

@@ -113,8 +113,3 @@ def test_passes_hold_samples_alone_and_train(federation, monkeypatch, evaluating
     monkeypatch.setattr(OwnSteps, "__init__", init)
     ran(federation, Noisy(evaluating=evaluating))
     assert bool(rows) != evaluating and all(bool((slot != 0).any(dim=1).all()) for slot in rows)
-
-
-def test_a_phase_without_a_step_asks_for_nothing():
-    with refuses(r"Phase\.by_gradient"):
-        Phase(by_gradient=True)
