@@ -11,7 +11,7 @@ from lines import run_line
 import fl_lightning.methods
 from fl_lightning.cli import COMMANDS, command_keys, main
 from fl_lightning.configuration import catalogue, describe, index
-from fl_lightning.configuration.explain import explained, page
+from fl_lightning.configuration.explain import page
 
 
 def test_the_index_is_fresh():
@@ -63,17 +63,6 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch,
     assert run_line("fit --method toy --method.push -1") == 2
     assert "method.push=-1.0: it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
-
-
-def test_every_argument_of_every_method_is_explained():
-    for entry in catalogue.table("methods").values():
-        kind = index.method(entry.class_path)
-        text = explained(entry.name, kind)
-        assert text.startswith(f"{entry.name}: {entry.summary}")
-        said = text.split("\n\n")
-        for name in kind["arguments"]:
-            (own,) = (part for part in said if part.startswith(f"  --method.{name}  "))
-            assert len(own.splitlines()) > 1, f"{entry.name}: nothing is said of {name}"
 
 
 def test_help_lists_exactly_the_keys_that_are_read(capsys):

@@ -233,16 +233,6 @@ def test_a_data_loader_gives_the_same_numbers(fit, record):
 
 
 @pytest.mark.slow
-def test_a_data_loader_gives_the_same_numbers_with_augmentation(fit, fl_data, record):
-    flags = (
-        f"--data.source mnist --data.root {fl_data} --data.fraction 0.01 --data.augment crop_flip"
-    )
-    resident = fit("resident", flags, "--data.resident always")
-    assert record(fit("loaded", flags, "--data.resident never")) == record(resident)
-    assert record(resident) != record(fit("plain", flags, "--data.augment none"))
-
-
-@pytest.mark.slow
 def test_without_wandb_s_variable_nothing_waits_for_a_key(command, monkeypatch, workplace):
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)

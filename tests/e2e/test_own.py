@@ -1,22 +1,4 @@
-"""A user's own models and data, without editing the project."""
-
-import numpy as np
-
-
-def test_own_module(fit, table):
-    folder = fit("a", "--model fl_own_models.Normed --model.width 6 --federation.local_epochs 3")
-    accuracies = [float(row["mean_accuracy"]) for row in table(folder)]
-    assert accuracies[-1] > 0.6
-    with np.load(folder / "relation" / "round-0001.npz") as held:
-        assert held["layers"].tolist() == ["conv", "out"]
-    # The papers' byte counts: convolution and classifier go down, BatchNorm goes up only,
-    # statistics stay.
-    shared, norm = 6 * 9 + 6 + 54 * 10 + 10, 12
-    (first, *_) = table(folder, "clients.csv")
-    assert (int(first["download_bytes"]), int(first["upload_bytes"])) == (
-        4 * shared,
-        4 * (shared + norm),
-    )
+"""A LightningModule of a user, without editing the project."""
 
 
 def test_own_lightning_module_trains_by_its_own_rules(fit, table):
@@ -30,3 +12,10 @@ def test_own_lightning_module_trains_by_its_own_rules(fit, table):
     sgd = table(fit("b", flags, "--federation.rounds 1"))
     assert fl_own_models.Lit.optimizers_made == 1
     assert sgd[0]["train_loss"] != own[0]["train_loss"]
+
+
+def test_mnist(fit, table, fl_data):
+    flags = f"--config kapc_mnist --loggers null --data.root {fl_data} --data.fraction 0.02"
+    more = "--federation.clients 4 --federation.rounds 2 --model mlp --optimizer.lr 0.05"
+    folder = fit("a", flags, more, "--federation.local_epochs 3")
+    assert float(table(folder)[-1]["mean_accuracy"]) > 0.6

@@ -148,11 +148,3 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server, capsys):
     server.known = False
     assert run_line("dashboard --project other") == 2
     assert "project='me/other': W&B has no such project yet" in capsys.readouterr().err
-
-
-def test_a_file_of_ones_own_is_not_written_over(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for content, code in (("notes", 2), (GOLDEN.read_text(), 0)):
-        Path("view.json").write_text(content)
-        assert run_line("dashboard --json view.json --project mine") == code
-        assert ("mine" in Path("view.json").read_text()) == (code == 0)

@@ -539,12 +539,3 @@ def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where, says):
         )
         with refuses(rf"FedProx\.mu=.*:.*{says}"):
             space(config)
-
-
-def test_spaces_are_widened():
-    assert widened(Range(0, 1), 2) == Range(0, 2)
-    assert widened(Whole(2, 4), 7) == Whole(2, 7)
-    assert widened(Whole(2, 4), 2.5) is None
-    assert widened(LogRange(1, 2), None) is None
-    assert widened(Choice((1, 2)), None) == Choice((1, 2, None))
-    assert widened(Choice((1, 2)), [3]) is None  # a journal would not give it back
