@@ -94,10 +94,18 @@ def split(values: Tensor) -> tuple[float, float]:
 
 
 def components(near: Tensor) -> list[list[int]]:
-    """Clients that `near` (N, N) connects, in ascending order."""
+    """Groups of clients, in ascending order.
+
+    Those are connected who share more than half of all whom `near` (N, N) has near either: one
+    wrong pair joins no two groups.
+    """
     from scipy.sparse.csgraph import connected_components
 
-    count, labels = connected_components(near.numpy(), directed=False)
+    rows = (near > 0).double().fill_diagonal_(1)
+    common = rows @ rows.T
+    sizes = rows.sum(1)
+    either = sizes[:, None] + sizes - common
+    count, labels = connected_components((2 * common > either).numpy(), directed=False)
     return [np.flatnonzero(labels == group).tolist() for group in range(count)]
 
 

@@ -77,6 +77,14 @@ def test_groups_without_noise_are_exact():
     assert distance > 1e4 and components(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
 
 
+def test_a_wrong_pair_joins_no_two_groups():
+    """Of 40 clients in two groups a pair is wrong, and another is missed."""
+    truth = (torch.arange(40)[:, None] % 2 == torch.arange(40) % 2).long()
+    for pair, value in (((0, 1), 1), ((2, 4), 0)):
+        truth[pair] = truth[pair[::-1]] = value
+    assert components(truth) == [list(range(0, 40, 2)), list(range(1, 40, 2))]
+
+
 def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
