@@ -20,7 +20,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 34_600,
+    "callbacks": 34_700,
     "configuration": 19_200,
     "core": 15_900,
     "data": 46_400,
