@@ -84,6 +84,7 @@ def untimed(run):
 # ---------------------------------------------------------------- fit
 
 
+@pytest.mark.slow
 def test_a_mapping_a_file_and_flags_are_one_run(workplace):
     """Called again and again in one process, whose signal handlers stay what they were."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -141,6 +142,7 @@ def test_what_cannot_work_is_refused_as_by_the_command(config, said, workplace):
     assert list(workplace.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_extended_run_has_no_results_until_it_ends(here, monkeypatch):
     """Stopped before its first new round it has lost nothing; after it, what the shorter run's end
     left is gone."""

@@ -221,6 +221,7 @@ def test_tutorials_run(name, folder, capsys, monkeypatch):
 # ------------------------------------------------------- the method that a page builds from nothing
 
 
+@pytest.mark.slow
 def test_the_pages_method_is_short_and_keeps_its_promises(folder):
     """Its global model is FedAvg's to the bit; without a pull its personal models are those of
     training alone."""

@@ -53,6 +53,7 @@ def test_weights_have_one_scale_in_all_pictures():
     assert count(whole, VIOLET) > 10 * 300 < count(whole, YELLOW)
 
 
+@pytest.mark.slow
 def test_a_missing_weight_is_grey_and_one_below_zero_red():
     values = np.full((4, 20), 0.05)
     cell = count(draw(np.full((4, 20), 1.0)), YELLOW) / 80

@@ -124,6 +124,7 @@ def test_an_index_with_a_name_is_a_column(tmp_path):
         assert layer["data"]["group_column"] == "hospital"
 
 
+@pytest.mark.slow
 def test_an_exported_file_gives_probabilities(run, tmp_path, monkeypatch):
     exported = fl_lightning.export(
         run.folder,
@@ -231,6 +232,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_to_refuse_a_table(tmp_path):
     patients().to_csv(tmp_path / "t.csv", index=False)
     words = [sys.executable, "-c", REFUSE, *REFUSED]

@@ -58,6 +58,7 @@ def rare(tmp_path_factory):
 # ---------------------------------------------------------------- the metric that chooses
 
 
+@pytest.mark.slow
 def test_a_rare_outcome_is_judged_by_auroc_everywhere(rare, tmp_path):
     run = rare
     line = "metric: auroc, since 13.7% of the training samples are '1'; evaluation.metric names"

@@ -163,6 +163,7 @@ def test_a_run_drifts_and_its_truth_with_it(fit, capsys):
     assert str(final) in capsys.readouterr().out  # judged on the last round's tasks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["labels", "rotation"])
 def test_a_run_that_has_drifted_is_resumed(fit, capsys, planted):
     """Its samples, their classes and their shifts are those that it began with, whatever round it

@@ -95,6 +95,7 @@ def test_running_statistics_travel_whole(make_run, make_client):
     assert up.block_bytes[index] == 4 * block.size
 
 
+@pytest.mark.slow
 def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit):
     """Without training, what a client has changed since it received its model is nothing."""
     still = (

@@ -184,6 +184,7 @@ def offline_runs(folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_alone")
 def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path):
     folder = RunFolder(tmp_path / "run")
@@ -411,6 +412,7 @@ def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypat
     assert not (tmp_path / "theirs").exists()
 
 
+@pytest.mark.slow
 # W&B leaves the agent's file open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("wandb_alone")

@@ -41,6 +41,7 @@ ROW = (
 )
 
 
+@pytest.mark.slow
 def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch, capsys):
     """Nothing else is written: index, page, names and checks of arguments follow from the class."""
     (tmp_path / "own" / "room").mkdir(parents=True)

@@ -154,6 +154,7 @@ def study(tmp_path, monkeypatch, capsys):
     return submit
 
 
+@pytest.mark.slow
 def test_a_run_that_is_queued_is_not_submitted_again(capsys, commands, study):
     count = "echo x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))"
     waits = "for k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; done"
@@ -197,6 +198,7 @@ def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path, commands
     assert [(one.state, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
 
 
+@pytest.mark.slow
 def test_a_corrected_place_of_the_data_reaches_the_jobs(commands, study):
     commands(sbatch=SBATCH, squeue="", sinfo="exit 1")
 

@@ -177,6 +177,7 @@ def test_the_command_prints_a_table_and_writes_a_page(faulty, capsys):
     assert frame.equals(table)
 
 
+@pytest.mark.slow
 def test_a_fit_prints_them(faulty, capsys):
     small = (
         "--federation.clients 4 --federation.rounds 1 --federation.local_epochs 1 --loggers null"

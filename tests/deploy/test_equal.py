@@ -105,6 +105,7 @@ def test_other_settings_come_to_the_same_bits(method, flags, tmp_path):
     assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", ["sampler", "weights"])
 def test_classes_count_alike_at_a_site_as_in_the_simulator(balance, tmp_path):
     """A site weighs or draws by its own class counts, which it does not send."""
@@ -126,6 +127,7 @@ def test_the_comparison_sees_a_difference(tmp_path):
 # ---------------------------------------------------------------- transforms
 
 
+@pytest.mark.slow
 def test_transforms_at_both_ends(tmp_path):
     """KAPC+BLS: the centre leaves layers out of downloads, sites out of uploads, and the tables say
     which."""

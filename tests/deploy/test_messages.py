@@ -85,7 +85,7 @@ ODD = {
 """What becomes of a site's first answer, and the line."""
 
 
-@pytest.mark.sampled("late", "too long")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ODD)
 def test_retry_comes_to_the_numbers_of_an_undisturbed_run(how, tmp_path, monkeypatch, capsys):
     """The site has trained: it sends what it has sent before, and trains nothing twice."""
@@ -128,6 +128,7 @@ class Repeating(LocalTransport):
         return name
 
 
+@pytest.mark.slow
 def test_a_visit_sent_again_after_its_score_trains_nothing_twice(tmp_path, monkeypatch):
     trained = Counter()
     upload = Visit.upload
@@ -246,6 +247,7 @@ def refused_in(rounds):
     return changed(lambda message: SHORT(message) if message["round"] in rounds else None)
 
 
+@pytest.mark.slow
 def test_uploads_that_the_centre_refuses_count_in_epsilon(tmp_path):
     """They have left the site with noise of their own."""
     flags = "--federation.rounds 4 --callbacks.localprivacy.clip 1"
@@ -256,7 +258,7 @@ def test_uploads_that_the_centre_refuses_count_in_epsilon(tmp_path):
     assert [t for t, c in epsilons if c == BAD] == [1, 4] and epsilons[4, BAD] == epsilons[4, 0]
 
 
-@pytest.mark.sampled("ditto-twice")
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [{1}, {2, 3}, {4}], ids=["first", "twice", "last"])
 @pytest.mark.parametrize("method", ["ditto", "scaffold", "fedavg"])
 def test_a_site_whose_answer_was_refused_goes_back(method, rounds, tmp_path, monkeypatch):
@@ -318,6 +320,7 @@ class Moving(LocalTransport):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_gone(
     capsys,
 ):
@@ -336,6 +339,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
     assert capsys.readouterr().err.count(line) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hello, line",
     [

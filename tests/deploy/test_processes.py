@@ -41,6 +41,7 @@ def test_killed_sites_lose_nothing(tmp_path, monkeypatch):
     assert main(["export", "--run", str(tmp_path / "at-1" / "app"), *words]) == 2
 
 
+@pytest.mark.slow
 def test_a_centre_that_goes_on_comes_to_the_same_bits(app, tmp_path, monkeypatch):
     """It dies after sites have answered round 3 and before it has saved it: they answer the same
     bytes again."""

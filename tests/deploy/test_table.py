@@ -79,6 +79,7 @@ def nodes(folder):
     return [node | {"data": node["data"].replace(".npz", ".csv")} for node in nodes_of(folder)]
 
 
+@pytest.mark.slow
 def test_predictions_at_the_site_are_the_simulators(app, rows, tmp_path, monkeypatch, capsys):
     """Of exported models, on raw rows; what travels with the app are declared statistics."""
     run_of(app, in_process(app, nodes(tmp_path)), tmp_path / "center")

@@ -176,6 +176,7 @@ def test_the_run_folder_is_what_scripts_rely_on(workplace, table, capsys):
     assert summary.keys() & {*metrics[0], *clients[0]} == kept  # else one meaning a name
 
 
+@pytest.mark.slow
 def test_config_yaml_gives_the_same_run_again(fit, record):
     folder = fit("a", "--seed 3 --federation.participation 0.5 --data.alpha 0.3")
     saved = yaml.safe_load((folder / "config.yaml").read_text())
@@ -224,6 +225,7 @@ def test_judged_every_other_round_and_in_the_last(fit, table, record):
 # ---------------------------------------------------------------- where the samples lie
 
 
+@pytest.mark.slow
 def test_a_data_loader_gives_the_same_numbers(fit, record):
     flags = "--model fl_own_models.Lit --optimizer.name module"
     resident, loaded = (

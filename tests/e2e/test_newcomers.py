@@ -83,6 +83,7 @@ def test_a_held_out_client_that_fails_on_two_processes(
     assert record(Path("runs/two")) == record(fit("one", flags))
 
 
+@pytest.mark.slow
 def test_models_that_diverge_after_the_rounds_have_no_score(fit, table, capsys):
     """Few steps in each round, many for fine-tuned copies and newcomers, and a weight decay that
     multiplies by -2."""

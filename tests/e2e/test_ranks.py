@@ -51,7 +51,7 @@ def test_several_processes_give_what_one_gives(
     assert record(one).weights
 
 
-@pytest.mark.sampled("selected")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["selected", "trimmed"])
 def test_ranks_that_share_no_memory_give_what_one_gives(
     name,

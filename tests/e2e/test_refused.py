@@ -138,6 +138,7 @@ def test_a_run_without_a_checkpoint(fit, refused):
     assert "no checkpoint" in refused("export --run runs/a --client 0 --out m.safetensors")
 
 
+@pytest.mark.slow
 def test_resumed_on_other_data(small, refused, capsys):
     """The folder of the data may move, but their split may not change; other contents of as many
     samples are named."""

@@ -47,6 +47,7 @@ def test_without_a_config_and_when_there_is_nothing_to_do(fit, record):
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000"
 
 
+@pytest.mark.slow
 def test_broken_off_before_its_first_checkpoint_a_run_begins_again(fit, record, bursts, capsys):
     """Which is told; a run that should have one by now is refused."""
     whole = record(fit("unbroken", BURSTING, "--federation.rounds 4"))
@@ -69,6 +70,7 @@ def test_broken_off_before_its_first_checkpoint_a_run_begins_again(fit, record, 
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_no_checkpoints_begins_again(fit, bursts, capsys):
     flags = f"{BURSTING} --federation.rounds 3 --callbacks null"
     whole = (fit("unbroken", flags) / "final.csv").read_text()
@@ -84,6 +86,7 @@ def test_a_run_that_keeps_no_checkpoints_begins_again(fit, bursts, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rounds_after_the_last_checkpoint_are_run_again(fit, record, bursts):
     """A checkpoint every other round: what was written of round 3 is forgotten and written again,
     once."""

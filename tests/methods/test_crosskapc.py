@@ -332,12 +332,14 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 
+@pytest.mark.slow
 def test_layer_selection_leaves_no_common_start(fit, capsys):
     run = fit("selected", FLAGS, "--callbacks layerselection")
     assert capsys.readouterr().err.count("withholds layers, so clients do not begin from one") == 1
     assert "groups_separation" not in RunFolder(run).read("metrics")[-1]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_for_longer_looks_for_groups_then(fit, capsys):
     fit("short", FLAGS, "--federation.rounds 4")
     assert "4 rounds, where the first 6 would find groups" in capsys.readouterr().err

@@ -132,6 +132,7 @@ def test_attacks_over_rounds_have_the_auc_of_two_gaussians():
     assert len(controls) == 3 and all(abs(r.value - 0.5) < 0.02 for r in controls)
 
 
+@pytest.mark.slow
 def test_lira_over_rounds_needs_the_same_rounds_of_all():
     runs = several_rounds(3.0, [1.0] * 4, seeds=8, n=400)
     by = {r.attack: r for r in attacks.lira(runs) if r.measure == "AUC"}
@@ -194,6 +195,7 @@ def test_ranks_are_spearmans():
     assert attacks._rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
 
 
+@pytest.mark.slow
 def test_label_mixes_follow_biases():
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 100, (10, 6))
@@ -280,6 +282,7 @@ def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback, fit):
     )
 
 
+@pytest.mark.slow
 def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
     words = "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0"
     attack = "--callbacks.attack.kind label_flip --callbacks.attack.clients"

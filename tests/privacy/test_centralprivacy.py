@@ -166,6 +166,7 @@ def test_cohorts_are_accounted_as_drawn_without_replacement(noise, rounds, size,
     assert mine < epsilon([Mechanism(noise, rounds)], 1e-5, replace_one=True)
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation):
     private = CentralPrivacy(clip=1.0, noise=4.0)
     fed = federation(FedAvg(), callbacks=[private], clients=20, participation=0.1, rounds=4)
@@ -235,6 +236,7 @@ def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
 # ---------------------------------------------------------------- ranks and resume
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
     target = f"{CLIP} --callbacks.centralprivacy.epsilon_target 8"
     flags = "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1"

@@ -218,6 +218,7 @@ def test_parts_that_tell_more_are_refused(flags, says, fl_train, tmp_path, monke
     assert code == 2 and re.search(says, err), err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
     target = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"
     flags = "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1"

@@ -95,6 +95,7 @@ def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation, name)
     assert 0 < float((seen[0] - seen[1])[:rounds].abs().max()) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_class_of_ones_own_must_say_what_it_makes_of_samples(federation):
     @dataclass(frozen=True)
     class Mine(FedAvg):
@@ -210,6 +211,7 @@ def test_noise_has_its_size(federation):
     )
 
 
+@pytest.mark.slow
 def test_no_two_steps_share_batches_or_noise(federation, monkeypatch):
     """Ditto's two phases would take the same batches otherwise."""
     from fl_lightning.callbacks import stepprivacy
@@ -241,6 +243,7 @@ def test_epsilon_is_of_the_steps_that_clients_have_taken(federation):
     assert summary["privacy_unit"] == "sample" and summary["privacy_steps"] == max(taken.values())
 
 
+@pytest.mark.slow
 def test_steps_of_a_refused_upload_count(fit, monkeypatch):
     """The server has seen it: what accounts for the steps stands before what refuses uploads."""
     flags = f"--method fedavg {FLAGS} --federation.rounds 2 --federation.on_bad_client skip"

@@ -87,6 +87,7 @@ def test_a_folder_of_runs_stands_for_all_in_it(make_run, tmp_path, monkeypatch, 
     assert "2 runs side by side" in Path("runs/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported(make_run):
     code = (
         "import sys; from fl_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in "

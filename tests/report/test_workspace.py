@@ -42,6 +42,7 @@ class Opened:
     def finish(self, exit_code): ...
 
 
+@pytest.mark.slow
 def test_every_panels_keys_are_logged_by_real_runs(fit, tmp_path, monkeypatch):
     """A relation, a global model with all metrics, and a privacy report: no method has all
     three."""
@@ -124,6 +125,7 @@ def server(tmp_path, monkeypatch):
     web.server_close()
 
 
+@pytest.mark.slow
 def test_the_view_is_saved_once_and_again_only_where_it_differs(server, capsys):
     for said in ("saved", "unchanged"):
         assert main(["dashboard"]) == 0

@@ -190,6 +190,7 @@ def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_st
     assert any(note in one for one in comparison.notes)
 
 
+@pytest.mark.slow
 def test_ranks_over_settings(make_study):
     settings = [k / 10 for k in range(1, 9)]
     comparison = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings)))
@@ -484,6 +485,7 @@ def test_only_an_earlier_comparison_is_written_over(make_study, tmp_path, form, 
     assert fl_train(line)[0] == 2 and out.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_critical_difference_picture(make_study):
     settings = [k / 10 for k in range(1, 7)]
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))

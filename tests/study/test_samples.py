@@ -41,6 +41,7 @@ def write(shift):
     Path("t.csv").write_text(f"site,a,label\n{rows}", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_path):
     line = "study study.yaml --out s --workers 1"
     assert ask(line)[0] == 0
@@ -54,6 +55,7 @@ def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_p
     assert ask(line, seeds=[0, 1])[0] == 0
 
 
+@pytest.mark.slow
 def test_a_search_over_other_data_is_refused(ask):
     pytest.importorskip("optuna")
     line = "tune study.yaml --out t --trials 2 --workers 1 --study false"

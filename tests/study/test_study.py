@@ -76,6 +76,7 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask, tmp_path):
     assert run_line("status s") == 0
 
 
+@pytest.mark.slow
 def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     words = "--workers 1 --federation.rounds 1 --data.resident=never"
     when = {"data.alpha=0.5": {"lam": 7.0}}
@@ -95,6 +96,7 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     assert ask(**whole)[0] == 0  # what was set is a part of it
 
 
+@pytest.mark.slow
 def test_a_row_of_which_no_run_has_begun_may_change(ask, tmp_path):
     row = {"name": "kapc", "label": "mine", "lam": 7.0}
     assert ask("--workers 1 --methods local", methods=["local", row])[0] == 0
@@ -146,6 +148,7 @@ def test_a_failing_run_is_named_and_the_others_run_on(ask, tmp_path, capfd):
     assert "runs/ktpfl/seed-0: " in said
 
 
+@pytest.mark.slow
 def test_a_part_is_run_first_and_the_rest_later(ask, tmp_path):
     """With the forced rows; the table names the whole study from the start, and a later call runs
     what is missing and keeps what else failed."""
@@ -175,6 +178,7 @@ def test_damaged_failures_are_passed_over(content, tmp_path):
     assert StudyFolder(tmp_path).failures() == {}
 
 
+@pytest.mark.slow
 def test_a_study_grows_and_does_not_change(ask, tmp_path):
     assert ask(methods=["local"])[0] == 0
 

@@ -51,6 +51,7 @@ def test_no_number_depends_on_how_many_train_together(ask, tmp_path):
     assert "kapc" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", ["sampler", "weights"])
 def test_classes_count_alike_in_company_as_alone(ask, tmp_path, balance):
     """Samples are drawn in stacked passes, too; weights of a loss take the loop, and a line says
@@ -97,6 +98,7 @@ def choose(tmp_path, wanted, **changes):
     return together.with_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
 
 
+@pytest.mark.slow
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     measured = []
     monkeypatch.setattr(together, "_measured", lambda config: measured.append(config) or "vmap")
@@ -117,6 +119,7 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert len(measured) == 1
 
 
+@pytest.mark.slow
 def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
     commands(sbatch="echo Submitted batch job 42", sinfo="exit 1", squeue="exit 0")
@@ -163,6 +166,7 @@ def test_a_killed_study_comes_to_the_same(tmp_path):
     assert unlike == []
 
 
+@pytest.mark.slow
 def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
     """A line says so; none is written where there is enough, and one where it cannot be planned."""
     large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}

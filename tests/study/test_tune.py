@@ -154,6 +154,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
+@pytest.mark.slow
 def test_the_metric_that_is_named_chooses(ask):
     words = "--out t --trials 2 --workers 1 --study false --metric balanced_accuracy"
     assert ask(words)[0] == 0
@@ -218,6 +219,7 @@ def test_what_a_method_refuses_is_a_trial_too(ask, tmp_path):
     assert not (tmp_path / "t/study").exists()
 
 
+@pytest.mark.slow
 def test_the_test_part_is_not_even_read(ask, tmp_path):
     """Another one, which nothing accepts that reads it, changes no byte."""
     own = {"data.source": "arrays", "data.root": str(tmp_path / "a.npz"), "data.partition": "hsu"}

@@ -158,6 +158,7 @@ def test_a_silos_name_is_no_markup():
     assert "<b>" not in text and "&lt;b&gt;A" in text
 
 
+@pytest.mark.slow
 def test_python_gives_the_same(copy):
     """The call goes on in the folder: nothing is trained, the DataFrame is the CSV."""
     flags = shlex.split(SMALL.replace("--methods fedper --workers 1", ""))

@@ -126,6 +126,7 @@ def test_silos_that_cannot_be_judged_are_told_why(answer):
         assert answer[name]["verdict"] == "cannot tell yet"
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(copy, capsys):
     """A run is gone, and another one's scores: the same command makes both again, and nothing else,
     to the same answer."""
@@ -275,6 +276,7 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     assert expected == 10 or seconds + cycle > 1.1 * 60 * minutes
 
 
+@pytest.mark.slow
 def test_newcomers_are_scored_by_the_chosen_metric(copy):
     """No newcomer of a method that has been trained is trained again: they were scored by all that
     --metric may name."""
