@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import pytest
 import yaml
 from lines import run_line
 
