@@ -287,3 +287,18 @@ def refused(fl_train):
     """Runs such a line, which must be refused as bad input; gives the one line that it prints."""
 
     return lambda line: refused_line(fl_train(line))
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Makes commands that answer as SLURM's do: each a line of bash."""
+
+    def make(**lines):
+        folder = tmp_path.parent / f"{tmp_path.name}-bin"
+        folder.mkdir(exist_ok=True)
+        for name, line in lines.items():
+            (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return make

@@ -1,7 +1,6 @@
 """What scripts and notebooks are given: `fl_lightning.fit` and `Run`, with the command line's
 checks and no traces."""
 
-import csv
 import json
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from lines import run_line
@@ -44,6 +44,12 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of KAPC, to which nothing is written."""
+    return fit({"config": "kapc_exact_digits", **QUIET, "out": tmp_path_factory.mktemp("runs")})
+
+
 class Halves(Method):
     """FedAvg by another name."""
 
@@ -65,11 +71,6 @@ def here(monkeypatch):
     for cls in (Halves, Stops):
         monkeypatch.setattr(cls, "__module__", "own_notebook")
     monkeypatch.setitem(sys.modules, "own_notebook", module)
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def untimed(run):
@@ -120,29 +121,16 @@ def test_a_class_stands_for_its_import_path(here):
 @pytest.mark.parametrize(
     "config, said",
     [
-        (
-            {"method": "fedavgg"},
-            r"^method: 'fedavgg' is not allowed; no such name \(did you mean fedavg\?\)",
-        ),
-        (
-            {"federation.round": 3},
-            r"^federation\.round: 3 is not allowed; no such key \(did you mean",
-        ),
-        ({"optimizer": {"lr": -1}}, r"^optimizer\.lr: -1"),
-        (
-            "kapc_digit",
-            r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)",
-        ),
         (["--seed"], r"^seed: it needs a value"),
-        (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
+        (["--seed", 3], r"^config=3: flags are text"),
         (
             3,
-            r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or "
+            r"^config=3: it must be a mapping, a config file or its name, or "
             r"flags",
         ),
         (
             {"print_config": True, "seed": 1},
-            r"^print_config: True is not allowed; no such key",
+            r"^print_config=True: no such key",
         ),
     ],
     ids=str,
@@ -210,16 +198,14 @@ def test_several_processes_from_a_notebook(workplace):
 # ---------------------------------------------------------------- the tables
 
 
-def test_tables_are_those_of_the_folder():
-    run = fit({"config": "kapc_exact_digits", **QUIET})
+def test_tables_are_those_of_the_folder(run):
     tables = {"metrics": run.rounds, "clients": run.clients, "split": run.split, "final": run.final}
     for name, table in tables.items():
-        held = rows(run.folder / f"{name}.csv")
-        assert set(table) == {k for k in held[0] if any(row[k] for row in held)}
-        for column, values in table.items():
-            number = str if column == "model" else float
-            written = [number(row[column]) if row[column] else np.nan for row in held]
-            np.testing.assert_array_equal(values, written)
+        file = run.folder / f"{name}.csv"
+        written = pd.read_csv(file).dropna(axis=1, how="all")
+        pd.testing.assert_frame_equal(
+            table, written, check_dtype=False, check_like=True, check_exact=True
+        )
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     mean = run.final_accuracies.mean()
     assert mean == pytest.approx(run.summary["final_mean_accuracy"])
@@ -229,12 +215,11 @@ def test_tables_are_those_of_the_folder():
     after = run.by_client("accuracy_after")
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with refuses(r"^column: 'accuracy_afte' is not allowed; columns of cl"):
+    with refuses(r"^column='accuracy_afte': columns of cl"):
         run.by_client("accuracy_afte")
 
 
-def test_the_cube_is_the_cohorts_part_of_the_relation():
-    run = fit({"config": "kapc_exact_digits", **QUIET})
+def test_the_cube_is_the_cohorts_part_of_the_relation(run):
     assert run.relation_rounds == [1, 2, 3]
     view = run.relation(2)
     cube = run.cube(2)
@@ -244,13 +229,8 @@ def test_the_cube_is_the_cohorts_part_of_the_relation():
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with refuses(r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"):
+    with refuses(r"^round=4: there is no relation of it; kept: 1 to 3$"):
         run.cube(4)
-
-
-def test_no_run_is_refused(workplace):
-    with refuses(r"^run: 'nowhere' is not allowed; it must be a run folder"):
-        Run("nowhere")
 
 
 # ---------------------------------------------------------------- what the package gives
@@ -285,14 +265,12 @@ def test_a_method_whose_fields_are_no_arguments_is_refused(here, monkeypatch):
     monkeypatch.setattr(Forgotten, "__module__", "own_notebook")
     for given in ({}, {"method.strength": 0.5}):
         with refuses(
-            r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
+            r"^method=.*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
         ):
             fit({**QUIET, "method": Forgotten, **given})
 
 
 def test_an_error_shows_no_whole_array():
-    with refuses(
-        r"^data\.root: \[\[0\.0, .*\.\.\. is not allowed; it must be text or null$"
-    ) as caught:
+    with refuses(r"^data\.root=\[\[0\.0, .*\.\.\.: it must be text or null$") as caught:
         fit({**QUIET, "data.root": np.zeros((100, 64))})
     assert len(str(caught.value)) < 300

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from pandas import DataFrame
 
-from fl_lightning.lab.study import studyfile
-
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
@@ -41,18 +39,6 @@ def row(**other):
         "version": "0.1.0+b",
     }
     return cell | other
-
-
-def test_every_kind_has_its_study(atlas):
-    """Three strengths, ten seeds that no trial has, the same methods."""
-    files = {file.stem for file in (FOLDER.parent / "configs" / "studies" / "atlas").glob("*.yaml")}
-    assert files == set(atlas.KINDS)
-    studies = [studyfile.read(f"atlas/{kind}") for kind in atlas.KINDS]
-    for study in studies:
-        (strengths,) = study["grid"].values()
-        assert len(strengths) == 3
-        assert study["methods"] == studies[0]["methods"]
-        assert study["seeds"] == "40-49"
 
 
 def test_parts_merge_by_cell_and_refuse_other_code(atlas):

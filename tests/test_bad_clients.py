@@ -154,26 +154,17 @@ def memory_turns_nan(client, payload):
     client.memory["alpha"] = torch.tensor(torch.nan, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize("what", [vector_turns_nan, memory_turns_nan], ids=lambda f: f.__name__)
-def test_whatever_the_method_keeps_must_be_finite(federation, what, policy):
+def test_whatever_the_method_keeps_must_be_finite(federation, what):
     """Vectors and numbers that stay with the client would spoil its next rounds, and are in no
     upload."""
-    fed = federation(APFL(), on_bad_client=policy, callbacks=[Fault(what, {2})])
+    fed = federation(APFL(), on_bad_client="skip", callbacks=[Fault(what, {2})])
     fed.round(1)
     before = state(fed, 1)
-    reason = "what else it keeps is not finite; lower optimizer.lr"
-    if policy == "stop":
-        with pytest.raises(
-            BadClient, match=f"client 1 failed in round 2, stage training: {reason}"
-        ):
-            fed.round(2)
-        return
-    record = fed.round(2)
-    assert [(f["client"], f["reason"], f["outcome"]) for f in record.failures] == [
-        (1, reason, "skipped")
-    ]
-    assert same(before, state(fed, 1)) and "kept_norm" not in record.clients[0]
+    [failure] = fed.round(2).failures
+    assert (failure["client"], failure["stage"]) == (1, "training")
+    assert failure["reason"] == "what else it keeps is not finite; lower optimizer.lr"
+    assert same(before, state(fed, 1))
 
 
 @pytest.mark.sampled("FedAvg-breaks1", "FedAvg-explodes", "FedAvg-turns_nan", "SCAFFOLD")
@@ -258,16 +249,8 @@ def test_a_client_that_never_works_has_no_state(federation, capsys):
     rest = [accuracies[c] for c in (0, 2, 3)]
     assert summary["final_mean_accuracy"] == pytest.approx(sum(rest) / 3)
     err = capsys.readouterr().err
-    assert (
-        err.count(
-            "client 1 failed in round 2, stage data: ZeroDivisionError: division by zero (trace"
-        )
-        == 1
-    )
-    assert (
-        "stage evaluation: ZeroDivisionError: division by zero (traceback in failure.txt); its "
-        "final model" in err
-    )
+    assert err.count("client 1 failed in round 2, stage data: ZeroDivisionError") == 1
+    assert "stage evaluation: ZeroDivisionError" in err
 
 
 def test_a_score_that_fails_after_aggregation_costs_the_score(federation):

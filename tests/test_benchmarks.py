@@ -2,6 +2,7 @@
 run."""
 
 import importlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -96,3 +97,22 @@ def test_ranks_and_hand_loops_are_timed(script):
     workload = scaling.cnns(2, 12)
     clock, cpu = scaling.on_ranks(workload, 2)
     assert 0 < clock < 60 and 0 < cpu < 60
+
+
+# ---------------------------------------------------------------- a day with a GPU
+
+
+@pytest.mark.slow
+def test_a_device_day_writes_down_how_each_item_ended(script, tmp_path, monkeypatch, capsys):
+    """Items of every kind, tiny, on the CPU and on noise."""
+    day = script("device_day")
+    monkeypatch.setattr(day.signal, "signal", lambda *_: None)
+    names = ["machine", "suite", "rounds-100-mlps", "rounds-10-resnet18-bf16", "server-10"]
+    words = ["--tiny", "--device", "cpu", "--minutes", "60", "--out", str(tmp_path)]
+    assert day.main([*words, "--only", *names]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "day.jsonl").read_text().splitlines()]
+    ends = {line["item"]: line["outcome"] for line in lines if "took" in line}
+    assert ends == dict.fromkeys(names, "ended")
+    differences = [line["weights_differ"] for line in lines if "weights_differ" in line]
+    assert differences and max(differences) < 1e-4
+    assert "| hand loop" in capsys.readouterr().out

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.configuration.files import read_config
-from fl_lightning.configuration.merging import Settings
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")))
@@ -17,12 +15,6 @@ FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.y
 def _spoken(path):
     """What `--config` calls it: its name where it is listed, else its path."""
     return path.stem if path.parent == FOLDER else str(path)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_first_line_says_what_it_is(path):
-    first = path.read_text().splitlines()[0]
-    assert first.startswith("# ") and len(first) > 20
 
 
 @pytest.mark.sampled("kapc_exact_digits", "ktpfl_digits")
@@ -49,13 +41,3 @@ def test_it_runs_without_data_and_without_a_network(path, tmp_path, monkeypatch,
     )
     assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-@pytest.mark.parametrize(
-    "name", ["kapc_mnist", "kapc_resnet18", "kapc_bls_mnist", "kapc_bls_resnet18"]
-)
-def test_the_papers_configs_say_the_papers_settings(name):
-    """Whatever a default is, or becomes."""
-    arguments = Settings.merged(read_config(name)).method.init_args
-    paper = {"lam": 1.0, "beta": 0.01, "eta_r": 0.01, "relation_steps": 1}
-    assert arguments == {**paper, "solver": "step", "prior": "uniform", "start": "own"}

@@ -20,10 +20,10 @@ YELLOW, VIOLET, GREY, RED = (
 )
 
 
-def draw(values, rows=None, cols=None, **kwargs):
+def draw(values, rows=None, **kwargs):
     values = np.asarray(values, dtype=float)
     rows = [f"layer{i}" for i in range(values.shape[0])] if rows is None else rows
-    cols = list(range(values.shape[1])) if cols is None else cols
+    cols = list(range(values.shape[1]))
     return heatmap(values, rows, cols, "title", "source client", "layer", **kwargs)
 
 

@@ -3,7 +3,6 @@ the rest works."""
 
 import re
 import sys
-from importlib import metadata
 
 import pytest
 from lines import run_line
@@ -11,7 +10,7 @@ from lines import run_line
 from fl_lightning.cli import main
 from fl_lightning.foundation import extras
 from fl_lightning.foundation.exits import BUG
-from fl_lightning.foundation.extras import command, install_hint, require
+from fl_lightning.foundation.extras import install_hint
 
 # what is absent is looked for by the command, not by its imports
 from fl_lightning.lab.study import comparison as comparison
@@ -28,25 +27,25 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "absent, line, begins, installs",
     [
-        ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
-        ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),
-        ("torchvision", f"{FIT} --model resnet18", "model: ", "'torchvision>="),
+        ("wandb", f"{FIT} --loggers wandb", "loggers.wandb=", "'wandb>="),
+        ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard=", "'tensorboard>="),
+        ("torchvision", f"{FIT} --model resnet18", "model=", "'torchvision>="),
         (
             "torchvision",
             f"{FIT} --data.source mnist --model cnn",
-            "data.source: ",
+            "data.source=",
             "'torchvision>=",
         ),
-        ("torchvision", f"{FIT} --data.partition rotated", "data.partition: ", "'torchvision>="),
+        ("torchvision", f"{FIT} --data.partition rotated", "data.partition=", "'torchvision>="),
         (
             "matplotlib",
             f"{FIT} --data.source glyphs --model cnn",
-            "data.source: ",
+            "data.source=",
             "'jinja2>=3.1' 'matplotlib>=",
         ),
-        ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma: ", "'dp-accounting>="),
-        ("jinja2", "report run", "report: ", "'jinja2>="),
-        ("pandas", "compare study", "compare: ", "'pandas>=2.2' 'scipy>="),
+        ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma=", "'dp-accounting>="),
+        ("jinja2", "report run", "report=", "'jinja2>="),
+        ("pandas", "compare study", "compare=", "'pandas>=2.2' 'scipy>="),
     ],
 )
 def test_one_line_names_the_command(
@@ -89,27 +88,3 @@ def test_a_module_of_no_extra_is_a_bug(monkeypatch, capsys):
     assert main(["status"]) == BUG
     assert "Traceback" in capsys.readouterr().err
     assert install_hint("fl_lightning.lab.status") == install_hint(None) == ""
-
-
-def test_uv_is_named_where_there_is_no_pip(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pip", None)
-    assert command("dp").startswith("uv pip install 'dp-accounting>=")
-    monkeypatch.setitem(sys.modules, "pip", sys)
-    assert command("dp").startswith("pip install 'dp-accounting>=")
-
-
-def test_where_the_package_was_never_installed_its_extra_is_named(
-    monkeypatch,
-):
-    def absent(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(extras, "requires", absent)
-    assert command("dp").endswith("pip install 'fl_lightning[dp]'")
-
-
-def test_what_is_installed_is_not_refused():
-    for extra in extras.MODULES:
-        require(extra, "key", "value")
-    with pytest.raises(KeyError):
-        require("none", "key", "value")

@@ -77,11 +77,6 @@ def runs(text):
     return {tuple(code[k : k + ALIKE]) for k in range(len(code) - ALIKE + 1)}
 
 
-def alike(one, other):
-    """Whether two files share `ALIKE` lines of one shape, one after the other."""
-    return not runs(one).isdisjoint(runs(other))
-
-
 def test_no_two_methods_say_the_same_twice():
     lines_of_method = {file.stem: runs(file.read_text()) for file in METHODS}
     pairs = itertools.combinations(lines_of_method, 2)
@@ -100,26 +95,6 @@ def test_no_method_imports_another():
         ]
         names = {m.split(".")[2] for m in imported if m.startswith("fl_lightning.methods.")}
         assert names <= SHARED | {"base", "common"}, file.stem
-
-
-def test_what_is_alike_is_seen():
-    body = "".join(f"    {name} = self.{name}({k})\n" for k, name in enumerate("abcdefgh"))
-    one, other = (
-        f"def f(self):\n{body}",
-        f"class A:\n    def g(me):\n{body.replace('    ', '        ').replace('self', 'me')}",
-    )
-    assert alike(one, other) and not alike(
-        one, other.replace("me.f(5)", "me.f + 5").replace("me.c(2)", "me.c + 2")
-    )
-    assert (
-        len(
-            code_lines(
-                '"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n   '
-                ' """\n'
-            )
-        )
-        == 2
-    )
 
 
 def test_text_files_are_utf_8_whatever_the_locale():

@@ -1,22 +1,20 @@
 """Small things that only a second reading finds: each has its test here, by the part that it
 belongs to."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from classes import GPFL, FedAvg, FedGen, FedRoD, KTPFLModels, PFedFDA, PFedHN
+from watching import client_of, payload_of, server_of
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.exhibits import tables_to_keep
 from fl_lightning.callbacks.robust import Krum
-from fl_lightning.core import Client, Payload, Phase, Server
+from fl_lightning.core import Phase
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.lab import statistics
-from fl_lightning.lab.report.clients import MOST_CLIENTS, split_words, splits
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch
 from fl_lightning.results.folder import RunFolder
@@ -67,27 +65,8 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path):
         folder = tmp_path / str(cell["folder"])
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(text)
-    board = Board(StudyFolder(tmp_path), cells)
-    seen = board.look(lambda run: None)
-    assert [s.state for s in seen] == ["stopped", "unreadable"]
-    assert board.table(seen).row_count == 1
-
-
-def test_a_split_that_is_cut_short_says_so():
-    rows = [
-        {"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1}
-        for c in range(MOST_CLIENTS + 3)
-    ]
-
-    run = SimpleNamespace(
-        rows={"split": rows}.get,
-        name="a",
-        client_names={},
-        facts={"heterogeneity_hellinger": 0.5},
-        called=str,
-    )
-    words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
-    assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
+    states = [state_of(StudyFolder(tmp_path), cell, lambda run: None).state for cell in cells]
+    assert states == ["stopped", "unreadable"]
 
 
 def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, make_run):
@@ -112,12 +91,12 @@ def test_running_statistics_do_not_decide_who_is_alike(federation):
     """KT-pFL's relation over models goes by parameters alone, as inner products of changes do."""
     fed = federation(KTPFLModels(), net="norm")
     fed.round(1)
-    before = fed.run.method.broadcast(server := _server(fed)) and server.only.weighed.weights  # type: ignore[union-attr]
+    before = fed.run.method.broadcast(server := server_of(fed)) and server.only.weighed.weights  # type: ignore[union-attr]
     for state in fed.run.states.values():
         state.received["model"][fed.run.groups[0].layout.parameters.stop :] *= 7 * (
             state.client + 1
         )
-    fed.run.method.broadcast(server := _server(fed))
+    fed.run.method.broadcast(server := server_of(fed))
     assert torch.equal(server.only.weighed.weights, before)  # type: ignore[union-attr]
 
 
@@ -149,7 +128,7 @@ def test_methods_count_the_labels_that_a_client_trains_on(federation, method):
     fed = federation(method, data={"alpha": 0.1})
     true = fed.run.data.class_counts.copy()
     fed.run.data.relabel(1, lambda y: 9 - y)
-    client, other = (Client(fed.run, fed.run.group_of(c), c, 1, fed.pool.state(c)) for c in (1, 0))
+    client, other = (client_of(fed, c) for c in (1, 0))
     assert client.class_counts.tolist() == true[1, ::-1].tolist() != true[1].tolist()
     assert other.class_counts.tolist() == true[0].tolist() and np.array_equal(
         fed.run.data.class_counts, true
@@ -172,12 +151,8 @@ def test_steps_of_pfedhns_newcomer_take_batches_of_their_own(federation):
     fed = federation(PFedHN(hidden=4), rounds=3, batch_size=8, local_epochs=1)
     fed.round(1)
     fed.round(2)
-    client = Client(fed.run, fed.run.group_of(1), 1, 1, fed.pool.state(1))
-    sent = Payload(client.layout, client.group.initial, client.group.down_mask.copy())
-    jobs = [job_of(client, phase, 0) for phase in fed.run.method.newcomer_phases(client, sent)]
+    client = client_of(fed, 1)
+    phases = fed.run.method.newcomer_phases(client, payload_of(client))
+    jobs = [job_of(client, phase, 0) for phase in phases]
     first, other = (next(stream(job.part, job.schedule))[0] for job in jobs)
     assert not torch.equal(first, other)
-
-
-def _server(fed):
-    return Server(fed.run, fed.run.server.round + 1, list(range(fed.run.clients)), fed.reducer)

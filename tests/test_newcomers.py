@@ -1,8 +1,6 @@
 """Clients that are held out of a run, and the model that each method gives to one that it has never
 seen."""
 
-import csv
-import json
 import math
 from dataclasses import replace
 
@@ -27,17 +25,15 @@ from classes import (
     PFedHN,
 )
 from every import NAMES, method_of
-from lines import run_line
 from refusals import refuses
 from watching import Nets, run_all, same
 
+from fl_lightning import Run
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import ClientData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import drawn_per_class, from_file, with_few_labels
 from fl_lightning.engine.joining import join, newcomers
-from fl_lightning.foundation.errors import BadClient
-from fl_lightning.methods import Method
 
 HELD = {"held_out_clients": 0.34, "alpha": 0.5}
 """Of four clients one is held out."""
@@ -153,7 +149,7 @@ def digits(folder):
 )
 def test_shares_that_leave_nobody_are_refused(federation, share, said):
     config = federation(FedAvg()).run.config
-    with refuses(rf"^data\.held_out_clients: .*{said}"):
+    with refuses(rf"^data\.held_out_clients=.*{said}"):
         replace(config, data=replace(config.data, held_out_clients=share)).validate()
 
 
@@ -213,14 +209,9 @@ def test_local_has_no_model_for_them_and_says_so(federation):
     fed = done(federation, Local())
     rows = newcomers(fed.worker)["newcomers"]
     assert {row["rule"] for row in rows} == {"own training only"}
-    assert [("accuracy_received" in row, "accuracy" in row) for row in rows] == [
-        (False, row["samples"] > 0) for row in rows
-    ]
-    new, _ = with_few_labels(
-        fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype
-    )
+    assert not any("accuracy_received" in row for row in rows)
     with refuses("local gives a new client no model"):
-        join(fed.worker, new, False, 2)
+        after(fed, 0)
 
 
 # ---------------------------------------------------------------- one client: join
@@ -260,38 +251,6 @@ def test_join_gives_what_the_row_says(federation, tmp_path, method):
         new, knows = from_file(data, str(tmp_path / "new.npz"), 0.2, 0)
         scores = join(fed.worker, new, knows, 2).scores
         assert scores == {name: rows[count][name] for name in scores} and "loss" in scores
-
-
-def table(folder):
-    """The rows of newcomers.csv, as text."""
-    with (folder / "newcomers.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.slow
-def test_join_from_the_command_line_gives_what_the_row_says(fit, capsys):
-    held = "--data.held_out_clients 0.34 --evaluation.newcomer_samples [5]"
-    folder = fit("a", "--method ifca --method.clusters 2 --callbacks checkpoint", held)
-    [row] = table(folder)
-    data = prepare(DataConfig(fraction=0.4, alpha=0.1, held_out_clients=0.34), 4, 0)
-    [who] = data.held_out
-    assert str(who.number) == row["client"]
-    y, index = (
-        data._train.labels[who.train],
-        drawn_per_class(data._train.labels[who.train], who, 5, 0),
-    )
-    x, test = data._train.raw[who.train][index][:, 0].numpy(), data._test
-    np.savez(
-        "new.npz",
-        x_train=x,
-        y_train=y[index].numpy(),
-        x_test=test.raw[who.test][:, 0].numpy(),
-        y_test=test.labels[who.test].numpy(),
-    )
-    capsys.readouterr()
-    assert run_line(f"join --run {folder} --data new.npz --out new.safetensors") == 0
-    said = capsys.readouterr().out
-    assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 
 
 # ---------------------------------------------------------------- rules
@@ -341,33 +300,13 @@ def test_one_sample_and_batchnorm(federation):
 
 
 def test_rows_and_means_stand_in_the_run_folder(fit):
-    flags = (
-        "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2] "
-        "--callbacks progress"
-    )
-    folder = fit("a", flags)
-    rows = table(folder)
-    assert [*rows[0]] == [
-        "client",
-        "samples_per_class",
-        "samples",
-        "test_samples",
-        "rule",
-        "accuracy_received",
-        "accuracy",
-        "loss",
-    ]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (
-        summary["held_out_clients"] == sorted({int(row["client"]) for row in rows})
-        and summary["clients"] == 2
-    )
+    flags = "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2]"
+    run = Run(fit("a", flags))
+    assert run.summary["held_out_clients"] == sorted({*run.newcomers["client"]})
+    assert run.summary["clients"] == 2
+    means = run.newcomers.groupby("samples_per_class")["accuracy"].mean()
     for count in (0, 2):
-        mean = np.mean(
-            [float(row["accuracy"]) for row in rows if row["samples_per_class"] == str(count)]
-        )
-        assert summary[f"newcomer_mean_accuracy_{count}"] == pytest.approx(mean)
-    assert not (fit("b", "--method fedavg") / "newcomers.csv").exists()
+        assert run.summary[f"newcomer_mean_accuracy_{count}"] == pytest.approx(means[count])
 
 
 class Zeros(Transform):
@@ -408,11 +347,3 @@ def test_what_newcomers_receive_goes_through_the_transforms(federation):
         ("download", fed.run.clients)
     ]
     assert same(kept(fed), before)
-
-
-def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation, monkeypatch):
-    fed = done(federation, KAPC())
-    with monkeypatch.context() as broken:
-        broken.setattr(Method, "upload", lambda *_: 1 / 0)
-        with pytest.raises(BadClient, match="stage upload"):
-            newcomers(fed.worker)

@@ -18,7 +18,6 @@ from fl_lightning.configuration.config import (
 )
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.worker import Worker
-from fl_lightning.foundation import device
 from fl_lightning.lab.planning import rehearsal
 
 LINE = (
@@ -64,14 +63,6 @@ def test_bytes_are_those_that_a_run_counts(plan, tmp_path):
     assert planned["rehearsed"] == planned["cohort"] == planned["clients"] == 10
     assert planned["memory"] > 2**27 and planned["memory_device"] is None
     assert planned["round_seconds"] == pytest.approx(sum(planned["seconds"].values()))
-
-
-def test_the_words_have_the_same_figures(plan, monkeypatch):
-    monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
-    text = plan(LINE)
-    assert "rehearsed: a round of 10 of 10 clients in one process, with " in text
-    assert "memory of the process: " in text and "seconds of a whole round in one process: " in text
-    assert "privacy" not in text
 
 
 def test_data_that_are_not_here_are_made_up(plan, monkeypatch):
@@ -134,13 +125,6 @@ def test_a_short_round_of_some_clients_is_scaled_to_the_cohort(executor, monkeyp
     numbers = 64 * 32 + 32 + 32 * 10 + 10
     samples = sum(data.train_sizes) + sum(data.test_sizes)
     assert planned.stored == pytest.approx(6 * 4 * (numbers + 64 * samples / 10), rel=0.05)
-
-
-def test_without_an_accelerator_there_is_no_rehearsal(monkeypatch, capsys):
-    monkeypatch.setattr(device, "resolved", lambda kind: "cuda")
-    monkeypatch.setattr(device, "here", lambda: None)
-    assert run_line(f"plan {LINE}") == 2
-    assert capsys.readouterr().err.count("this machine has none to rehearse a round on") == 1
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ from fl_lightning.results.runs import load
 GROUPS = [0, 1, 0, 1, 2, 2]
 
 
-def view(rows, receivers=None, sources=None):
+def view(rows):
     everyone = list(range(len(GROUPS)))
-    return RelationView(
-        rows, receivers or everyone, [str(k) for k in range(rows.shape[1])], sources or everyone
-    )
+    return RelationView(rows, everyone, [str(k) for k in range(rows.shape[1])], everyone)
 
 
 def blocks(groups):
@@ -41,12 +39,10 @@ def test_rows_of_the_true_groups_have_1_and_those_of_nobody_in_particular_0():
 
 
 @pytest.mark.parametrize("groups", [[0] * 6, list(range(6))])
-def test_without_groups_there_is_nothing_to_agree_with(groups):
+def test_without_groups_or_receivers_there_is_nothing_to_agree_with(groups):
     assert agreement(view(blocks(GROUPS)), groups) is None
-
-
-def test_nobody_receives():
-    assert agreement(RelationView(np.zeros((0, 0, 0), np.float32), [], [], []), GROUPS) is None
+    nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+    assert agreement(nobody, GROUPS) is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +186,7 @@ def test_a_run_that_has_drifted_is_resumed(fit, capsys, planted):
 
 def test_drift_needs_planted_groups():
 
-    with refuses(r"data\.drift_every: 3 .*data\.planted"):
+    with refuses(r"data\.drift_every=3.*data\.planted"):
         DataConfig(drift_every=3).validate()
 
 

@@ -1,4 +1,3 @@
-import errno
 import math
 import pickle
 
@@ -6,8 +5,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from fl_lightning.foundation.errors import BadInput, RunFailed
-from fl_lightning.foundation.files import write_whole
+from fl_lightning.foundation.errors import BadInput
 from fl_lightning.results.folder import (
     CLIENT_FLOPS,
     CLIENT_LOSSES,
@@ -53,16 +51,6 @@ def test_rows_come_back_with_every_digit(folder):
     ]
 
 
-def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(tmp_path, monkeypatch):
-    def full(*paths):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("fl_lightning.foundation.files.flush", full)
-    with pytest.raises(RunFailed, match=r"cannot write .*a\.html: No space left on device"):
-        write_whole(tmp_path / "a.html", "page")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_traffic_is_read_back(folder):
     assert folder.traffic_rounds() == folder.relation_rounds() == [1, 2, 3]
     (folder.path / "traffic" / "round-later.npz").write_bytes(b"not ours")
@@ -74,15 +62,6 @@ def test_traffic_is_read_back(folder):
     assert traffic.sent.tolist() == (np.arange(12).reshape(2, 2, 3) % 5 > 0).tolist()
     with pytest.raises(FileNotFoundError):
         folder.read_traffic(9)
-
-
-def test_a_later_column_widens_the_table(folder):
-    folder.append(record(4, accuracy_global=0.25))
-    rows = folder.read("metrics")
-    assert [row.get("accuracy_global") for row in rows] == [None, None, None, 0.25]
-    assert rows[0]["mean_accuracy"] == 1 / 3
-    folder.append(record(5))
-    assert [row["round"] for row in folder.read("metrics")] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("cut", [1, 8, 20])
@@ -137,7 +116,7 @@ def test_a_damaged_relation_is_one_line(folder, content):
         )
     else:
         path.write_bytes(content)
-    with refuses(r"run: '.*' is not allowed; relation/round-0002.npz is damaged: restore it"):
+    with refuses(r"run='.*': relation/round-0002.npz is damaged: restore it"):
         folder.read_relation(2)
     assert folder.intact_relation(2) is None
 
@@ -168,23 +147,6 @@ def test_best_is_the_first_of_the_greatest_and_skips_rounds_not_judged():
     accuracy, round = best([{"round": 2}])
     assert math.isnan(accuracy)
     assert round == 0
-
-
-def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch):
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    folder.append(record(4))
-    monkeypatch.setattr("fl_lightning.foundation.files.os.fsync", full)
-    with pytest.raises(
-        RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"
-    ):
-        folder.flush(3, 4)
-    monkeypatch.setattr("fl_lightning.foundation.files.os.replace", lambda *_: full(0))
-    with pytest.raises(
-        RunFailed, match=r"^cannot write .*round-0005.npz: No space left on device$"
-    ):
-        folder.append(record(5))
 
 
 def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_path, monkeypatch):
@@ -242,7 +204,7 @@ def test_a_damaged_table_is_bad_input_that_names_it(folder):
     ):
         file.write_text(text)
         for read in (lambda: folder.read("metrics"), lambda: folder.check_whole(3)):
-            with refuses(r"^run: .* its metrics\.csv is damaged$") as caught:
+            with refuses(r"^run=.* its metrics\.csv is damaged$") as caught:
                 read()
             assert isinstance(pickle.loads(pickle.dumps(caught.value)), BadInput)
     file.write_bytes(b"round\n\xff\n")

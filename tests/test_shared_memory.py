@@ -4,11 +4,9 @@ of their own."""
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import torch
 
-from fl_lightning.foundation.parallel import Group
 from fl_lightning.foundation.shared_memory import joined
 
 
@@ -56,23 +54,7 @@ def test_ranks_that_see_other_files_by_those_numbers_share_nothing(tmp_path):
     assert on_ranks(2, lambda _, memory: memory is not None) == [True, True]
 
 
-def test_without_files_in_memory_nothing_is_shared(monkeypatch):
-    def forbidden(name):
-        raise PermissionError(name)
-
-    monkeypatch.setattr(os, "memfd_create", forbidden)
-    assert on_ranks(2, lambda _, memory: memory is None) == [True, True]
-    monkeypatch.delattr(os, "memfd_create")
-    assert on_ranks(2, lambda _, memory: memory is None) == [True, True]
-
-
 def test_files_are_closed_with_what_held_them():
     before = len(os.listdir("/proc/self/fd"))
     on_ranks(2, lambda _, memory: None)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_devices_exchange_through_their_own_group():
-    """What lies on a GPU is not to come through main memory."""
-    group = Group(SimpleNamespace(global_rank=0, world_size=2, device=torch.device("cuda")))  # type: ignore[arg-type]
-    assert group._shared is None

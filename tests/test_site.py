@@ -30,21 +30,3 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert {"fl_lightning.methods.Method.phases", "fl_lightning.core.Client.proximal"} <= described
     # the site has no copy of the code
     assert "../fl_lightning" not in (tmp_path / "how-it-works.html").read_text()
-
-
-def pages_named(index):
-    """The pages in the tables of contents of one index page, in its order."""
-    trees = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", index.read_text(), re.DOTALL | re.MULTILINE)
-    entries = [
-        line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")
-    ]
-    return [page for entry in entries for page in sorted(index.parent.glob(f"{entry}.md"))]
-
-
-def test_the_index_names_every_page():
-    """What Sphinx would say, in no time."""
-    decisions = DOCS / "decisions" / "index.md"
-    named = [*pages_named(DOCS / "index.md"), *pages_named(decisions)]
-    assert decisions in named
-    assert len(named) == len(set(named))
-    assert set(named) == set(DOCS.rglob("*.md")) - {DOCS / "index.md"}

@@ -367,7 +367,11 @@ class Mixer:
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
-    def _room(self, rows: int, dtype: torch.dtype | None = None) -> Tensor:
+    def _room(
+        self,
+        rows: int,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Memory for so many rows of a tile, (rows, TILE), which do not adjoin each other."""
         dtype = dtype or self.work
         memory = torch.empty(rows, TILE + PAD, dtype=dtype, device=self.group.device)
@@ -416,7 +420,11 @@ class Mixer:
                 before += t.width
             yield stripe, collected
 
-    def _exchanged(self, shares: list[list[Segment]], vectors: list[Tensor]) -> list[Tensor]:
+    def _exchanged(
+        self,
+        shares: list[list[Segment]],
+        vectors: list[Tensor],
+    ) -> list[Tensor]:
         """Send each rank the columns of its tiles of this rank's `vectors`; returns the columns
         that come from each rank, flat."""
         rank = self.group.rank

@@ -24,7 +24,7 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Guard, Timer
-from fl_lightning.engine.scoring import ToScore
+from fl_lightning.engine.scoring import Model
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
 from fl_lightning.foundation.errors import BadClient, check
@@ -33,7 +33,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
-Steps = Generator[LocalJob | ToScore, Fit | None, None]
+Steps = Generator[LocalJob | Model, Fit | None, None]
 """Yields training and scoring jobs; the engine sends back each training job's `Fit`."""
 
 
@@ -337,9 +337,11 @@ class Visit:
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            if evaluator.remembered.takes(self.client):
-                yield ToScore(kind, self.client, vector)
-            self.result.values |= evaluator.scores(kind, self.client, vector)
+            ahead = evaluator.remembered.takes(self.client)
+            model = evaluator.remembered.model(kind, self.client, vector, ahead)
+            if ahead:
+                yield model
+            self.result.values |= evaluator.scores(model)
             self.timer.lap("evaluation")
 
     def transform(self, hook: str, payload: Payload) -> None:

@@ -1,6 +1,5 @@
 """A make-believe engine, so that the command line is tested alone."""
 
-import os
 import sys
 from types import ModuleType
 
@@ -68,18 +67,3 @@ def refused(engine, refused):
         return answer
 
     return run
-
-
-@pytest.fixture
-def commands(tmp_path, monkeypatch):
-    """Makes commands that answer as SLURM's do: each a line of bash."""
-
-    def make(**lines):
-        folder = tmp_path.parent / f"{tmp_path.name}-bin"
-        folder.mkdir(exist_ok=True)
-        for name, line in lines.items():
-            (folder / name).write_text(f"#!/bin/bash\n{line}\n")
-            (folder / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    return make

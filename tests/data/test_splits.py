@@ -31,18 +31,6 @@ def of_a_table(folder, monkeypatch):
     return DataConfig(root=str(folder / "t.csv"))
 
 
-def of_texts_in_a_table(folder, monkeypatch):
-    lines = ["text,label", *(f"{k:06b},{k % 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), columns=["text"], tokens="characters", length=6)
-
-
-def of_silos_in_a_table(folder, monkeypatch):
-    lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), group_column="farm", partition="natural")
-
-
 def of_image_folders(folder, monkeypatch):
     for k in range(COUNT):
         (folder / str(k % 2)).mkdir(exist_ok=True)
@@ -91,8 +79,6 @@ class Plain(LightningDataModule):
 WITHOUT_TEST = [
     of_digits,
     of_a_table,
-    of_texts_in_a_table,
-    of_silos_in_a_table,
     of_image_folders,
     of_domains,
     of_leaf,
@@ -112,15 +98,6 @@ def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(make, tmp_pat
     parts = [samples_tested(replace(data, test_seed=seed)) for seed in (0, 1, 0)]
     assert parts[0] == parts[2] != parts[1]
     assert len(parts[0]) == len(parts[1])
-
-
-def test_data_with_a_test_part_keep_it(tmp_path):
-    labels = np.arange(COUNT) % 2
-    x = np.arange(COUNT, dtype=np.float32)[:, None]
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=labels, x_test=x + 100, y_test=labels)
-    for seed in (0, 1):
-        data = prepare(DataConfig(root=str(tmp_path / "a.npz"), partition="iid"), 2, seed)
-        assert sorted(data._test.raw[:, 0].tolist()) == (x[:, 0] + 100).tolist()
 
 
 @pytest.mark.parametrize(
@@ -159,21 +136,6 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
             hits[by_chance] += int(labels[tests[0]].sum())
     assert hits[False] == 0
     assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
-
-
-@pytest.mark.parametrize(
-    "counts, rare",
-    [
-        ([96, 4], [1]),
-        ([95, 5], []),
-        ([100, 0], []),
-        ([50, 2, 48], [1]),
-        ([20] * 50, []),
-        ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
-    ],
-)
-def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts, rare):
-    assert imbalance.rare(counts) == rare
 
 
 @pytest.mark.parametrize("samples, lost", [(2, 4), (4, 0)])

@@ -27,8 +27,6 @@ SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
 }
 """Nothing calls home, and nothing is installed by a run."""
@@ -85,8 +83,6 @@ class Machines:
     def __init__(self, flower, folder):
         self.flower, self.folder, self.port = flower, folder, free_port()
         self.running = {}
-        self.warm = True
-        """Whether sites have a SuperExec that has loaded fl_lightning."""
         self.patience = "again=600"
         """Further words of the run's configuration."""
         beside = str(Path(sys.executable).parent)
@@ -149,15 +145,6 @@ class Machines:
         settings += f" {self.patience}"
         return ["run", "app", "centre", "--stream", "-c", settings]
 
-    def simulation(self, nodes):
-        """A SuperLink with Flower's simulation engine in place of SuperNodes."""
-        address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
-        (self.folder / "home" / "config.toml").write_text(address)
-        words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port)]
-        assert self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
-        sizes = ["--num-supernodes", str(nodes), "--client-resources-num-cpus", "1"]
-        self.flwr("federation", "simulation-config", "@none/default", "centre", *sizes)
-
     def superlink(self):
         """Start it, or start it again."""
         words = f"--host 127.0.0.1 --port {self.port} --database state.db --enable-supernode-auth"
@@ -174,22 +161,19 @@ class Machines:
         config += f' data="{self.folder}/sites/site-{client}.npz"'
         words = f"--superlink 127.0.0.1:{self.port} --host 127.0.0.1 --port {port}"
         words += f" --root-certificates ca.crt --auth-supernode-private-key {name}"
-        words += " --isolation process" if self.warm else ""
+        words += " --isolation process"  # a SuperExec has loaded fl_lightning
         command = ["flower-supernode", *words.split(), "--node-config", config]
         deadline = time.monotonic() + 240
         while not self.start(name, "SuperNode ID", *command):
             log = (self.folder / f"{name}.log").read_text()
             assert time.monotonic() < deadline, log[-2000:]
             time.sleep(5)
-        if self.warm:
-            words = (
-                f"-m fl_lightning.sites.superexec --insecure --runtime-api-address 127.0.0.1:{port}"
-            )
-            words += f" --parent-pid {self.running[name].pid}"
-            if before := self.running.get(f"executor{client}"):
-                before.wait(60)
-            with (self.folder / f"executor{client}.log").open("wb") as out:
-                self.running[f"executor{client}"] = self.command(out, "python", *words.split())
+        words = f"-m fl_lightning.sites.superexec --insecure --runtime-api-address 127.0.0.1:{port}"
+        words += f" --parent-pid {self.running[name].pid}"
+        if before := self.running.get(f"executor{client}"):
+            before.wait(60)
+        with (self.folder / f"executor{client}.log").open("wb") as out:
+            self.running[f"executor{client}"] = self.command(out, "python", *words.split())
 
     def processes(self):
         """Process id and command line of all that belong to it."""

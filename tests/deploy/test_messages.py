@@ -390,23 +390,6 @@ def transport_of(flower, pull, *waiting):
     return transport
 
 
-def test_a_message_that_flower_fails_to_carry_is_lost(flower, monkeypatch):
-    """A busy SuperLink gives up messages: they are sent again."""
-
-    def fails(names):
-        raise OSError("push session expired")
-
-    for name in ("RecordDict", "ArrayRecord", "ConfigRecord"):
-        monkeypatch.setattr(flower, name, dict)
-    monkeypatch.setattr(flower, "Array", lambda *parts: parts)
-    monkeypatch.setattr(flower, "Message", lambda content, **about: content)
-    transport = flower.GridTransport(SimpleNamespace(push_messages=fails, pull_messages=fails), "r")
-    name = transport.push(1, b"message", 1.0)
-    transport.waiting = ["a"]
-    assert transport.pull(1000) == [(name, None)]
-    assert (transport.waiting, transport.pull(1000)) == (["a"], [])
-
-
 def test_an_answer_of_ten_gigabytes_is_not_copied(flower):
     """Only its length is read; an answer beside it arrives."""
     bodies = {"a": Body(), "b": b"whole", "c": bytes(1001)}

@@ -1,11 +1,11 @@
 """A CSV study at its hospitals: tables with words, empty cells, imputers and scalers."""
 
-import csv
 import importlib
 import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from lines import run_line
 
@@ -18,7 +18,6 @@ from .processes import in_process, nodes_of, run_of
 from .test_equal import SMALL
 from .test_equal import config_of as small
 
-HEAD = ["age", "dose", "sex", "ward", "outcome"]
 TABLE = (
     "--data.source table --data.root table.csv --data.label_column outcome --data.public null "
     "--data.one_hot [sex,ward] --data.fraction 1"
@@ -29,18 +28,21 @@ TABLE = (
 def rows(tmp_path, monkeypatch):
     """The rows of `table.csv` in the working directory."""
     monkeypatch.chdir(tmp_path)
-    draws = np.random.default_rng(0)
-    lines = []
-    for _ in range(240):
-        age, dose = draws.normal(60, 12), draws.exponential(3)
-        sex, ward = draws.choice(["m", "f"]), draws.choice(["a, b", "b", "ü"])
-        outcome = "sick" if age / 20 + dose / 3 + draws.normal() > 4 else "well"
-        first = "" if draws.random() < 0.1 else f"{age:.7f}"
-        second = "NA" if draws.random() < 0.2 else f"{dose:.9f}"
-        lines.append([first, second, "" if draws.random() < 0.1 else sex, ward, outcome])
-    with Path("table.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([HEAD, *lines])
-    return [dict(zip(HEAD, line, strict=True)) for line in lines]
+    draws, count = np.random.default_rng(0), 240
+    table = pd.DataFrame(
+        {
+            "age": draws.normal(60, 12, count),
+            "dose": draws.exponential(3, count),
+            "sex": draws.choice(["m", "f"], count),
+            "ward": draws.choice(["a, b", "b", "ü"], count),
+        }
+    )
+    score = table["age"] / 20 + table["dose"] / 3 + draws.normal(size=count)
+    table["outcome"] = np.where(score > 4, "sick", "well")
+    for name, empty, share in (("age", "", 0.1), ("dose", "NA", 0.2), ("sex", "", 0.1)):
+        table[name] = table[name].astype(object).mask(draws.random(count) < share, empty)
+    table.to_csv("table.csv", index=False)
+    return table.to_dict("records")
 
 
 @pytest.mark.sampled("robust", "own")

@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,50 +170,35 @@ class Slow(nn.Module):
 '''
 
 
-@dataclass
-class Record:
-    """All that must be equal between equal runs."""
-
-    metrics: list[dict[str, str]]
-    """The rows of metrics.csv without what may differ: seconds and memory."""
-    clients: list[dict[str, str]]
-    final: list[dict[str, str]]
-    relation: dict[str, dict[str, list[Any]]]
-    weights: dict[str, str]
-    """SHA-256 of each client's tensors, and of the server's."""
-    newcomers: list[dict[str, str]]
-
-    @classmethod
-    def of(cls, folder):
-        """What lies in a run folder."""
-        checkpoints = folder / "checkpoints"
-        newest = max(checkpoints.glob("manifest-round-*.json"))
-        manifest = json.loads(newest.read_text())["manifest"]
-        files = {"server": manifest["server"]["file"]}
-        files |= {f"client {c}": entry["file"] for c, entry in manifest["clients"].items()}
-        return cls(
-            [
-                {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))}
-                for row in rows(folder)
-            ],
-            rows(folder, "clients.csv"),
-            rows(folder, "final.csv"),
-            {file.name: relation(file) for file in sorted((folder / "relation").iterdir())},
-            {name: _digest(checkpoints / file) for name, file in files.items()},
-            rows(folder, "newcomers.csv") if (folder / "newcomers.csv").exists() else [],
-        )
+def record_of(folder):
+    """All that must be equal between equal runs: tables, relations, and the SHA-256 of each client's
+    tensors and of the server's."""
+    checkpoints = folder / "checkpoints"
+    newest = max(checkpoints.glob("manifest-round-*.json"))
+    kept = json.loads(newest.read_text())["manifest"]
+    files = {"server": kept["server"], **kept["clients"]}
+    relations = {file.name: np.load(file) for file in sorted((folder / "relation").iterdir())}
+    newcomers = (folder / "newcomers.csv").exists()
+    return SimpleNamespace(
+        metrics=[
+            {k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))}
+            for row in rows(folder)
+        ],
+        clients=rows(folder, "clients.csv"),
+        final=rows(folder, "final.csv"),
+        relation={
+            name: {key: arrays[key].tolist() for key in arrays}
+            for name, arrays in relations.items()
+        },
+        weights={name: _digest(checkpoints / entry["file"]) for name, entry in files.items()},
+        newcomers=rows(folder, "newcomers.csv") if newcomers else [],
+    )
 
 
 def rows(folder, name="metrics.csv"):
     """The rows of a table, as text."""
     with (folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def relation(file):
-    """The arrays of one round's relation."""
-    with np.load(file) as held:
-        return {name: held[name].tolist() for name in held.files}
 
 
 def _digest(file):
@@ -228,7 +212,7 @@ def _digest(file):
 @pytest.fixture
 def record():
     """What of a run folder must be equal between equal runs."""
-    return Record.of
+    return record_of
 
 
 @pytest.fixture
@@ -274,6 +258,15 @@ def workplace(tmp_path, monkeypatch, own_models):
     for name in [n for n in os.environ if n.startswith(("SLURM_", "TORCHELASTIC_"))]:
         monkeypatch.delenv(name)
     return tmp_path
+
+
+@pytest.fixture
+def bursts():
+    """The model that fails; mended in the end."""
+    import fl_own_models
+
+    yield fl_own_models.Bursting
+    fl_own_models.Bursting.at = 0
 
 
 @pytest.fixture

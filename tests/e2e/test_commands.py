@@ -14,7 +14,6 @@ from lines import run_line
 from safetensors.torch import load_file
 
 from fl_lightning import __version__
-from fl_lightning.configuration.catalogue import table
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 
@@ -129,36 +128,6 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(fit, table, flags,
 # ---------------------------------------------------------------- methods and models by one flag
 
 
-NEEDS = {
-    "blurrelation": "--callbacks.blurrelation.decimals 2",
-    "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",
-    "krum": "--callbacks.krum.attackers 0 --method fedavg",
-    "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
-    "median": "--method fedavg",
-    "normbound": "--callbacks.normbound.bound 1",
-    "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
-    "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1 "
-    "--method fedavg",
-    "trimmedmean": "--callbacks.trimmedmean.share 0.2 --method fedavg",
-    "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
-}
-"""What some ask for beyond their name."""
-
-
-# the others are in other tests
-@pytest.mark.sampled("attack", "fixedrate", "krum", "layerselection", "topk")
-@pytest.mark.parametrize("callback", table("callbacks"))
-def test_every_shipped_callback_can_be_named(fit, table, callback):
-    assert (
-        len(
-            table(
-                fit("a", f"--callbacks {callback} --federation.rounds 2", NEEDS.get(callback, ""))
-            )
-        )
-        == 2
-    )
-
-
 # ---------------------------------------------------------------- the run folder
 
 
@@ -189,7 +158,6 @@ def test_the_run_folder_is_what_scripts_rely_on(workplace, table, capsys):
         assert held["layers"].tolist() == ["hidden.0", "hidden.1", "classifier"]
 
     summary = json.loads((folder / "summary.json").read_text())
-    bests = [max(float(row["accuracy_after"]) for row in clients[c::4]) for c in range(4)]
     wanted = {
         "method": "kapc",
         "rounds": 2,
@@ -199,15 +167,12 @@ def test_the_run_folder_is_what_scripts_rely_on(workplace, table, capsys):
         "best_mean_accuracy": max(means),
         "best_round": 1 + int(np.argmax(means)),
         "last_mean_accuracy": means[-1],
-        "mean_best_accuracy": pytest.approx(np.mean(bests)),
-        "best_accuracy_before": max(float(row["accuracy_before"]) for row in metrics),
         "final_kinds": {"after": 4},
     }
     assert {name: summary[name] for name in wanted} == wanted
-    for name in ("upload_bytes", "download_bytes", "upload_parameter_bytes"):
-        assert summary[f"total_{name}"] == sum(int(row[name]) for row in metrics)
     kept = {"upload_bytes", "download_bytes"}  # scripts rely on these two: the run's totals
-    assert all(summary[name] == summary[f"total_{name}"] for name in kept)
+    for name in kept:
+        assert summary[name] == summary[f"total_{name}"] == sum(int(row[name]) for row in metrics)
     assert summary.keys() & {*metrics[0], *clients[0]} == kept  # else one meaning a name
 
 
@@ -254,17 +219,6 @@ def test_judged_every_other_round_and_in_the_last(fit, table, record):
     assert {row["round"] for row in clients if row["accuracy_after"]} == {"2", "3"}
     # judging changes nothing
     assert record(folder).weights == record(fit("b", "--evaluation.every 1")).weights
-
-
-def test_finetuned_copies_are_judged_when_asked_for(fit, table, record):
-    given = "--method fedavg --federation.rounds 2"
-    folder = fit("a", given, "--evaluation.models [after,finetuned] --evaluation.finetune_epochs 3")
-    for row in table(folder, "clients.csv"):
-        assert 0 <= float(row["accuracy_finetuned"]) <= 1
-        assert "accuracy_before" not in row
-    plain = fit("b", given)
-    assert "accuracy_finetuned" not in table(plain)[0]
-    assert record(folder).weights == record(plain).weights  # it was a copy
 
 
 # ---------------------------------------------------------------- where the samples lie
@@ -319,4 +273,4 @@ def test_join_where_clients_run_several_architectures(fit, refused, capsys):
         (" --architecture 2", "'2'"),
     ):
         said = refused(f"join --run runs/a --data new.npz --out other.safetensors{words}")
-        assert said.startswith(f"architecture: {value} ") and "mlp, normed" in said
+        assert said.startswith(f"architecture={value}") and "mlp, normed" in said

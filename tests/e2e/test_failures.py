@@ -1,7 +1,6 @@
 """A run that fails half-way says so, ends, and keeps what it had."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,45 +13,6 @@ from lines import run_line
 from fl_lightning.cli import main
 from fl_lightning.methods.fedavg import FedAvg
 
-BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000 --federation.rounds 4"
-
-
-@pytest.fixture
-def bursts():
-    """The model that fails; mended in the end."""
-    import fl_own_models
-
-    yield fl_own_models.Bursting
-    fl_own_models.Bursting.at = 0
-
-
-def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
-    fit,
-    small,
-    table,
-    bursts,
-    record,
-    capsys,
-):
-    whole = record(fit("whole", BURSTING))
-    # operations are counted on two passes; five clients in round 1, three in round 2
-    bursts.at = 2 + 5 + 3
-    capsys.readouterr()
-    assert main(small("a", BURSTING)) == 1
-    err = capsys.readouterr().err.splitlines()
-    assert err[-1].startswith(
-        "fl-train: error: client 2 failed in round 2, stage training: ArithmeticError: it burst "
-    )
-    assert not any("Traceback" in line for line in err)
-    folder = Path("runs/a")
-    assert "on a second line" in (folder / "failure.txt").read_text()
-    assert [row["round"] for row in table(folder)] == ["1"]
-    assert len(table(folder, "clients.csv")) == 5
-    assert [file.name for file in (folder / "relation").iterdir()] == ["round-0001.npz"]
-    assert not (folder / "summary.json").exists()
-    bursts.at = 0
-    assert record(fit("a", BURSTING, "--resume")) == whole
-
 
 def test_training_that_leaves_the_numbers_is_told(small, capsys):
     """An unstable step on the relation (nothing projects it back) does not go on with garbage."""
@@ -62,15 +22,6 @@ def test_training_that_leaves_the_numbers_is_told(small, capsys):
     )
     assert main(small("a", flags, "--method.relation_steps 30")) == 1
     assert "unstable" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_disk_that_refuses(small, workplace, capsys):
-    assert main(small("a")) == 0
-    capsys.readouterr()
-    shutil.rmtree(workplace / "runs" / "a" / "relation")
-    (workplace / "runs" / "a" / "relation").write_text("in the way")
-    assert main(small("a", "--resume", "--federation.rounds", "9")) == 1
-    assert "cannot write runs/a/relation" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

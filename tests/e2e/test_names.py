@@ -36,21 +36,13 @@ def hospitals(tmp_path_factory):
     return folder / "run"
 
 
-def rows(file):
-    with file.open(newline="", encoding="utf-8") as opened:
-        return list(csv.DictReader(opened))
-
-
 def test_tables_and_the_report_have_their_names(hospitals):
     names = dict(enumerate(sorted(SITES)))  # in the order of a group column's values
-    for table in ("clients", "final", "split", "heterogeneity"):
-        assert {
-            int(row["client"]): row["name"] for row in rows(hospitals / f"{table}.csv")
-        } == names
-    first = rows(hospitals / "split.csv")[0]
-    assert list(first)[-2:] == ["class_healthy", "class_ill"]
     run = fl_lightning.Run(hospitals)
-    assert run.client_names == names and run.final["name"].tolist() == sorted(SITES)
+    for table in ("clients", "final", "split", "heterogeneity"):
+        assert {row["client"]: row["name"] for row in run.files.read(table)} == names
+    assert list(run.split)[-2:] == ["class_healthy", "class_ill"]
+    assert run.client_names == names
     page = render(load([hospitals]))
     assert ">Aarau<" in page and ">Chur, old town<" in page
     assert '"names":{"0":"Aarau","1":"B' in page
@@ -107,6 +99,3 @@ def test_bad_names_are_one_line(tmp_path, more, what):
     with refuses(what) as caught:
         prepare(arrays(tmp_path, **more), 3, 0)
     assert "\n" not in str(caught.value)
-
-
-# ---------------------------------------------------------------- pictures, and tables at W&B

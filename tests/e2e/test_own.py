@@ -1,8 +1,6 @@
 """A user's own models and data, without editing the project."""
 
 import numpy as np
-import pytest
-from sklearn.datasets import load_digits
 
 
 def test_own_module(fit, table):
@@ -32,46 +30,3 @@ def test_own_lightning_module_trains_by_its_own_rules(fit, table):
     sgd = table(fit("b", flags, "--federation.rounds 1"))
     assert fl_own_models.Lit.optimizers_made == 1
     assert sgd[0]["train_loss"] != own[0]["train_loss"]
-
-
-@pytest.fixture
-def arrays(workplace):
-    """The digits as arrays of a user's own."""
-    digits = load_digits()
-    x, y = digits.images.astype(np.float32), digits.target
-    np.savez(
-        workplace / "mine.npz",
-        x_train=x[:800],
-        y_train=y[:800],
-        x_test=x[800:1000],
-        y_test=y[800:1000],
-    )
-    return workplace / "mine.npz"
-
-
-def test_own_arrays(fit, table, arrays):
-    folder = fit(
-        "a",
-        f"--data.source arrays --data.root {arrays} --data.fraction 1 --federation.local_epochs 3",
-    )
-    assert float(table(folder)[-1]["mean_accuracy"]) > 0.5
-    assert sum(int(row["train_samples"]) for row in table(folder, "clients.csv")[:5]) == 800
-    again = fit(
-        "b",
-        f"--data.source mnist --data.root {arrays} --data.fraction 1 --federation.local_epochs 3",
-    )
-    # an .npz file overrides any source
-    assert table(again, "final.csv") == table(folder, "final.csv")
-
-
-def test_mnist(fit, table, fl_data):
-    flags = (
-        f"--config kapc_mnist --loggers null --data.root {fl_data} --data.fraction 0.02 "
-        f"--federation.clients 4"
-    )
-    folder = fit(
-        "a",
-        flags,
-        "--federation.rounds 2 --model mlp --federation.local_epochs 3 --optimizer.lr 0.05",
-    )
-    assert float(table(folder)[-1]["mean_accuracy"]) > 0.6

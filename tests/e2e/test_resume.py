@@ -1,12 +1,11 @@
 """Broken off and resumed is the same as never broken off, bit for bit."""
 
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from lines import run_line
+
+from fl_lightning.foundation.csvtable import CsvTable
 
 RUNS = {
     "stepped": "--method.solver step --method.start own --method.prior uniform --method.rho_units "
@@ -38,38 +37,6 @@ def test_in_two_parts_as_in_one(fit, record, flags):
     assert found == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_in_the_middle_and_resumed(
-    how,
-    fit,
-    small,
-    workplace,
-    record,
-    fl_train,
-):
-    model = "--model fl_own_models.Slow --federation.rounds 8 --federation.participation 0.6"
-    line = [fl_train, *small("killed", model, "--model.seconds 0.03")]
-    folder = workplace / "runs" / "killed"
-    with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while (
-            not (folder / "metrics.csv").exists()
-            or (folder / "metrics.csv").read_text().count("\n") < 4
-        ):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(how)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 143), err
-    assert "Traceback" not in err
-    done = (folder / "metrics.csv").read_text().count("\n") - 1
-    assert 3 <= done < 8
-    assert not (folder / "summary.json").exists()
-    resumed = fit("killed", model, "--model.seconds 0.03", "--resume")
-    assert record(resumed) == record(fit("whole", model, "--model.seconds 0.03"))
-
-
 def test_without_a_config_and_when_there_is_nothing_to_do(fit, record):
     whole = fit("a", "--resume")  # safe on a first start
     before = record(whole)
@@ -77,90 +44,54 @@ def test_without_a_config_and_when_there_is_nothing_to_do(fit, record):
     assert record(whole) == before
 
 
-def test_half_a_row_that_a_crash_left_is_written_again(fit, record):
-    whole = record(fit("whole", "--federation.rounds 4"))
-    parts = fit("parts", "--federation.rounds 2")
-    for name in ("metrics.csv", "clients.csv"):
-        file = parts / name
-        file.write_text(file.read_text() + "3,0.25,0.")
-    (parts / "relation" / "round-0003.npz").write_bytes(b"cut short")
-    assert record(fit("parts", "--federation.rounds 4 --resume")) == whole
-
-
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000"
 
 
-def test_broken_off_before_its_first_checkpoint_a_run_begins_again(fit, record, capsys):
+def test_broken_off_before_its_first_checkpoint_a_run_begins_again(fit, record, bursts, capsys):
     """Which is told; a run that should have one by now is refused."""
-    import fl_own_models
-
     whole = record(fit("unbroken", BURSTING, "--federation.rounds 4"))
-    fl_own_models.Bursting.at = 2 + 5 * 2 + 2  # client 1 in round 3
-    try:
-        with pytest.raises(AssertionError):
-            fit("parts", BURSTING, "--federation.rounds 4")
-    finally:
-        fl_own_models.Bursting.at = 0
+    bursts.at = 2 + 5 * 2 + 2  # client 1 in round 3
+    with pytest.raises(AssertionError):
+        fit("parts", BURSTING, "--federation.rounds 4")
+    bursts.at = 0
     assert not Path("runs/parts/checkpoints").exists() and Path("runs/parts/metrics.csv").exists()
-    table = Path("runs/parts/metrics.csv")
-    rows = table.read_text()
-    line = rows.splitlines()[1].split(",")
-    # rounds as long as these are saved
-    line[rows.splitlines()[0].split(",").index("seconds")] = "11.0"
-    table.write_text(
-        "\n".join([rows.splitlines()[0], ",".join(line), *rows.splitlines()[2:]]) + "\n"
-    )
+    table = CsvTable(Path("runs/parts/metrics.csv"))
+    text = table.path.read_text()
+    first, *rows = table.read()
+    table.write([first | {"seconds": 11.0}, *rows])  # rounds as long as these are saved
     with pytest.raises(AssertionError):
         fit("parts", BURSTING, "--federation.rounds 4 --resume")
     assert "the run has no checkpoint, and would begin again" in capsys.readouterr().err
-    table.write_text(rows)
-    assert (
-        record(
-            fit(
-                "parts", BURSTING, "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0"
-            )
-        )
-        == whole
-    )
-    assert (
-        "resume: the run was stopped before its first checkpoint; it begins again"
-        in capsys.readouterr().err
-    )
+    table.path.write_text(text)
+    flags = "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0"
+    assert record(fit("parts", BURSTING, flags)) == whole
+    said = "resume: the run was stopped before its first checkpoint; it begins again"
+    assert said in capsys.readouterr().err
 
 
-def test_a_run_that_keeps_no_checkpoints_begins_again(fit, capsys):
-    import fl_own_models
-
+def test_a_run_that_keeps_no_checkpoints_begins_again(fit, bursts, capsys):
     flags = f"{BURSTING} --federation.rounds 3 --callbacks null"
     whole = (fit("unbroken", flags) / "final.csv").read_text()
-    fl_own_models.Bursting.at = 2 + 5 + 2  # client 1 in round 2
-    try:
-        with pytest.raises(AssertionError):
-            fit("parts", flags)
-    finally:
-        fl_own_models.Bursting.at = 0
+    bursts.at = 2 + 5 + 2  # client 1 in round 2
+    with pytest.raises(AssertionError):
+        fit("parts", flags)
+    bursts.at = 0
     assert len(Path("runs/parts/metrics.csv").read_text().splitlines()) == 2
     capsys.readouterr()
     assert (fit("parts", flags, "--resume") / "final.csv").read_text() == whole
     assert len(Path("runs/parts/metrics.csv").read_text().splitlines()) == 4
-    assert (
-        "resume: the run keeps no checkpoints; it begins again, with the same numbers"
-        in capsys.readouterr().err
-    )
+    said = "resume: the run keeps no checkpoints; it begins again, with the same numbers"
+    assert said in capsys.readouterr().err
 
 
-def test_rounds_after_the_last_checkpoint_are_run_again(fit, record):
+def test_rounds_after_the_last_checkpoint_are_run_again(fit, record, bursts):
     """A checkpoint every other round: what was written of round 3 is forgotten and written again,
     once."""
-    flags = "--callbacks.checkpoint.every 2 --callbacks.checkpoint.seconds 0 " + BURSTING
-    import fl_own_models
-
-    assert fl_own_models.Bursting.at == 0
-    whole = record(fit("unbroken", flags, "--federation.rounds 4"))
-    fl_own_models.Bursting.at = 2 + 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
-    try:
-        with pytest.raises(AssertionError):
-            fit("parts", flags, "--federation.rounds 4")
-    finally:
-        fl_own_models.Bursting.at = 0
-    assert record(fit("parts", flags, "--federation.rounds 4 --resume")) == whole
+    flags = f"--callbacks.checkpoint.every 2 --callbacks.checkpoint.seconds 0 {BURSTING}"
+    flags += " --federation.rounds 4"
+    whole = record(fit("unbroken", flags))
+    bursts.at = 2 + 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
+    with pytest.raises(AssertionError):
+        fit("parts", flags)
+    bursts.at = 0
+    assert record(fit("parts", flags, "--resume")) == whole

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from classes import FedAS, FedCAC, Local
+from classes import FedAS, FedCAC
 from numpy.testing import assert_allclose
 from reckoning import ROUNDING, WHOLE, batch_of, features, shaken, slope
 from torch.testing import assert_close
@@ -11,10 +11,8 @@ from watching import (
     client_of,
     models,
     payload_of,
-    same,
     server_of,
     train,
-    trained,
 )
 
 from fl_lightning.methods import fedcac as masks
@@ -208,11 +206,6 @@ def test_who_has_not_uploaded_receives_the_mean(federation):
     view = server.relation_view()
     assert (view.receivers, view.sources) == ([0], [0, 1])
     assert not torch.equal(sent[0].vector, sent[3].vector)
-
-
-def test_a_single_client_trains_on(federation):
-    ours, theirs = (trained(federation, m, clients=1, rounds=3) for m in (FedCAC(), Local()))
-    assert same(ours, theirs)
 
 
 def test_fedcac_begins_where_it_was_judged(federation):

@@ -122,6 +122,6 @@ def test_transforms_see_every_model_that_travels(federation):
 
 
 def test_fedfomo_wants_validation_data(federation):
-    with refuses(r"^data\.validation: 0\.0 .*fedfomo weighs models"):
+    with refuses(r"^data\.validation=0\.0.*fedfomo weighs models"):
         federation(FedFomo()).prepare()
     federation(FedFomo(), **VALIDATION).prepare()

@@ -1,12 +1,10 @@
 """What must hold of every method, bit for bit where the cards say so (cards 1.1 to 1.6 and
 1.35)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from classes import KAPC, FedAMP, FedAvg, FedBN, FedProx, Local
+from classes import KAPC, FedAMP, FedAvg, FedProx, Local
 from every import NAMES, method_of
 from numpy.testing import assert_allclose
 from refusals import refuses
@@ -19,10 +17,7 @@ from watching import (
     run_all,
     same,
     server_of,
-    trained,
 )
-
-from fl_lightning.methods import Traits
 
 IMAGES = [name for name in NAMES if name != "partialpooling"]
 """Methods that take images."""
@@ -91,15 +86,6 @@ def test_a_client_that_is_not_drawn_does_not_change(federation):
 # ---------------------------------------------------------------- FedAvg (1.2, 1.3)
 
 
-def test_fedbn_without_batch_norm_is_fedavg(federation):
-    """So the tables on the KAPC papers' CNN, which has none, need no run of it; with BatchNorm it
-    is another method."""
-    assert same(trained(federation, FedBN()), trained(federation, FedAvg()))
-    assert not same(
-        trained(federation, FedBN(), net="norm"), trained(federation, FedAvg(), net="norm")
-    )
-
-
 def test_fedavg_with_full_batches_is_gradient_descent(federation):
     """INV2: w' = w - lr sum p_i grad f_i(w), in float64."""
     fed = federation(FedAvg(), batch_size=10_000, precision="64-true", rounds=1)
@@ -166,7 +152,7 @@ def test_the_pull_has_the_slope_it_says(federation, method):
 
 
 def test_a_pull_that_no_32_bits_hold_is_refused():
-    with refuses(r"method\.lam: 1e\+38 .*lam / \(2 alpha\)"):
+    with refuses(r"method\.lam=1e\+38.*lam / \(2 alpha\)"):
         FedAMP(lam=1e38, alpha=0.01)
 
 
@@ -184,43 +170,7 @@ def test_kapc_rows_are_a_simplex_after_every_round(federation):
             assert_allclose(record.relation.rows.sum(-1), 1, atol=1e-6)
 
 
-def test_kapc_moves_only_the_rows_and_columns_of_the_cohort(federation):
-    fed = federation(KAPC(eta_r=1.0), participation=0.5, clients=6, rounds=3)
-    for t in range(1, 4):
-        before = fed.run.server.memory["relation"].clone()
-        cohort = fed.round(t).cohort
-        changed = fed.run.server.memory["relation"] != before
-        outside = [c for c in range(6) if c not in cohort]
-        assert not changed[outside].any()
-        assert not changed[:, :, outside].any()
-
-
 # ---------------------------------------------------------------- scopes and buffers
-
-
-def test_personal_tensors_stay_when_the_rest_is_heard(federation):
-    """A classifier that is personal: the body is FedAvg's, the classifier each client's own, and
-    both are scored."""
-
-    @dataclass(frozen=True)
-    class OwnHead(FedAvg):
-        traits = Traits(judge="after")
-
-        def scope(self, block):
-            return "personal" if block.head else "shared"
-
-    fed = run_all(federation(OwnHead(), participation=0.5))
-    assert not fed.evaluator.has_global
-    layout, states = fed.run.groups[0].layout, fed.run.states
-    head = layout.segments(layout.mask(lambda b: b.head))
-    heads = [torch.cat([model[s.start : s.stop] for s in head]) for model in models(fed)]
-    assert not torch.equal(heads[0], heads[1])
-    kind, model, _ = fed.evaluator.final_model(next((c for c in range(4) if c not in states), 0))
-    # of who never took part: what it begins with
-    assert kind == ("after" if len(states) == 4 else "before")
-    assert model.isfinite().all()
-    scores = fed.evaluator.everyone()["final_accuracies"]
-    assert len(scores) == 4
 
 
 @pytest.mark.sampled

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
+from fl_lightning.foundation.csvtable import CsvTable
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.record import RelationView, RoundRecord
 from fl_lightning.results.result import MIB
 
 
@@ -15,19 +18,19 @@ def cells(table):
 LAYERS = ["conv", "norm", "head"]
 
 
-def table(rows):
-    """CSV text; an absent value is an empty cell."""
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [header, *([str(row.get(name, "")) for name in header] for row in rows)]
-    return "".join(",".join(line) + "\n" for line in lines)
-
-
 def relation(receivers, layers):
     """A client's weight on itself is 0.9, and the others' are alike."""
     n = len(receivers)
     rows = np.full((n, layers, n), 0.1 / max(1, n - 1), dtype=np.float32)
     rows[np.arange(n), :, np.arange(n)] = 0.9
     return rows
+
+
+def change(path, **settings):
+    """Writes other settings into the config of a run, and returns its folder."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    (path / "config.yaml").write_text(yaml.safe_dump(config | settings))
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +51,12 @@ def make_run(tmp_path):
         cohort=(0, 1, 2, 3),
         asked=None,
         channel=False,
-        counted=True,
-        ended=True,
         config=None,
         summary="",
     ):
         path = tmp_path / name
-        (path / "relation").mkdir(parents=True)
-        (path / "traffic").mkdir()
+        path.mkdir(parents=True)
+        folder = RunFolder(path)
         rounds, n = len(accuracies), len(cohort)
         settings = {
             "seed": 0,
@@ -71,6 +72,9 @@ def make_run(tmp_path):
             "evaluation": {"judge": "auto"},
         }
         (path / "config.yaml").write_text(yaml.safe_dump(settings | (config or {})))
+        channel_seconds = {"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0}
+        operations = {"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6}
+        operations |= {"flops_extra": 0, "flops_penalty": 0}
         metrics, clients = [], []
         for number, accuracy in enumerate(accuracies, start=1):
             metrics.append(
@@ -90,49 +94,30 @@ def make_run(tmp_path):
                     "seconds_evaluation": 0.25,
                     "memory_mib": 100.0 + number,
                 }
-                | (
-                    {"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0}
-                    if channel
-                    else {}
-                )
-                | (
-                    {"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6}
-                    if counted
-                    else {}
-                )
-                | ({"flops_extra": 0, "flops_penalty": 0} if counted else {})
+                | (channel_seconds if channel else {})
+                | operations
             )
             clients += [
                 {"round": number, "client": c, "accuracy_after": accuracy - c / 100} for c in cohort
             ]
-            np.savez_compressed(
-                path / "relation" / f"round-{number:04d}.npz",
-                rows=relation(list(cohort), len(LAYERS)),
-                receivers=np.array(cohort),
-                layers=np.array(LAYERS),
-                sources=np.array(cohort),
-            )
+            view = RelationView(relation(list(cohort), len(LAYERS)), cohort, LAYERS, cohort)
+            folder.write_relation(number, view)
             sizes = np.zeros((n, 2, len(LAYERS) + 1, 4), dtype=np.int64)
             sizes[:, :, :3, 0] = 1000
             sizes[:, 1, 2, 0] = 0  # the head stays at home
             sent = np.broadcast_to(np.array([[True, True, True], [True, False, False]]), (n, 2, 3))
-            kinds = np.array(["parameters", "buffers", "statistics", "other"])
-            named = {"sent": sent, "layers": np.array(LAYERS), "kinds": kinds}
-            np.savez_compressed(
-                path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **named
-            )
+            rows = clients[-n:]
+            folder.write_traffic(RoundRecord(number, cohort, {}, rows, view, LAYERS, sizes, sent))
         (path / "columns.json").write_text('{"mean_accuracy": {"model": "after"}}')
-        (path / "metrics.csv").write_text(table(metrics))
-        (path / "clients.csv").write_text(table(clients))
-        if ended:
-            (path / "final.csv").write_text(
-                table([{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)])
-            )
-            facts = (
-                f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, '
-                f'"final_mean_accuracy": 0.75'
-            )
-            (path / "summary.json").write_text(f"{{{facts}{summary}}}")
+        CsvTable(path / "metrics.csv").write(metrics)
+        CsvTable(path / "clients.csv").write(clients)
+        final = [{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)]
+        CsvTable(path / "final.csv").write(final)
+        facts = (
+            f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, '
+            f'"final_mean_accuracy": 0.75'
+        )
+        (path / "summary.json").write_text(f"{{{facts}{summary}}}")
         return path
 
     return make

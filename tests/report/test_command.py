@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from lines import run_line
 
+from fl_lightning.results.runs import run_folders
+
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, refused):
@@ -23,26 +25,28 @@ def refused(tmp_path, monkeypatch, refused):
     return run
 
 
-def test_bad_input_is_one_line(refused, make_run, tmp_path):
+@pytest.mark.parametrize(
+    "words, said",
+    {
+        "": "report: it must be given: fl-train report STUDY | RUN [RUN ...]",
+        "nowhere": "run='nowhere': it must be a run folder",
+        "empty": "run='empty': it must be a run folder; config.yaml is missing",
+        "a nowhere": "run='nowhere'",
+        "a ./a/": "run='a': it must be given once",
+        "a --out no/page.html": "out='no/page.html': there is no folder",
+        "a --out page.txt": "out='page.txt': it must end with .html",
+        "a --out notes.html": "out='notes.html': it exists and is no report",
+        "a --out=folder.html": "out='folder.html': it exists and is no report",
+        "a --out": "out: it needs a value",
+        "a --name x": "name='x': no such key",
+    }.items(),
+)
+def test_bad_input_is_one_line(words, said, refused, make_run, tmp_path):
     make_run("a")
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
-    assert refused("") == "report: it must be given: fl-train report STUDY | RUN [RUN ...]"
-    assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
     (tmp_path / "empty").mkdir()
-    assert refused("empty").startswith(
-        "run: 'empty' is not allowed; it must be a run folder; config.yaml is missing"
-    )
-    assert refused("a nowhere").startswith("run: 'nowhere'")
-    assert refused("a ./a/").startswith("run: 'a' is not allowed; it must be given once")
-    assert refused("a --out no/page.html").startswith(
-        "out: 'no/page.html' is not allowed; there is no folder"
-    )
-    assert refused("a --out page.txt") == "out: 'page.txt' is not allowed; it must end with .html"
-    assert "is no report" in refused("a --out notes.html")
-    assert "is no report" in refused("a --out=folder.html")
-    assert refused("a --out").startswith("out: it needs a value")
-    assert refused("a --name x").startswith("name: 'x' is not allowed; no such key")
+    assert refused(words).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,25 @@ def test_where_the_page_goes(words, page, make_run, tmp_path, monkeypatch, capsy
         assert capsys.readouterr().out == f"report: {page}\n"
     assert Path(page).read_text().rstrip().endswith("</html>")
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_of_runs_stands_for_all_in_it(make_run, tmp_path, monkeypatch, capsys):
+    for name in ("runs/b", "runs/a", "study/runs/kapc/seed-0", "study/references/x"):
+        make_run(name)
+    inside = tmp_path / "runs/a/wandb/offline-run/files"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").write_text("{}")  # W&B's own, and no run folder
+    monkeypatch.chdir(tmp_path)
+    found = run_folders([Path("runs"), Path("study"), Path("nowhere")])
+    assert [str(path) for path in found] == [
+        "runs/a",
+        "runs/b",
+        "study/runs/kapc/seed-0",
+        "nowhere",
+    ]
+    assert run_line("report runs") == 0
+    assert capsys.readouterr().out == "report: runs/report.html\n"
+    assert "2 runs side by side" in Path("runs/report.html").read_text()
 
 
 def test_torch_is_not_imported(make_run):

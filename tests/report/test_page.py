@@ -1,8 +1,6 @@
 import json
 from html.parser import HTMLParser
 
-import yaml
-
 from fl_lightning.lab.report.page import render
 from fl_lightning.results.runs import load
 
@@ -94,6 +92,4 @@ def test_nothing_but_strict_json_is_in_the_page(make_run):
 
 
 def test_a_page_says_nothing_of_where_it_was_made(make_run, tmp_path):
-    path = make_run(config={"seed": 0})
-    assert yaml.safe_load((path / "config.yaml").read_text())["seed"] == 0
-    assert str(tmp_path) not in render(load([path]))
+    assert str(tmp_path) not in render(load([make_run()]))

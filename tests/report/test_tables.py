@@ -5,13 +5,11 @@ import pytest
 from fl_lightning.lab.report.figures import costs
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import (
-    fairness,
     incomparable,
     reached,
     remarks,
     scores,
     targets,
-    time_to_accuracy,
 )
 from fl_lightning.results.folder import CLIENT_FLOPS
 from fl_lightning.results.runs import Comparison, load
@@ -85,19 +83,6 @@ def test_final_scores_of_mixed_kinds_are_the_judges_alone(make_run):
     assert run.scores("before") == ({0: 0.8, 1: 0.79}, "round 3: before local training")
 
 
-def test_an_extended_run_is_unfinished_and_its_old_end_is_not_its_end(make_run):
-    (run,) = load([make_run("a", asked=9)])
-    assert not run.finished
-    assert run.scores(None)[1] == "round 3: after local training"
-    assert cells(scores([run]))["all clients at the end: mean"] == ["–"]
-    assert remarks([run]) == ["a is unfinished: 3 of 9 rounds are done."]
-
-
-def test_made_up_data_are_named(make_run):
-    (said,) = remarks(load([make_run("a", summary=', "made_up_data": true')]))
-    assert said.startswith("a was trained on made-up data")
-
-
 def test_what_cannot_be_compared_is_named(make_run):
     a = make_run("a")
     method = {"method": {"name": "fedavg"}}
@@ -118,78 +103,23 @@ def test_what_cannot_be_compared_is_named(make_run):
     (d / "summary.json").write_text('{"judge": "global"}')
     # both were scored after local training
     assert incomparable(load([a, d])) == ["federation.rounds"]
-    columns = d / "columns.json"
-    columns.write_text(columns.read_text().replace("after", "global"))
-    metrics = d / "metrics.csv"
-    metrics.write_text(
-        metrics.read_text().replace("accuracy_after", "accuracy_global").replace("accuracy_b", "b")
-    )
+    judged_globally(d)
     assert incomparable(load([a, d])) == ["evaluation.judge", "federation.rounds"]
 
 
-# ---------------------------------------------------------------- runs with different judges
-
-
-def judged_globally(path, both=True):
-    """The run in `path` as FedAvg's: its judge is the global model, better here by 0.1 than after
-    training."""
-    header, *lines = (path / "metrics.csv").read_text().splitlines()
-    cells = [line.split(",") for line in lines]
-    rows = [[*line[:1], str(round(float(line[1]) + 0.1, 4)), *line[2:]] for line in cells]
-    text = (
-        "\n".join([f"{header},accuracy_global", *(",".join([*row, row[1]]) for row in rows)]) + "\n"
-    )
-    if not both:
-        text = text.replace("accuracy_after", "nothing").replace(
-            "accuracy_before", "nothing_either"
-        )
-    (path / "metrics.csv").write_text(text)
+def judged_globally(path):
+    """The run in `path` as one that was scored by its global model alone."""
+    metrics = path / "metrics.csv"
+    text = metrics.read_text().replace("accuracy_before", "nothing")
+    metrics.write_text(text.replace("accuracy_after", "accuracy_global"))
     (path / "columns.json").write_text('{"mean_accuracy": {"model": "global"}}')
-    summary = {
-        "rounds": 3,
-        "clients": 4,
-        "judge": "global",
-        "final_kinds": {"global": 4},
-        "final_mean_accuracy": 0.75,
-    }
+    summary = {"rounds": 3, "judge": "global", "final_kinds": {"global": 4}}
     (path / "summary.json").write_text(json.dumps(summary))
     return path
 
 
-def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(
-    make_run,
-):
-    runs = load([make_run("a"), judged_globally(make_run("b"))])
-    assert Comparison.of(runs) == Comparison("after", True)
-    found = cells(scores(runs))
-    assert found["model"] == ["after local training"] * 2
-    assert found["last judged round"] == ["80.00 % (round 3)"] * 2
-    assert (
-        found["mean of each client's best round (even more optimistic)"]
-        == ["78.50 % (4 clients)"] * 2
-    )
-    assert found["own judge: model"] == ["after local training", "global model"]
-    assert found["own judge: last judged round"] == ["80.00 % (round 3)", "90.00 % (round 3)"]
-    assert found["own judge: all clients at the end: model"] == [
-        "after local training",
-        "global model",
-    ]
-    fair = cells(fairness(runs))
-    assert fair["scores of"] == ["end: after local training", "round 3: after local training"]
-    assert fair["mean"] == ["75.00 %", "78.50 %"]
-    assert time_to_accuracy(runs)[-1] == (
-        "80 %",
-        [(n, ["3", "24.00 MiB", "–", "5.2 s"]) for n in (0, 1)],
-    )
-    (said,) = remarks(runs)
-    assert "a: after local training; b: global model" in said
-    assert "All are compared by what all were scored by: after local training." in said
-    page = render(runs)
-    assert "All are compared by" in page
-
-
 def test_runs_that_share_no_kind_of_model_are_not_mixed_in_silence(make_run):
-    runs = load([make_run("a"), judged_globally(make_run("b"), both=False)])
+    runs = load([make_run("a"), judged_globally(make_run("b"))])
     assert Comparison.of(runs) == Comparison(None, True)
     (said,) = remarks(runs)
     assert "Do not compare them" in said

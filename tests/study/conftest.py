@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.results.result import MIB
 
 
@@ -36,25 +37,21 @@ def write_run(
         settings[group] = settings.get(group, {}) | keys
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     kinds = {judge: scores, **(others or {})}
-    heads = [f"accuracy_{kind}" for kind in kinds]
-    metrics = [["round", "mean_accuracy", *heads, "upload_bytes", "download_bytes", "seconds"]]
-    clients = [["round", "client", *heads]]
+    metrics, clients = [], []
     for number, part in ((1, 0.5), (2, 1.0)):
-        means = [part * sum(values) / len(values) for values in kinds.values()]
-        metrics.append([number, means[0], *means, MIB, MIB, 3.0])
+        means = {f"accuracy_{kind}": part * sum(v) / len(v) for kind, v in kinds.items()}
+        costs = {"upload_bytes": MIB, "download_bytes": MIB, "seconds": 3.0}
+        mean = means[f"accuracy_{judge}"]
+        metrics.append({"round": number, "mean_accuracy": mean, **means, **costs})
         for client in range(len(scores)):
-            parts = [part * values[client] for values in kinds.values()]
-            clients.append([number, client, *parts])
-    write_csv(path / "metrics.csv", metrics)
-    write_csv(path / "clients.csv", clients)
-    write_csv(path / "final.csv", [["client", "accuracy"], *enumerate(scores)])
+            parts = {f"accuracy_{kind}": part * v[client] for kind, v in kinds.items()}
+            clients.append({"round": number, "client": client, **parts})
+    final = [{"client": client, "accuracy": score} for client, score in enumerate(scores)]
+    for name, rows in (("metrics", metrics), ("clients", clients), ("final", final)):
+        CsvTable(path / f"{name}.csv").write(rows)
     summary = {"rounds": 2, "judge": judge, "final_kinds": {judge: len(scores)}}
     (path / "summary.json").write_text(json.dumps(summary))
     return path
-
-
-def write_csv(path, rows):
-    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
 
 
 @pytest.fixture

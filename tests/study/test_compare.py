@@ -93,15 +93,6 @@ def test_clients_are_paired_by_their_number(make_study, tmp_path):
     assert row(compared(study), "kapc") == before
 
 
-def test_one_seed_has_no_interval_and_no_star(make_study):
-    comparison = compared(make_study(plan(1, {"kapc": 0.1, "fedper": 0.05})))
-    ours = row(comparison, "kapc")
-    assert (ours.std, ours.low, ours.high, ours.p, ours.star) == (None, None, None, None, "")
-    (note,) = [note for note in comparison.notes if note.startswith("stars: ")]
-    assert "one seed says nothing of others" in note
-    assert "all 2 comparisons can be 0.05 from 7 pairs on, 7 seeds (fewest pairs here: 1)" in note
-
-
 def test_over_settings_a_seed_is_tested_as_one(make_study):
     """All six pairs are won, but by two seeds, which differ more than they gain."""
     cells = []
@@ -115,11 +106,11 @@ def test_over_settings_a_seed_is_tested_as_one(make_study):
     assert over_settings.star == ""
 
 
-@pytest.mark.parametrize("seeds, p", [(5, None), (6, 2 / 2**6)])
-def test_tests_begin_with_six_pairs(make_study, seeds, p):
+@pytest.mark.parametrize("seeds, p", [(1, None), (5, None), (6, 2 / 2**6)])
+def test_tests_begin_with_six_pairs_and_intervals_with_two_seeds(make_study, seeds, p):
     ours = row(compared(make_study(plan(seeds))), "kapc")
-    assert ours.p == p
-    assert ours.star == ("*" if p else "")
+    assert (ours.p, ours.star) == (p, "*" if p else "")
+    assert {one is None for one in (ours.std, ours.low, ours.high)} == {seeds == 1}
 
 
 def test_holms_correction_is_over_all_tests_of_a_table(make_study):
@@ -239,7 +230,7 @@ def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, refus
     )
     assert notes == [whole]
     assert row(compare(comparison), "kapc").seeds == 1
-    line = f"archive: {str(run)!r} is not allowed; {what}; delete the folder"
+    line = f"archive={str(run)!r}: {what}; delete the folder"
     assert refused(f"archive {study}").startswith(line)
     assert not study.with_suffix(".zip").exists()
 
@@ -279,7 +270,7 @@ def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
     chosen = listing.choose(listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow")
     expected = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
     assert list(chosen.words) == ["client", *expected]
-    with refuses("'fedper' is not allowed; no such column"):
+    with refuses("'fedper': no such column"):
         listing.choose(listing_of_clients, "seeds,fedper,alone")
 
 
@@ -298,7 +289,8 @@ def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refu
     [
         ({}, "unfinished: 1 of 4 runs have not ended and are left out"),
         (
-            {"runs/all/fedavg/seed-1": "not finite"},
+            # the other has ended since
+            {"runs/all/fedavg/seed-1": "not finite", "runs/all/kapc/seed-0": "no data"},
             "left out: 1 of 4 runs failed (fedavg after and fedavg finetuned 1); the first: not "
             "finite; a row is a mean over those that ended",
         ),
@@ -339,12 +331,6 @@ def test_labels_seeds_and_settings_are_read_off_run_folders(make_run):
     assert {(one.setting, one.method) for one in rows(comparison)} == expected
     assert row(comparison, "kapc lam=0.5", ALL).pairs == 4
     assert row(comparison, "kapc lam=0.5", ALL).difference == pytest.approx(0.05)
-
-
-def test_callbacks_that_change_numbers_are_part_of_the_name(make_run):
-    shown = {"callbacks": {"heatmaps": {}, "topk": {"share": 0.1}}}
-    runs = [make_run("a", OURS), make_run("b", LOCAL, config=shown), make_run("c", LOCAL, "local")]
-    assert [one.method for one in rows(compared(*runs))] == ["kapc", "kapc +topk", "local"]
 
 
 def test_all_by_one_judge(make_run):
@@ -421,7 +407,7 @@ def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
     vector.write_and_prune(folder, "svg", {"a": b"1", "b": b"2"})
     vector.write_and_prune(folder, "pdf", {"a": b"3"})
     (folder / "mine.svg").write_text("mine")
-    assert vector.write_and_prune(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
+    vector.write_and_prune(folder, "svg", {"a": b"4"})
     kept = {"a.svg", "a.pdf", "mine.svg", "figures.json"}
     assert {file.name for file in folder.iterdir()} == kept
     # damaged: what is in the way is nobody's
@@ -433,7 +419,7 @@ def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
     mine = study / "report-figures/accuracy-by-round.svg"
     mine.write_text("mine")
     line = refused(f"report {study} --figures svg")
-    assert line.startswith("figures: 'svg' is not allowed; ")
+    assert line.startswith("figures='svg': ")
     assert mine.read_text() == "mine"
     assert not (study / "report.html").exists()
 
@@ -513,8 +499,8 @@ def test_the_critical_difference_picture(make_study):
     settings = [k / 10 for k in range(1, 7)]
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))
     (axes,) = picture.draw_ranks(compared(study).ranks).axes
-    texts = [text.get_text() for text in axes.texts]
-    assert texts == ["kapc  1.00", "fedper  2.50", "local  4.00", "fedrep  2.50"]
+    texts = [text.get_text() for text in axes.get_yticklabels()]
+    assert texts == ["kapc  1.00", "fedper  2.50", "fedrep  2.50", "local  4.00"]
     # fedper and fedrep are the same, and with six settings nothing is told apart
     assert sum(line.get_linewidth() == 4 for line in axes.lines) == 1
 
@@ -530,18 +516,18 @@ def altered(file, **changes):
 @pytest.mark.parametrize(
     "words, said",
     {
-        "s --baseline locla": "baseline: 'locla' .*no such method .did you mean local",
+        "s --baseline locla": "baseline='locla'.*no such method .did you mean local",
         "s --target 90": r"\(0, 1\]",
         "s --format xlsx": "format",
         "s --out none/a.csv": "no folder",
         "": "must be given",
         "none": "there is no such folder",
         "s s": "one study, or several run folders",
-        "s --judge finetuned": "judge: 'finetuned'",
+        "s --judge finetuned": "judge='finetuned'",
         "s --columns maen": "no such column .did you mean mean",
         "s --format csv --columns mean": "csv has all columns",
-        "s --caption x": "caption: 'x' is not allowed; it is for --format latex",
-        "s --label x": "label: 'x' is not allowed",
+        "s --caption x": "caption='x': it is for --format latex",
+        "s --label x": "label='x': ",
         "s --clients --target 0.5": "leave out --clients",
     }.items(),
 )
@@ -558,7 +544,6 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
         "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
         "there are no pairs": [cell(), cell("kapc", OURS, 1)],
         "one method alone": [cell(), cell(seed=1)],
-        "judges are not mixed": [cell(), cell("kapc", OURS, judge="global")],
         "runs of 'kapc' are judged differently": [
             cell(),
             cell("kapc", OURS),
@@ -618,7 +603,7 @@ def test_runs_of_a_row_are_of_one_method(make_study, refused, before, now, said)
     study = make_study(cells)
     if said:
         line = refused(f"compare {study}")
-        assert f"compare: 'kapc' is not allowed; its runs are of different methods: {said}" in line
+        assert f"compare='kapc': its runs are of different methods: {said}" in line
         assert "seed-0, " in line and line.endswith("seed-1")
     else:
         assert row(compared(study), "kapc").seeds == 2
@@ -647,4 +632,4 @@ def test_by_another_metric(make_run, refused):
     assert kapc.mean == pytest.approx(0.6) and kapc.difference == pytest.approx(0.45)
     assert any("AUROC" in note and "not accuracies" in note for note in notes)
     line = refused(f"compare {' '.join(map(str, runs))} --metric f1")
-    assert line.startswith("metric: 'f1' ") and "evaluation.metrics" in line
+    assert line.startswith("metric='f1'") and "evaluation.metrics" in line

@@ -2,7 +2,6 @@
 clients train."""
 
 import json
-import os
 import re
 import shutil
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 from kills_together import differences
 
-from fl_lightning.engine.trainer import WORTH_TOGETHER
 from fl_lightning.foundation import device
 from fl_lightning.lab.study import together
 from fl_lightning.lab.study.folder import StudyFolder
@@ -119,16 +117,9 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert len(measured) == 1
 
 
-def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch):
+def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
-    for name, text in {
-        "sbatch": "echo Submitted batch job 42",
-        "sinfo": "exit 1",
-        "squeue": "exit 0",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    commands(sbatch="echo Submitted batch job 42", sinfo="exit 1", squeue="exit 0")
     monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
@@ -161,14 +152,6 @@ def test_what_cannot_train_together_does_not(tmp_path):
         )
     )
     assert together.most_at_once(8, configs) == 1
-
-
-@pytest.mark.slow
-def test_what_is_measured_to_be_faster_is_chosen():
-    configs = configs_of(Study.of(MORE))
-    chosen, words = together._gain(configs[0])
-    loop, stacked = map(float, re.findall(r"([0-9.]+) ms", words))
-    assert chosen == ("vmap" if stacked < WORTH_TOGETHER * loop else "loop")
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Runs that train together: the same bits as alone, and failures that stay each run's own."""
 
-import threading
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,6 @@ from classes import KAPC, SCAFFOLD, Ditto, FedAvg, FedPer, FedProto, FedProx, Lo
 from torch import nn
 
 from fl_lightning.foundation.errors import BadClient
-from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
 
@@ -123,14 +121,6 @@ def test_models_with_other_constants_train_beside_them(federation, kind):
     assert len(executors) == (3 if kind == "function" else 2)
 
 
-@pytest.mark.parametrize(
-    "value", [threading.Lock(), torch.zeros(2, device="meta"), lambda: 0, {"a": [threading.Lock()]}]
-)
-def test_what_cannot_be_compared_is_equal_to_itself_alone(value):
-    again = {"a": [threading.Lock()]} if isinstance(value, dict) else torch.zeros(2, device="meta")
-    assert constants(Scaled(value)) == constants(Scaled(value)) != constants(Scaled(again))
-
-
 def test_a_run_that_fails_ends_alone(federation):
     """One diverges, one cannot read its data, one fails between two rounds; the others end as they
     would have."""
@@ -181,32 +171,6 @@ def test_ctrl_c_ends_all_of_them(federation):
     with pytest.raises(KeyboardInterrupt):
         drive(together, [lambda: run(first), lambda: run(second)])
     assert closed == [second, first]
-
-
-def test_the_gradient_mode_is_each_runs_own():
-    together = Together()
-    seen = []
-
-    class Waits:
-        def train(self, jobs):
-            return list(jobs)
-
-    shared = Shared.__new__(Shared)
-    shared.executor, shared.together = Waits(), together
-
-    def without():
-        with torch.no_grad():
-            shared.train([1])
-            seen.append(torch.is_grad_enabled())
-
-    def plain():
-        seen.append(torch.is_grad_enabled())
-        shared.train([2])
-        seen.append(torch.is_grad_enabled())
-
-    drive(together, [without, plain])
-    assert torch.is_grad_enabled()
-    assert seen == [True, False, True]
 
 
 def test_what_is_recorded_is_what_was_computed():
