@@ -20,7 +20,7 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 34_700,
+    "callbacks": 35_100,
     "configuration": 19_200,
     "core": 15_900,
     "data": 46_400,
@@ -29,7 +29,7 @@ TOKENS = {
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 96_200,
-    "methods": 44_800,
+    "methods": 45_100,
     "models": 7_700,
     "privacy": 3_600,
     "results": 15_900,
@@ -39,7 +39,7 @@ TOKENS = {
     "training": 24_600,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 407_000
+ALL = 408_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
+from fl_lightning.callbacks.crossfitted import COMPARED, TRIAL, CrossFittedCube
 from fl_lightning.methods import (
     Beside,
     Client,
@@ -24,6 +25,7 @@ from fl_lightning.methods import (
     Tensors,
     Traits,
 )
+from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.halves import (
     held_out,
     noise_of,
@@ -38,13 +40,15 @@ class CrossKAPC(Method):
     """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed
     within groups, or in deeper networks several.
 
-    Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
-    distinct, rounds 4 to 6 try them: each client begins once from FedAvg's model, once from that
-    with the mean of its group in the last layer, and once with it in the first, each mean without
-    its own model. It reports losses on samples that its training has not seen, and the best start
-    stays. If that is FedAvg's, three rounds more try the last and the first 2 layers, then 4 and so
-    on, up to half of them. Scored: the step from what was received, made smaller by the share of
-    noise in it, which two halves of the samples give in round 1.
+    Server: groups are read off the cosines of clients' steps in rounds 1 to 3, or off means of
+    features by class in round 3 where these are more distinct. If groups are distinct, rounds 4 to
+    6 try them: each client begins once from FedAvg's model, once from that with the mean of its
+    group in the last layer, and once with it in the first, each mean without its own model. It
+    reports losses on samples that its training has not seen, and the best start stays. If that is
+    FedAvg's, three rounds more try the last and the first 2 layers, then 4 and so on, up to half of
+    them. Where class means conflict, FedAvg's start does not stay: the better end does. Scored: the
+    step from what was received, made smaller by the share of noise in it, which two halves of the
+    samples give in round 1.
 
     Args:
         guard: groups are tried only if their separation d' exceeds this (one normal sample has
@@ -62,7 +66,7 @@ class CrossKAPC(Method):
         client_memory=True,
         newcomers=Rule("FedAvg's model, but of a grouped layer its own; local training"),
         receives_beside="the share of noise in its step by layer",
-        sample_use="measures its noise and held-out losses on two halves of the samples",
+        sample_use="uploads class means, and measures of its noise and losses on halves of samples",
     )
 
     guard: NonNegativeFloat = 4.0
@@ -103,6 +107,8 @@ class CrossKAPC(Method):
         """Local training; in the first round and where losses are asked for of two halves, whose
         mean is kept."""
         trial = TRIAL in payload.statistics
+        if client.round == COMPARED and has_classes(client.run):
+            client.scratch["classes"] = class_table(client)
         if client.rounds and not trial:
             yield Phase()
         elif halves := (yield from train_halves(client)):
@@ -119,6 +125,7 @@ class CrossKAPC(Method):
         return {
             "step": Beside("step_norms", step, "nonnegative", once=True),
             "noise": Beside("noise_norms", noise, "nonnegative", once=True),
+            "classes": Beside("class_table", "mean features of each class", None, once=True),
             "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
         }
 
@@ -134,3 +141,31 @@ class CrossKAPC(Method):
     def summary(self, run: RunContext) -> dict[str, Any]:
         """`grouped_layers`, and `client_groups` where there are any."""
         return cast(CrossFittedCube, run.relation).chosen(run)
+
+
+def has_classes(run: RunContext) -> bool:
+    """Whether each sample is of a class."""
+    text = run.data.text
+    per_position = text is not None and text.per_position
+    return run.config.data.task == "classification" and not per_position
+
+
+@torch.no_grad()
+def class_table(client: Client) -> Tensor:
+    """Of each class the client's samples, their squared distance from their mean, and that mean, of
+    what the classifier of the client's model sees: float32 (C, 2 + d)."""
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    model = client.bind().model.eval()
+    head = model.get_submodule(client.layout.head)
+    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    for x, y in client.data.train.batches(client.run.config.evaluation.batch_size):
+        model(x)
+        labels.append(y)
+    hook.remove()
+    features = wide(torch.cat(inputs).flatten(1))
+    of_class = one_hot(torch.cat(labels), client.run.data.num_classes).to(features.dtype)
+    counts = of_class.sum(0)[:, None]
+    means = of_class.T @ features / counts.clamp_min(1)
+    squares = of_class.T @ (features - of_class @ means).square().sum(1, keepdim=True)
+    return torch.cat([counts, squares, means], 1).float().cpu()

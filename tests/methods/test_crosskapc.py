@@ -20,6 +20,7 @@ from fl_lightning.callbacks.crossfitted import (
     HEAD,
     LAST,
     candidate,
+    class_gaps,
     components,
     gains,
     split,
@@ -27,7 +28,7 @@ from fl_lightning.callbacks.crossfitted import (
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
-from fl_lightning.methods.crosskapc import CrossKAPC
+from fl_lightning.methods.crosskapc import CrossKAPC, class_table
 from fl_lightning.results.folder import RunFolder
 
 N = 6
@@ -83,6 +84,32 @@ def test_a_wrong_pair_joins_no_two_groups():
     for pair, value in (((0, 1), 1), ((2, 4), 0)):
         truth[pair] = truth[pair[::-1]] = value
     assert components(truth) == [list(range(0, 40, 2)), list(range(1, 40, 2))]
+
+
+def test_class_gaps_by_hand():
+    """Variance within (1 + 1) / (1 + 1); class 0: 2 * 2 / 4 * 3^2; class 1: only two have it."""
+    tables = torch.zeros(3, 2, 2 + 2)
+    tables[0] = torch.tensor([[2.0, 1.0, 0.0, 0.0], [1.0, 0.0, 5.0, 0.0]])
+    tables[1] = torch.tensor([[2.0, 1.0, 0.0, 3.0], [1.0, 0.0, 5.0, 2.0]])
+    tables[2, 1] = torch.tensor([1.0, 0.0, 5.0, 0.0])
+    gaps = class_gaps(tables)
+    assert gaps[0, 1] == gaps[1, 0] == pytest.approx((9 + 0.5 * 4) / 2)
+    assert gaps[0, 2] == 0 and gaps[1, 2] == pytest.approx(0.5 * 4)
+
+
+def test_class_gaps_of_noise_are_one():
+    """Whatever the shares of classes."""
+    draws = torch.Generator().manual_seed(0)
+    counts = torch.randint(2, 9, (30, 10, 1), generator=draws).double()
+    means = torch.randn(30, 10, 16, dtype=torch.float64, generator=draws) / counts.sqrt()
+    gaps = class_gaps(torch.cat([counts, 16 * (counts - 1), means], 2))
+    assert gaps[~torch.eye(30, dtype=torch.bool)].mean() == pytest.approx(1, abs=0.05)
+
+
+def test_clients_without_a_common_class_are_not_compared():
+    tables = torch.zeros(2, 2, 3)
+    tables[0, 0] = tables[1, 1] = torch.tensor([2.0, 1.0, 0.0])
+    assert not class_gaps(tables)[0, 1].isfinite()
 
 
 def planted(effects, noise=0.0):
@@ -152,6 +179,52 @@ def test_planted_groups_are_found(federation, capsys):
     metrics = records[-1].metrics
     assert metrics["groups_separation"] > 4
     assert max(metrics["groups_z_last"], metrics["groups_z_first"]) > 2
+
+
+def test_class_means_that_conflict_need_no_losses(federation, monkeypatch):
+    monkeypatch.setattr("fl_lightning.callbacks.crossfitted.gains", lambda *_: {})
+    fed = federation(CrossKAPC(), **CONFLICT)
+    fed.prepare()
+    run_all(fed)
+    summary = fed.run.method.summary(fed.run)
+    assert summary["client_groups"] == [[0, 2, 4], [1, 3, 5]]
+    assert summary["grouped_layers"] == [fed.run.layer_names[-1]]
+
+
+def test_conflict_beside_label_skew_is_found(federation):
+    """Steps alone do not tell the groups."""
+    data = CONFLICT["data"] | {"partition": "hsu", "alpha": 2.0}
+    fed = federation(CrossKAPC(), **(CONFLICT | {"data": data}))
+    fed.prepare()
+    run_all(fed)
+    sums, count = fed.run.server.memory["cross.cosines"]
+    _, distance = split((sums / count)[tuple(torch.triu_indices(N, N, 1))])
+    assert distance < 4
+    assert fed.run.method.summary(fed.run)["client_groups"] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_a_table_of_classes(federation):
+    """Counts, and with the features of a plain pass means and squared distances from them."""
+    fed = run_all(federation(CrossKAPC(), **(ALIKE | {"rounds": 1})))
+    client = client_of(fed, 2)
+    [(x, y)] = client.data.train.batches(1000)
+    features = client.bind().model.body(x).detach()
+    table = class_table(client)
+    for c in range(10):
+        of_class = features[y == c]
+        assert_close(table[c, 2:], of_class.mean(0))
+        assert_close(table[c, 1], (of_class - of_class.mean(0)).square().sum())
+        assert table[c, 0] == len(of_class)
+
+
+def test_a_regression_goes_by_steps_alone(federation, tmp_path):
+    x = np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
+    file = tmp_path / "numbers.npz"
+    np.savez(file, x_train=x, y_train=x[:, 0], x_test=x, y_test=x[:, 0])
+    data = {"root": str(file), "task": "regression", "partition": "iid"}
+    changes = {"data": data, "rounds": COMPARED, "optimizer": {"lr": 0.01}}
+    fed = run_all(federation(CrossKAPC(), **(ALIKE | changes)))
+    assert fed.run.server.memory["cross.gaps"].isinf().all()
 
 
 def test_without_conflict_it_is_fedavg(federation, capsys):
