@@ -45,7 +45,7 @@ KINDS = {
     "watch": "persons, windows a class:",
 }
 TRIALS = 12
-"""Trials of each method: ten at random with the same rates for all, two by their scores."""
+"""Trials of each method: the base's settings, and draws with the same rates for all."""
 ALONE, RIVAL = "local", "fedavg after"
 FAILED = 2
 """Methods that may lack cells of a setting, since runs with their chosen arguments diverged."""

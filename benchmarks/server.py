@@ -13,7 +13,7 @@ from workloads import launched
 
 from fl_lightning.core.layout import Layout, Segment
 from fl_lightning.core.mixing import Mixer
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.relation import RelationInputs
 from fl_lightning.foundation.parallel import Group
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models import head_of

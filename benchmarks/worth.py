@@ -42,7 +42,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fl_lightning.data import units as cutting
 from fl_lightning.lab.worth import LENGTHS, LINEAR, LOCAL
-from fl_lightning.lab.worth.measure import contributions, measure
+from fl_lightning.lab.worth.measure import measure
 from fl_lightning.lab.worth.silos import Silo
 from fl_lightning.lab.worth.statistics import Name, Samples, Scores, estimate
 
@@ -290,11 +290,10 @@ def consortium(
         alone = max([*LOCAL, LINEAR], key=lambda label: scores[label])
         best = max(picks, key=lambda label: scores[label])
         federated = sum(scores[label] * count for label, count in picks.items())
-        parts = contributions(silo, world.metric)
         oracle = estimate(
             world.metric,
-            parts[alone],
-            parts[best],
+            silo.rows[alone],
+            silo.rows[best],
             silo.samples,
         )
         if verdict.estimate is None or oracle is None:
@@ -305,7 +304,7 @@ def consortium(
                 "true": federated / sum(picks.values()) - scores[alone],
                 "margin": verdict.margin,
                 "verdict": verdict.verdict,
-                "judged": not verdict.reason or verdict.verdict != "cannot tell yet",
+                "reason": verdict.reason,
                 "low": verdict.low,
                 "high": verdict.high,
                 "oracle": oracle.gain > stats.norm.ppf(0.975) * oracle.variance**0.5,

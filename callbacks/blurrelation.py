@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, Range
 from fl_lightning.core import RoundRecord, RunContext
@@ -89,7 +88,6 @@ class BlurRelation(Transform, Observer):
         """Raise `BadInput` where there is no relation to change, or two would change it; from now
         on this one does."""
         relation = run.relation
-        assert isinstance(relation, Relation)
         key = self.config_key
         why = relation.fixed
         if relation.is_global:

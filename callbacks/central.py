@@ -21,6 +21,7 @@ from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.optimizerkeys import check_noise
 from fl_lightning.configuration.ranges import Range
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
+from fl_lightning.core.run import cohort_size
 from fl_lightning.core.server import GroupServer
 from fl_lightning.core.traits import MARK, declares, is_shipped
 from fl_lightning.foundation.errors import BadInput
@@ -194,7 +195,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         requirement = f"it must lie below one over the {config.clients} clients"
         check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, requirement)
         noise = self._calibrated(config, method) if self.noise is None else self.noise
-        size = _size(config)
+        size = cohort_size(config, config.clients)
         most = 2 * size / COUNTING
         requirement = f"with cohorts of {size} it needs noise below {most:g}, and has {noise:.4g}"
         enough = self.quantile is None or noise < most
@@ -271,7 +272,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         run = group.server.run
         n = len(who)
         memory = run.server.memory
-        draws = self._draws(run, group.server.round)
+        if self.reproducible:
+            draws = generator(run.config.seed, "central privacy", group.server.round)
+        else:
+            draws = unrepeatable(run.processes.gather_objects(os.urandom(ENTROPY))[0])
         clip = float(memory[CLIP])
         noise = self._noise
         counting = run.cohort_size / COUNTING
@@ -292,15 +296,6 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             memory[CLIP] = memory[CLIP] * step
         self._within.clear()
         return repaired(group.layout, group.group.down_mask, mean)
-
-    def _draws(
-        self,
-        run: RunContext,
-        round: int,
-    ) -> torch.Generator:
-        if self.reproducible:
-            return generator(run.config.seed, "central privacy", round)
-        return unrepeatable(run.processes.gather_objects(os.urandom(ENTROPY))[0])
 
     # ---------------------------------------------------------------- epsilon
 
@@ -342,8 +337,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """Accountings of a run that hold, each from a noise to mechanisms: of the `times` rounds
         with the client; of all rounds with secret cohorts, if clients keep no state. The smaller
         epsilon holds."""
-        size = _size(config)
         clients = config.clients
+        size = cohort_size(config, clients)
         ways = [lambda noise: [Mechanism(noise, times)]]
         if size < clients and not self._stateful:
             ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
@@ -365,7 +360,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         of_known_cohorts = epsilon([Mechanism(self._noise, times)], self.delta)
         least = self._epsilon(config, times, rounds)
         secret = ", who do not know the cohorts" if least < of_known_cohorts else ""
-        if self._stateful and _size(config) < config.clients:
+        if self._stateful and cohort_size(config, config.clients) < config.clients:
             secret = (
                 ", also those who know the cohorts: clients keep state, so secret cohorts do not "
                 "lower epsilon"
@@ -389,10 +384,6 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             + f"{secret}; not against the server, nor a client's scores, tables and personal "
             f"model, nor {INPUTS}",
         }
-
-
-def _size(config: Config) -> int:
-    return max(1, round(config.federation.participation * config.clients))
 
 
 def _rounds(config: Config, method: Any) -> int:

@@ -6,7 +6,7 @@ processes.
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -122,11 +122,10 @@ class Wireless(_Channel):
     """Seconds of a round in a radio cell: Shannon rates over distance, bands shared among the
     round's clients.
 
-    After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025), in two forms. `fitted` is 3GPP's
-    macro cell (TR 36.814, case 1) without walls and shadowing; the two values marked "fitted" are
-    chosen so that FedAvg's times of the journal's Table 5 come out. `table4` is the journal's Table
-    4 as it reads (`Table4`), which gives other times by far (docs/decisions/0011). Shares of a band
-    are fixed for a round and go to those who exchange anything in it.
+    After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025): 3GPP's macro cell (TR 36.814,
+    case 1) without walls and shadowing; the two values marked "fitted" are chosen so that FedAvg's
+    times of the journal's Table 5 come out (docs/decisions/0011). Shares of a band are fixed for a
+    round and go to those who exchange anything in it.
 
     Args:
         upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB,
@@ -145,9 +144,7 @@ class Wireless(_Channel):
         near: least distance of a client, in metres. 35: 3GPP.
         far: greatest. 289: 3GPP, radius of a cell with stations 500 m apart.
         fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is
-            without, and Table 4 has a gain of 1.
-        channel: `fitted`, the cell of all arguments above, or `table4`, which takes `fading` alone
-            of them. fitted: its times are the journal's.
+            without.
         client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes
             no time. 73.0: 424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both mean
             the same work).
@@ -166,24 +163,11 @@ class Wireless(_Channel):
     near: PositiveFloat = 35.0
     far: PositiveFloat = 289.0
     fading: bool = False
-    channel: Literal["fitted", "table4"] = "fitted"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        key = self.config_key
-        if self.channel == "table4":
-            for f in fields(self):
-                value = getattr(self, f.name)
-                heeded = f.name in ("fading", "channel") or bool(f.kw_only)
-                requirement = "channel table4 has its own: leave it out"
-                check(
-                    f"{key}.{f.name}",
-                    value,
-                    heeded or value == f.default,
-                    requirement,
-                )
         requirement = f"it must be at least near = {self.near:g}"
-        check(f"{key}.far", self.far, self.far >= self.near, requirement)
+        check(f"{self.config_key}.far", self.far, self.far >= self.near, requirement)
 
     def distance(
         self,
@@ -195,29 +179,14 @@ class Wireless(_Channel):
         share = numpy_rng(seed, "channel distance", client).random()
         return math.sqrt(inner + (self.far**2 - inner) * share)
 
-    def gains(
-        self,
-        seed: int,
-        round: int,
-        client: int,
-    ) -> np.ndarray:
+    def gains(self, seed: int, round: int, client: int) -> np.ndarray:
         """Power received over power sent, down and up, shape (2,)."""
         decades = math.log10(self.distance(seed, client) / 1e3)
-        loss = self.path_loss_db + self.path_loss_slope * decades
-        return _ratio(-loss) * self.faded(seed, round, client)
-
-    def faded(
-        self,
-        seed: int,
-        round: int,
-        client: int,
-    ) -> np.ndarray:
-        """What fading leaves of the power, down and up, shape (2,): 1 on average, and without
-        `fading`."""
+        gain = _ratio(-self.path_loss_db - self.path_loss_slope * decades)
         if not self.fading:
-            return np.ones(2)
-        # of a Rayleigh amplitude
-        return numpy_rng(seed, "channel fading", client, round).exponential(size=2)
+            return np.full(2, gain)
+        # of a Rayleigh amplitude: 1 on average
+        return gain * numpy_rng(seed, "channel fading", client, round).exponential(size=2)
 
     def rates(
         self,
@@ -227,17 +196,7 @@ class Wireless(_Channel):
         sizes: np.ndarray,
     ) -> np.ndarray:
         """Shannon's: band times log2(1 + signal over noise and interference)."""
-        seed = run.config.seed
-        if self.channel == "table4":
-            fading = np.array([self.faded(seed, round, client) for client in clients])
-            return Table4().rates(
-                seed,
-                round,
-                clients,
-                sizes,
-                fading,
-            )
-        gain = np.array([self.gains(seed, round, client) for client in clients])
+        gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
         weights = (sizes > 0).astype(float)
         if self.shares == "bytes":
             weights[:, 1] = sizes[:, 1]
@@ -248,70 +207,6 @@ class Wireless(_Channel):
         power = power * np.stack([share[:, 0], np.ones(len(clients))], axis=1)
         noise = 1e-3 * _ratio(self.noise_dbm_hz + self.interference_db)
         return rate(band, power * gain, noise)
-
-
-class Table4:
-    """The radio cell of the journal's Table 4, its values as printed; pairs are a uniform draw's
-    ends, for each client.
-
-    Where it says too little: a client's band is its own, the server's band and power are shared
-    equally among those who receive (as in `Wireless`); N(1, 4) and N(1, 9) are mean and variance of
-    the decibels by which interference lifts the noise (no unit is stated), drawn anew for each
-    client, round and direction; distances are uniform in metres.
-    """
-
-    client_mhz = (10.0, 30.0)
-    client_dbm = (23.0, 30.0)
-    metres = (100.0, 500.0)
-    path_loss_db = 40.0
-    """At 1 m."""
-    exponent = 4.0
-    noise_dbm_hz = -174.0
-    interference_up = (1.0, 4.0)
-    """Mean and variance."""
-    interference_down = (1.0, 9.0)
-    server_mhz = 50.0
-    server_dbm = 30.0
-
-    def client(
-        self,
-        seed: int,
-        client: int,
-    ) -> tuple[float, float, float]:
-        """Hertz, watts and metres of a client: the same in every round."""
-        ends = np.array([self.client_mhz, self.client_dbm, self.metres]).T
-        mhz, dbm, metres = numpy_rng(seed, "channel table 4", client).uniform(*ends).tolist()
-        return 1e6 * mhz, 1e-3 * _ratio(dbm), metres
-
-    def interference(
-        self,
-        seed: int,
-        round: int,
-        client: int,
-    ) -> np.ndarray:
-        """What the noise is multiplied by, down and up, shape (2,)."""
-        mean, variance = np.array([self.interference_down, self.interference_up]).T
-        draws = numpy_rng(seed, "channel interference", client, round)
-        return np.asarray(10 ** (draws.normal(mean, np.sqrt(variance)) / 10))
-
-    def rates(
-        self,
-        seed: int,
-        round: int,
-        clients: list[int],
-        sizes: np.ndarray,
-        fading: np.ndarray,
-    ) -> np.ndarray:
-        """As `Wireless.rates`; `fading` (n, 2) is what it leaves of the power."""
-        hertz, watts, metres = np.array([self.client(seed, client) for client in clients]).T
-        receives = sizes[:, 0] > 0
-        # 1: unused, never 0
-        share = np.where(receives, 1 / max(int(receives.sum()), 1), 1.0)
-        band = np.stack([share * self.server_mhz * 1e6, hertz], axis=1)
-        power = np.stack([share * 1e-3 * _ratio(self.server_dbm), watts], axis=1)
-        gain = _ratio(-self.path_loss_db) * metres[:, None] ** -self.exponent * fading
-        lift = np.array([self.interference(seed, round, client) for client in clients])
-        return rate(band, power * gain, 1e-3 * _ratio(self.noise_dbm_hz) * lift)
 
 
 def rate(

@@ -1,13 +1,14 @@
-"""A relation that groups clients in one layer where losses on samples that training has not seen
-ask for it.
+"""A relation that groups clients in layers at one end where losses on samples that training has not
+seen ask for it.
 
 Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be
 compared. Where they fall into two heaps far apart, pairs of the upper heap are of one group, and
 rounds 4 to 6 try three candidates: FedAvg's rows in all layers (EVERYWHERE, 0), the group's in the
 last layer (HEAD, 1), or in the first (FIRST, 2). In round t client i begins from candidate
 (i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training
-on two halves, each sample by the model of the other half. What wins over all clients stays;
-FedAvg's rows if nothing does.
+on two halves, each sample by the model of the other half. What wins over all clients stays. If
+nothing does, three rounds more try the last two layers and the first two, then four and so on, up
+to half of the layers: 3 and 4 are the last two and the first two. FedAvg's rows if nothing wins.
 
 Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses
 after training can.
@@ -34,10 +35,10 @@ COMPARED = 3
 """Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours,
 validation data)."""
 TRIED = 3
-"""Number of rounds of trial: in each, a third of the clients tries a candidate, and every client
+"""Number of rounds of a trial: in each, a third of the clients tries a candidate, and every client
 tries every one."""
 LAST = COMPARED + TRIED
-"""Rounds before groups are settled, where the run has more."""
+"""Rounds up to the end of the first trial, after which the run must go on."""
 FEWEST = 4
 """The least number of clients. With fewer there are three pairs at most, of which nothing splits
 (ours)."""
@@ -53,12 +54,12 @@ MOST_NAMED = 50
 TRIAL = "trial"
 """Told to a client that is to report losses."""
 EVERYWHERE, HEAD, FIRST = range(3)
-"""The candidates."""
+"""The candidates of the first trial; the others' groups are 2 higher with each further one."""
 COLLECTS, TRIES, SETTLED = range(3)
 """The stages."""
 ROUND, STAGE, CHOICE, BEGUN = range(4)
-"""Places in `cross.state`: the last round, the stage, the chosen candidate, the last round before
-the trial."""
+"""Places in `cross.state`: the last round, the stage, the chosen candidate (in a trial the number
+of those that were tried before), the last round before the trial."""
 EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
 """Columns `groups_NAME` of metrics.csv."""
 
@@ -147,7 +148,7 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
 
 @dataclass
 class CrossFittedCube(Relation):
-    """FedAvg's rows; after a trial those of groups in the last or in the first layer.
+    """FedAvg's rows; after a trial those of groups in the last or in the first layers.
 
     Args:
         guard: d' that groups must exceed to be tried.
@@ -163,13 +164,20 @@ class CrossFittedCube(Relation):
     _measured: dict[str, float] = internal(default_factory=dict)
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Which layers are the last and the first."""
+        """Which layers are the last and the first: 1, 2, 4 ... of them, up to half."""
         head = set[int]()
         body = set[int]()
         for block in run.groups[0].layout.blocks:
             if block.kind == "parameter":
                 (head if block.head else body).add(block.layer)
-        self._layers = {HEAD: sorted(head), FIRST: sorted(body - head)[:1]}
+        rest = sorted(body - head)
+        self._layers = {HEAD: sorted(head), FIRST: rest[:1]}
+        count = 2
+        while 2 * count <= len(rest) + 1:
+            tried = len(self._layers)
+            self._layers[tried + HEAD] = [*rest[1 - count :], *sorted(head)]
+            self._layers[tried + FIRST] = rest[:count]
+            count *= 2
 
     def init_server(self, run: RunContext) -> Tensors:
         """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged`
@@ -237,6 +245,7 @@ class CrossFittedCube(Relation):
         if stage == TRIES:
             everybody = _some(everybody * (1 - identity), identity)
             chosen = candidate(receivers, t + 1)
+            chosen += choice * (chosen != EVERYWHERE)
         grouped = _some(near * everybody, everybody)
         rows = everybody.expand(inputs.layers, -1, -1).clone()
         for grouping, layers in self._layers.items():
@@ -293,7 +302,7 @@ class CrossFittedCube(Relation):
         """Add the cosines of the steps of those who answered, all of which began from one model."""
         clients = torch.tensor(server.answered)
         group = server.only
-        gram = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter)
+        gram = group.gram(server.answered, group.layout.is_parameter, "sent")
         products = gram.full[0]
         lengths = products.diagonal().clamp_min(1e-300).sqrt()
         sums, count = server.memory["cross.cosines"]
@@ -341,8 +350,7 @@ class CrossFittedCube(Relation):
         state[STAGE] = TRIES
         state[BEGUN] = server.round
         reason = f"clients' steps fall into groups (d' {distance:.1f}), {_named(run, near)}"
-        rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
-        _say(run, f"{reason}; {rounds} try them in the last layer, and in the first")
+        _say(run, f"{reason}; {_trial(server.round, 1)}")
 
     def _keep_losses(self, server: Server) -> None:
         """Losses of a round of the trial, which may be its last."""
@@ -354,7 +362,7 @@ class CrossFittedCube(Relation):
             self._choose(server)
 
     def _choose(self, server: Server) -> None:
-        """The trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
+        """A trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
         memory = server.memory
         run = server.run
         before, after = memory["cross.losses"]
@@ -366,18 +374,29 @@ class CrossFittedCube(Relation):
         over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         state[STAGE] = SETTLED
-        z = f"z {last:.1f} in the last layer, {first:.1f} in the first"
+        tried = int(state[CHOICE])
+        ends = 2 ** (tried // 2)
+        places = {HEAD: _end("last", ends), FIRST: _end("first", ends)}
+        z = f"z {last:.1f} in {places[HEAD]}, {first:.1f} in {places[FIRST]}"
         scores = f"({z}, {over:.1f} of the first over the last)"
-        groups = _named(run, memory["cross.near"])
+        winner = EVERYWHERE
         if first > CLEAR and over > CLEARER:
-            state[CHOICE] = FIRST
-            _say(run, f"grouped in the first layer {scores}: {groups}")
+            winner = FIRST
         elif last > CLEAR:
-            state[CHOICE] = HEAD
-            _say(run, f"grouped in the last layer {scores}: {groups}")
-        else:
-            reason = f"held-out losses do not ask for groups {scores}"
-            _say(run, f"{reason}: all receive FedAvg's model")
+            winner = HEAD
+        if winner != EVERYWHERE:
+            state[CHOICE] = tried + winner
+            groups = _named(run, memory["cross.near"])
+            return _say(run, f"grouped in {places[winner]} {scores}: {groups}")
+        reason = f"held-out losses do not ask for groups {scores}"
+        if tried + FIRST + HEAD in self._layers and run.rounds > server.round + TRIED:
+            state[STAGE] = TRIES
+            state[CHOICE] = tried + FIRST
+            state[BEGUN] = server.round
+            memory["cross.losses"].fill_(math.inf)
+            return _say(run, f"{reason}; {_trial(server.round, 2 * ends)}")
+        state[CHOICE] = EVERYWHERE
+        _say(run, f"{reason}: all receive FedAvg's model")
 
     # ---------------------------------------------------------------- what is told of it
 
@@ -403,8 +422,9 @@ class CrossFittedCube(Relation):
         """For the summary: `grouped_layers`, and where there are any the `client_groups`, by
         number."""
         memory = run.server.memory
-        choice = int(memory["cross.state"][CHOICE])
-        layers = [run.layer_names[k] for k in self._layers.get(choice, [])]
+        _, stage, choice, _ = memory["cross.state"].tolist()
+        grouped = [] if stage == TRIES else self._layers.get(choice, [])
+        layers = [run.layer_names[k] for k in grouped]
         summary: dict[str, Any] = {"grouped_layers": layers}
         if layers:
             summary["client_groups"] = components(memory["cross.near"])
@@ -414,6 +434,17 @@ class CrossFittedCube(Relation):
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
     """Rows, and those of `otherwise` in place of rows without any weight."""
     return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
+
+
+def _end(end: str, count: int) -> str:
+    """Layers at an end in words: `the last layer`, `the first 2 layers`."""
+    return f"the {end} layer" if count == 1 else f"the {end} {count} layers"
+
+
+def _trial(t: int, count: int) -> str:
+    """A trial after round t in words."""
+    first = _end("first", count).removesuffix(" layer").removesuffix(" layers")
+    return f"rounds {t + 1} to {t + TRIED} try them in {_end('last', count)}, and in {first}"
 
 
 def _named(run: RunContext, near: Tensor) -> str:

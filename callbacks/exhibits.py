@@ -4,17 +4,14 @@ import hashlib
 import itertools
 import json
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fl_lightning.configuration.config import Config, check
+from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.csvtable import Row
-from fl_lightning.foundation.errors import SECRET, BadInput
-from fl_lightning.foundation.metric import Metric
+from fl_lightning.foundation.errors import SECRET
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.provenance import data_name
@@ -69,21 +66,6 @@ def without_secrets(value: Any) -> Any:
     return shown
 
 
-def heterogeneity(counts: np.ndarray) -> float:
-    """How unlike the clients' class mixes are: 0 all alike, towards 1 nothing in common.
-
-    Mean over clients of the total variation distance between a client's class shares and those of
-    all training data.
-
-    Args:
-        counts: training samples by client and class, (N, classes).
-    """
-    occupied = counts[counts.sum(axis=1) > 0]
-    shares = occupied / occupied.sum(axis=1, keepdims=True)
-    overall = occupied.sum(axis=0) / occupied.sum()
-    return float(0.5 * np.abs(shares - overall).sum(axis=1).mean())
-
-
 def cube(view: RelationView, names: Sequence[str] = ()) -> Table:
     """Return a row for each weight, of as many receivers as `MOST_ROWS` has room for."""
     labels = names or range(max(*view.receivers, *view.sources) + 1)
@@ -118,61 +100,6 @@ def clients(
         last_row = last.get(client, {})
         rows.append(row | {name: last_row.get(name) for name in columns if name not in row})
     return {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
-
-
-def scores_alone(folder: str, run: RunContext) -> dict[int, float]:
-    """Return each client's final score in a finished run of `local` on the same split.
-
-    Raises:
-        BadInput: the folder holds no such run.
-    """
-    import yaml
-
-    key = "loggers.wandb.local"
-    files = RunFolder(Path(folder))
-    name = run.data.metric.name
-    scores = {int(row["client"]): row.get(name, np.nan) for row in files.read("final")}
-    requirement = "it must be the folder of a finished run of training alone"
-    check(key, folder, bool(scores), requirement)
-    try:
-        saved = yaml.safe_load((files.path / "config.yaml").read_text(encoding="utf-8"))
-        method = saved["method"]["name"]
-        data = dict(saved["data"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
-        requirement = "it must be a run folder; its config.yaml cannot be read"
-        raise BadInput(key, folder, requirement) from None
-    check(
-        key,
-        folder,
-        method == "local",
-        f"it must be a run of local; it is one of {method}",
-    )
-    settings = _without(run.config.by_key()["data"], _PLACES)
-    is_same = all(data.get(name, value) == value for name, value in settings.items())
-    is_same = is_same and saved.get("seed") == run.config.seed
-    is_same = is_same and scores.keys() == {*range(run.clients)}
-    requirement = "it must have the same seed, clients and data settings: other clients, else"
-    check(key, folder, is_same, requirement)
-    return scores
-
-
-def gain(
-    scores: Mapping[int, float],
-    alone: Mapping[int, float],
-    metric: Metric,
-) -> dict[str, float]:
-    """Return `gain/over_local` (mean over clients) and `gain/share_harmed` of these scores."""
-    gains = np.array([metric.merit(score - alone[client]) for client, score in scores.items()])
-    if not len(gains):
-        return {}
-    over_local = float(gains.mean())
-    share_harmed = float((gains < 0).mean())
-    return {"gain/over_local": over_local, "gain/share_harmed": share_harmed}
-
-
-def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, float]:
-    """Each client's value of `column`, where it has one."""
-    return {int(row["client"]): row[column] for row in rows if column in row}
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:

@@ -2,7 +2,6 @@
 layers, and the scores."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,22 +62,14 @@ class Heatmaps(Observer):
         self._absent = hint_if_missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was
-        killed over."""
+        """Raise `BadInput` for a client that does not exist."""
         key = f"{self.config_key}.clients"
         for client in self.clients or []:
             exists = 0 <= client < run.clients
             check(key, client, exists, f"clients are numbered 0 to {run.clients - 1}")
-        if not run.is_main:
-            return
-        if self._absent:
+        if self._absent and run.is_main:
             silence = "without this line: --callbacks.heatmaps null"
             log.say(f"callbacks.heatmaps: no pictures, {self._absent}; {silence}")
-        folder = RunFolder(run.folder)
-        for t in range(1, run.resumed_from + 1):
-            drawn = not self.png or self._file(run, f"round-{t:04d}-overview").exists()
-            if self._is_chosen(run, t) and not drawn and folder.relation_file(t).exists():
-                self._write(run, t, self.pictures(run, folder.read_relation(t), t))
 
     def on_round_end(
         self,
@@ -94,10 +85,12 @@ class Heatmaps(Observer):
             split = draw_split(data.class_counts, data.client_names, data.class_names)
             self._save(run, "split", split)
             record.images["data/split"] = split
-        if self._is_chosen(run, record.round) or run.config.loggers:
-            images = self.pictures(run, record.relation, record.round)
+        t = record.round
+        if self._is_chosen(run, t) or run.config.loggers:
+            images = self.pictures(run, record.relation, t)
             record.images |= images
-            self._write(run, record.round, images)
+            for name, image in images.items() if self._is_chosen(run, t) else ():
+                self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def on_fit_end(
         self,
@@ -132,17 +125,6 @@ class Heatmaps(Observer):
         images[OVERVIEW] = draw_overview(view, t, names)
         return images
 
-    def _write(
-        self,
-        run: RunContext,
-        t: int,
-        images: Mapping[str, np.ndarray],
-    ) -> None:
-        """Write the pictures of a chosen round to files."""
-        if self._is_chosen(run, t):
-            for name, image in images.items():
-                self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
-
     def _save(
         self,
         run: RunContext,
@@ -151,7 +133,7 @@ class Heatmaps(Observer):
     ) -> None:
         try:
             if self.png:
-                save_png(image, self._file(run, name))
+                save_png(image, run.folder / "figures" / f"{name}.png")
         except (OSError, MachineFailed) as error:
             if not self._warned:
                 problem = f"figures/{name}.png cannot be written ({error})"
@@ -166,13 +148,6 @@ class Heatmaps(Observer):
         if self.every is None:
             return round in spread(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
-
-    def _file(
-        self,
-        run: RunContext,
-        name: str,
-    ) -> Path:
-        return run.folder / "figures" / f"{name}.png"
 
     def _chosen_clients(self, receivers: list[int]) -> list[int]:
         if self.clients is not None:

@@ -17,7 +17,7 @@ from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import without_secrets
 from fl_lightning.callbacks.heatmaps import DRAWN, OVERVIEW, Heatmaps
-from fl_lightning.configuration.config import check
+from fl_lightning.configuration.config import check, flat
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation import log
 from fl_lightning.foundation.csvtable import Row
@@ -71,7 +71,7 @@ class TensorBoard(Observer):
             # also before a first checkpoint
             again = run.resumed_from + 1 if folder.exists() else None
             self._writer = SummaryWriter(str(folder), purge_step=again)
-            values = dict(_leaves(without_secrets(run.config.by_key())))
+            values = dict(flat(without_secrets(run.config.by_key())))
             lines = [f"| {key} | {value} |" for key, value in values.items()]
             self._writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *lines]))
             metric = run.data.metric
@@ -122,16 +122,14 @@ class WandB(Observer):
         job_type: str | None = None,
         notes: str | None = None,
         checkpoint: bool = False,
-        local: str | None = None,
     ) -> None:
         """`mode` auto: online where an API key is known and the server answers, else offline;
         WANDB_MODE is heeded.
 
         `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else
         the method and a name of its setting, equal for runs that differ by their seed alone.
-        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. `local`:
-        run folder of a finished run of `local` on the same split, for `gain/over_local` and
-        `gain/share_harmed`. Variables that name one run (`connection.OF_ONE_RUN`) are not heeded.
+        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. Variables
+        that name one run (`connection.OF_ONE_RUN`) are not heeded.
         """
         modes = ("auto", "online", "offline", "disabled")
         check(
@@ -148,7 +146,6 @@ class WandB(Observer):
         )
         self.mode = mode
         self.checkpoint = checkpoint
-        self.local = local
         variable = os.environ.get
         if project == PROJECT:
             project = variable("WANDB_PROJECT") or project
@@ -162,7 +159,6 @@ class WandB(Observer):
         }
         self._run: wandb.Run | None = None
         self._agents_id: str | None = None
-        self._alone: dict[int, float] | None = None
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
         self._so_far = CumulativeCosts()
@@ -171,8 +167,6 @@ class WandB(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot
         be."""
-        if self.local is not None:
-            self._alone = exhibits.scores_alone(self.local, run)
         if not run.is_main or self.mode == "disabled":
             return
         self._agents_id = connection.id_of_agent()
@@ -301,8 +295,6 @@ class WandB(Observer):
             aside.write_text(f"{opened.id}\n", encoding="utf-8")
         opened.define_metric("round")
         opened.define_metric("*", step_metric="round")
-        if run.data.task == "classification" and run.data.holds_all:
-            opened.summary["data/heterogeneity"] = exhibits.heterogeneity(run.data.class_counts)
         return opened
 
     def _send_again(self, run: RunContext) -> None:
@@ -347,16 +339,15 @@ class WandB(Observer):
         import wandb
 
         try:
-            scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
+            column = run.data.metric.by(run.judge)
+            scores = [client[column] for client in clients if column in client]
             row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
-            if self._alone is not None:
-                row |= exhibits.gain(scores, self._alone, run.data.metric)
             for name in metrics.keys() - self._defined:
                 summary = COLUMNS[name].kept
                 self._run.define_metric(shown(name), step_metric="round", summary=summary)
             self._defined |= metrics.keys()
             if scores:
-                counts = np.histogram([*scores.values()], bins=20)
+                counts = np.histogram(scores, bins=20)
                 row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
             tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
             if relation is not None and relation.rows.size and tabled:
@@ -431,12 +422,3 @@ class WandB(Observer):
 
     def _say(self, line: str) -> None:
         log.say(f"W&B: {line}")
-
-
-def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield dotted keys of nested mappings, and their values."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value

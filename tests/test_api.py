@@ -122,15 +122,15 @@ def test_a_class_stands_for_its_import_path(here):
     "config, said",
     [
         (["--seed"], r"^seed: it needs a value"),
-        (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
+        (["--seed", 3], r"^config=3: flags are text"),
         (
             3,
-            r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or "
+            r"^config=3: it must be a mapping, a config file or its name, or "
             r"flags",
         ),
         (
             {"print_config": True, "seed": 1},
-            r"^print_config: True is not allowed; no such key",
+            r"^print_config=True: no such key",
         ),
     ],
     ids=str,
@@ -217,7 +217,7 @@ def test_tables_are_those_of_the_folder(run):
     after = run.by_client("accuracy_after")
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with refuses(r"^column: 'accuracy_afte' is not allowed; columns of cl"):
+    with refuses(r"^column='accuracy_afte': columns of cl"):
         run.by_client("accuracy_afte")
 
 
@@ -231,7 +231,7 @@ def test_the_cube_is_the_cohorts_part_of_the_relation(run):
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with refuses(r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"):
+    with refuses(r"^round=4: there is no relation of it; kept: 1 to 3$"):
         run.cube(4)
 
 
@@ -267,14 +267,12 @@ def test_a_method_whose_fields_are_no_arguments_is_refused(here, monkeypatch):
     monkeypatch.setattr(Forgotten, "__module__", "own_notebook")
     for given in ({}, {"method.strength": 0.5}):
         with refuses(
-            r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
+            r"^method=.*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
         ):
             fit({**QUIET, "method": Forgotten, **given})
 
 
 def test_an_error_shows_no_whole_array():
-    with refuses(
-        r"^data\.root: \[\[0\.0, .*\.\.\. is not allowed; it must be text or null$"
-    ) as caught:
+    with refuses(r"^data\.root=\[\[0\.0, .*\.\.\.: it must be text or null$") as caught:
         fit({**QUIET, "data.root": np.zeros((100, 64))})
     assert len(str(caught.value)) < 300

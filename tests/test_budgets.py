@@ -20,15 +20,15 @@ LAYOUT = {
 }
 TOKENS = {
     "benchmarks": 18_500,
-    "callbacks": 35_800,
+    "callbacks": 34_600,
     "configuration": 19_200,
-    "core": 17_300,
+    "core": 15_900,
     "data": 46_400,
     "drawing": 2_700,
-    "engine": 27_900,
+    "engine": 27_500,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 98_200,
+    "lab": 96_200,
     "methods": 44_800,
     "models": 7_700,
     "privacy": 3_600,
@@ -36,10 +36,10 @@ TOKENS = {
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,
-    "training": 24_800,
+    "training": 24_600,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 412_000
+ALL = 407_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

@@ -27,25 +27,25 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "absent, line, begins, installs",
     [
-        ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
-        ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),
-        ("torchvision", f"{FIT} --model resnet18", "model: ", "'torchvision>="),
+        ("wandb", f"{FIT} --loggers wandb", "loggers.wandb=", "'wandb>="),
+        ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard=", "'tensorboard>="),
+        ("torchvision", f"{FIT} --model resnet18", "model=", "'torchvision>="),
         (
             "torchvision",
             f"{FIT} --data.source mnist --model cnn",
-            "data.source: ",
+            "data.source=",
             "'torchvision>=",
         ),
-        ("torchvision", f"{FIT} --data.partition rotated", "data.partition: ", "'torchvision>="),
+        ("torchvision", f"{FIT} --data.partition rotated", "data.partition=", "'torchvision>="),
         (
             "matplotlib",
             f"{FIT} --data.source glyphs --model cnn",
-            "data.source: ",
+            "data.source=",
             "'jinja2>=3.1' 'matplotlib>=",
         ),
-        ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma: ", "'dp-accounting>="),
-        ("jinja2", "report run", "report: ", "'jinja2>="),
-        ("pandas", "compare study", "compare: ", "'pandas>=2.2' 'scipy>="),
+        ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma=", "'dp-accounting>="),
+        ("jinja2", "report run", "report=", "'jinja2>="),
+        ("pandas", "compare study", "compare=", "'pandas>=2.2' 'scipy>="),
     ],
 )
 def test_one_line_names_the_command(

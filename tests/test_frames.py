@@ -92,9 +92,9 @@ def test_predictions_are_kept_and_drawn_by_client(run):
     "change, line",
     [
         (lambda frame: frame.assign(hospital="Davos"), "no client 'Davos'; names: "),
-        (lambda frame: frame.drop(columns="hospital"), "x: .*rows whose column 'hospital'"),
-        (lambda frame: frame.drop(columns="age"), "x: .*it lacks the column age"),
-        (lambda frame: frame.iloc[:0], "x: .*rows whose column"),
+        (lambda frame: frame.drop(columns="hospital"), "x=.*rows whose column 'hospital'"),
+        (lambda frame: frame.drop(columns="age"), "x=.*it lacks the column age"),
+        (lambda frame: frame.iloc[:0], "x=.*rows whose column"),
     ],
 )
 def test_frames_that_cannot_be_predicted(change, line, run):
@@ -105,10 +105,10 @@ def test_frames_that_cannot_be_predicted(change, line, run):
 @pytest.mark.parametrize(
     "data, columns, line",
     [
-        (None, {"label": "outcome"}, "label: 'outcome' .*a DataFrame"),
-        ((np.zeros((9, 2)), np.zeros(9)), {"group": "g"}, "group: 'g' .*a DataFrame"),
-        (patients().T, {"label": 3}, "label: 3 .*a column's name is text"),
-        (pd.DataFrame({("a", "b"): [1]}), {}, "data: .*2 levels"),
+        (None, {"label": "outcome"}, "label='outcome'.*a DataFrame"),
+        ((np.zeros((9, 2)), np.zeros(9)), {"group": "g"}, "group='g'.*a DataFrame"),
+        (patients().T, {"label": 3}, "label=3.*a column's name is text"),
+        (pd.DataFrame({("a", "b"): [1]}), {}, "data=.*2 levels"),
     ],
 )
 def test_columns_that_are_none(data, columns, line, tmp_path):
@@ -183,22 +183,22 @@ def test_the_threshold_is_the_best_of_all(cost):
 @pytest.mark.parametrize(
     "wanted, labels, names, line",
     [
-        ({"temperature": True}, [], ["a", "b"], "temperature: .*data.validation 0.2"),
-        ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold: .*two classes, not 3"),
-        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold: .*one class alone"),
+        ({"temperature": True}, [], ["a", "b"], "temperature=.*data.validation 0.2"),
+        ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold=.*two classes, not 3"),
+        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*one class alone"),
         (
             {"threshold": "cost", "cost": 2.0, "case": "c"},
             [0, 1],
             ["a", "b"],
-            "case: 'c' .*a and b",
+            "case='c'.*a and b",
         ),
         (
             {"threshold": "cost", "cost": 2.0},
             [0, 1],
             ["a", "b"],
-            "case: None .*needs cost and case",
+            "case=None.*needs cost and case",
         ),
-        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost: 2.0 .*no other rule"),
+        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*no other rule"),
     ],
 )
 def test_what_cannot_be_chosen(wanted, labels, names, line):
@@ -218,10 +218,10 @@ def test_a_regression_has_no_probabilities():
 
 TABLE = "--data.root t.csv --data.label_column sick"
 REFUSED = {
-    f"fit {TABLE}": "data.label_column: 'sick'",
-    f"deploy {TABLE} --out a": "data.label_column: 'sick'",
-    f"plan {TABLE}": "data.label_column: 'sick'",
-    "worth --data.root none.csv --out w": "data.root: 'none.csv'",
+    f"fit {TABLE}": "data.label_column='sick'",
+    f"deploy {TABLE} --out a": "data.label_column='sick'",
+    f"plan {TABLE}": "data.label_column='sick'",
+    "worth --data.root none.csv --out w": "data.root='none.csv'",
 }
 REFUSE = """
 import sys

@@ -64,7 +64,7 @@ def test_without_a_cut_the_clients_share_the_same_test_set_out(tmp_path):
 
 
 def test_a_share_of_no_test_part_is_refused():
-    with refuses(r"data\.client_test: 0\.25 .*data\.global_test"):
+    with refuses(r"data\.client_test=0\.25.*data\.global_test"):
         DataConfig(client_test=0.25, test_fraction=1.0).validate()
     DataConfig(**PAPER).validate()  # type: ignore[arg-type]
 

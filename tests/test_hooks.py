@@ -61,16 +61,16 @@ def test_what_a_hook_or_a_method_uploads_arrives(federation, method, callbacks):
 
 
 def test_a_change_that_is_not_declared_is_an_error(federation):
-    with refuses(r"Undeclared.changes_upload: False .* its on_upload changes what travels"):
+    with refuses(r"Undeclared.changes_upload=False.* its on_upload changes what travels"):
         federation(FedAvg(), callbacks=[Undeclared()]).round(1)
-    with refuses(r"SendsLess.traits.changes_upload: False .* its upload changes what travels"):
+    with refuses(r"SendsLess.traits.changes_upload=False.* its upload changes what travels"):
         federation(SendsLess()).round(1)
 
     class Less(Transform):
         def on_download(self, client, payload):
             payload.sent[0] = False
 
-    with refuses(r"Less.changes_download: False .* its on_download changes what travels"):
+    with refuses(r"Less.changes_download=False.* its on_download changes what travels"):
         federation(FedAvg(), callbacks=[Less()]).round(1)
 
 
@@ -90,7 +90,7 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation):
     class Declared(Withholds):
         traits = Traits(changes_download=True)
 
-    with refuses(r"Withholds.traits.changes_download: False .* its broadcast changes what travels"):
+    with refuses(r"Withholds.traits.changes_download=False.* its broadcast changes what travels"):
         federation(Withholds()).round(1)
     fed = federation(Declared(), optimizer={"lr": 0.0})
     fed.round(1), fed.round(2)
@@ -112,9 +112,7 @@ def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(federation, asks
     class Declared(Counts):
         traits = Traits(client_memory=True)
 
-    with refuses(
-        r"Counts.traits.client_memory: False .* nothing is kept of clients: set it to True"
-    ):
+    with refuses(r"Counts.traits.client_memory=False.* nothing is kept of clients: set it to True"):
         federation(Counts()).round(1)
     fed = federation(Declared())
     losses = [fed.round(t).metrics.get("train_loss") for t in (1, 2)]
@@ -136,7 +134,7 @@ def test_memory_that_is_not_declared_is_an_error(federation):
         def init_client(self, run):
             return {"seen": torch.zeros(1)}
 
-    with refuses(r"Remembers.client_memory: False .* its init_client gives tensors"):
+    with refuses(r"Remembers.client_memory=False.* its init_client gives tensors"):
         federation(FedAvg(), callbacks=[Remembers()]).round(1)
 
 
@@ -165,7 +163,7 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
     if knows:
         fed.prepare()
         return
-    with refuses(r"callbacks\.halves: 'scaffold' is not allowed; it changes the model alone"):
+    with refuses(r"callbacks\.halves='scaffold': it changes the model alone"):
         fed.prepare()
 
 
@@ -200,7 +198,7 @@ def test_statistics_that_are_not_gathered_are_no_empty_dict(federation):
     class Declared(Told):
         traits = Traits(statistics=True)
 
-    with refuses(r"Told\.traits\.statistics: False .* ask for server\.statistics: set it to True"):
+    with refuses(r"Told\.traits\.statistics=False.* ask for server\.statistics: set it to True"):
         federation(Told()).round(1)
     federation(Declared()).round(1)
 
@@ -215,7 +213,7 @@ def test_a_vector_that_is_not_exchanged_is_not_uploaded(federation, slots):
         def upload(self, client, payload):
             return replace(super().upload(client, payload), vectors={"own": client["model"]})
 
-    with refuses(r"Sends\.slots: 'own' .* its upload holds this vector: .* Slot\(exchanged=True\)"):
+    with refuses(r"Sends\.slots='own'.* its upload holds this vector: .* Slot\(exchanged=True\)"):
         federation(Sends(), on_bad_client="skip").round(1)
 
 
@@ -238,7 +236,7 @@ def test_memory_of_a_client_that_is_not_kept_is_not_written(federation):
         ("Writes.traits", federation(Writes())),
         ("Notes", federation(FedAvg(), callbacks=[Notes()])),
     ):
-        with refuses(rf"{who}\.client_memory: False .* client\.memory\['seen'\], which would be"):
+        with refuses(rf"{who}\.client_memory=False.* client\.memory\['seen'\], which would be"):
             fed.round(1)
     fed = federation(Declared())
     fed.round(1)
@@ -258,7 +256,7 @@ def test_features_that_are_not_kept_are_not_looked_at(federation):
     class Declared(Sees):
         traits = Traits(features=True)
 
-    with refuses(r"Sees\.traits\.features: False .* it looks at module\.features: set it to True"):
+    with refuses(r"Sees\.traits\.features=False.* it looks at module\.features: set it to True"):
         federation(Sees()).round(1)
     federation(Declared()).round(1)
 
@@ -270,6 +268,6 @@ def test_the_only_group_of_several_is_asked_for(federation, asks):
         def aggregate(self, server):
             assert len(server["model"] if asks == "item" else server.only.initial)
 
-    with refuses(r"model: \['plainnet', 'normnet'\] .* Lone .* set `several = False` in its class"):
+    with refuses(r"model=\['plainnet', 'normnet'\].* Lone .* set `several = False` in its class"):
         federation(Lone(), net={"plain": 2, "norm": 2}).round(1)
     federation(Lone()).round(1)

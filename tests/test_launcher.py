@@ -102,7 +102,7 @@ def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch,
         monkeypatch.setenv(name, value)
     assert run_line(f"fit {SMALL} --out {tmp_path / 'runs'}") == 2
     assert capsys.readouterr().err == (
-        "fl-train: error: fabric.devices: 1 is not allowed; srun has started 2 processes: devices "
+        "fl-train: error: fabric.devices=1: srun has started 2 processes: devices "
         "times num_nodes must "
         "be as many (if it has started none, unset SLURM_STEP_ID)\n"
     )

@@ -14,7 +14,7 @@ from fl_lightning.core import Phase
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.lab import statistics
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.methods.fedalign import stretch
 from fl_lightning.results.folder import RunFolder
@@ -65,10 +65,8 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path):
         folder = tmp_path / str(cell["folder"])
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(text)
-    board = Board(StudyFolder(tmp_path), cells)
-    seen = board.look(lambda run: None)
-    assert [s.state for s in seen] == ["stopped", "unreadable"]
-    assert board.table(seen).row_count == 1
+    states = [state_of(StudyFolder(tmp_path), cell, lambda run: None).state for cell in cells]
+    assert states == ["stopped", "unreadable"]
 
 
 def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, make_run):

@@ -149,7 +149,7 @@ def digits(folder):
 )
 def test_shares_that_leave_nobody_are_refused(federation, share, said):
     config = federation(FedAvg()).run.config
-    with refuses(rf"^data\.held_out_clients: .*{said}"):
+    with refuses(rf"^data\.held_out_clients=.*{said}"):
         replace(config, data=replace(config.data, held_out_clients=share)).validate()
 
 

@@ -136,5 +136,5 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path):
 def test_a_damaged_list_of_versions_is_named(tmp_path):
     owncode.keep(tmp_path, {"a.py": b"1"}, 1)
     (tmp_path / owncode.ROUNDS).write_text("{")
-    with refuses(r"^run: .*source/rounds\.json cannot be read"):
+    with refuses(r"^run=.*source/rounds\.json cannot be read"):
         owncode.versions(tmp_path)

@@ -68,7 +68,7 @@ def test_every_start_is_kept_with_code_command_and_versions(tmp_path, monkeypatc
     capsys.readouterr()
     assert main(resume) == 2
     err = capsys.readouterr().err
-    line = f"code: '{own.name}' is not allowed; it has changed since runs/a was begun"
+    line = f"code='{own.name}': it has changed since runs/a was begun"
     assert line in err and err.count("\n") == 1 and len(starts()) == 1
     assert main([*resume, "--accept_changed_code"]) == 0
     assert [start["git"]["dirty"] for start in starts()] == [False, True]

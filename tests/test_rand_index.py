@@ -186,7 +186,7 @@ def test_a_run_that_has_drifted_is_resumed(fit, capsys, planted):
 
 def test_drift_needs_planted_groups():
 
-    with refuses(r"data\.drift_every: 3 .*data\.planted"):
+    with refuses(r"data\.drift_every=3.*data\.planted"):
         DataConfig(drift_every=3).validate()
 
 

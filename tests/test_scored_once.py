@@ -101,7 +101,7 @@ def test_another_model_or_other_data_have_a_score_of_their_own(federation, score
     evaluator = fed.evaluator
     client = evaluator.at_rest(0)
     vector = client["model"].clone()
-    evaluator.scores("before", client, vector)
+    evaluator.scores(evaluator.remembered.model("before", client, vector))
     scored.clear()
     if change == "weight":
         vector[-1] += 1e-6
@@ -112,5 +112,5 @@ def test_another_model_or_other_data_have_a_score_of_their_own(federation, score
         fed.run.data._cache.clear()
     elif change == "client":
         client = evaluator.at_rest(1)
-    evaluator.scores("global", client, vector)
+    evaluator.scores(evaluator.remembered.model("global", client, vector))
     assert scored == ([] if change == "nothing" else [("global", client.id)])

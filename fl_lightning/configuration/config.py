@@ -353,9 +353,6 @@ class FabricConfig:
     """Use only deterministic kernels of torch, and refuse operations that have none. false: on a
     CPU all kernels are deterministic, for a given number of threads; on a GPU some deterministic
     ones are slower (sums by index, cuDNN's backward) and a few are missing."""
-    channels_last: bool = False
-    """Store images with the channels of a pixel side by side (torch's channels_last). It is meant
-    for GPUs in 16 bits. false: no gain was measured on a CPU (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
     """Where clients' models are stored between rounds: in the device's memory, in main memory of a
     machine with a GPU (host), or in files (disk). memory: the fastest."""

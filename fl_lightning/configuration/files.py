@@ -20,6 +20,13 @@ Layer = dict[str, Any]
 
 NAMED = ("callbacks", "loggers")
 """The sections whose entries go by names."""
+GONE = {
+    "fabric.channels_last": False,
+    "callbacks.wireless.channel": "fitted",
+    "loggers.wandb.local": None,
+}
+"""Keys in the config.yaml of earlier versions' runs, each with the value that stands for what
+happens now without it."""
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
@@ -192,6 +199,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
         if not isinstance(layer.get(head, {}), dict):
             layer[head] = _as_mapping(head, layer[head])
         update(layer, nested(key, value))
+    drop_gone(layer)
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
         dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
@@ -199,6 +207,17 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
         requirement = f"{error.requirement} (in {name})"
         raise BadInput(error.key, error.value, requirement) from None
     return layer
+
+
+def drop_gone(layer: Any) -> None:
+    """Take the keys of `GONE` out of `layer` where they have these values."""
+    for key, value in GONE.items():
+        *path, name = key.split(".")
+        section: Any = layer
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and name in section and section[name] == value:
+            del section[name]
 
 
 def _as_mapping(head: str, value: Any) -> Layer:

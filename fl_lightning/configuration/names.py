@@ -4,32 +4,17 @@ imported to read it."""
 from __future__ import annotations
 
 SOURCES: dict[str, str] = {
-    "digits": "1,797 real handwritten digits of 8x8 pixels that ship with scikit-learn: no "
-    "network, the "
-    "default",
+    "digits": "1,797 handwritten digits of 8x8 pixels that ship with scikit-learn: the default",
     "arrays": "your own arrays: data.root is an .npz file with x_train, y_train, x_test, y_test",
-    "images": "your own image folder: data.root holds train/CLASS and test/CLASS, or CLASS folders "
-    "alone",
-    "table": "your own CSV file: data.root; features in columns, or a column of image files; see "
-    "data.label_column",
-    "watch": "smartwatch recordings of 10 persons (natural groups), 7 exercises, windows of 2 s; "
-    "with "
-    "the extra watch",
-    "glyphs": "letters and digits rendered from typefaces, 28x28 grey, 62 classes; a group for "
-    "each "
-    "(data.root: *.ttf)",
-    "digit_pair": "two domains: the bundled digits, and as many of MNIST (data.root) resized to "
-    "8x8; 10 "
-    "classes",
-    "domains": "image folders by domain: data.root holds DOMAIN/CLASS (PACS, Office-Home, "
-    "DomainNet); "
-    "groups: domains",
-    "leaf": "LEAF's JSON (FEMNIST, Shakespeare): data.root holds train/ and test/, or one folder; "
-    "groups: its users",
-    "hf": "Hugging Face data: data.root is saved to disk, or parquet; columns as for table; with "
-    "the extra hf",
-    "text": "your own text: data.root is a folder of .txt files (groups); the next token of "
-    "data.length ones",
+    "images": "your own image folder: data.root holds train/CLASS and test/CLASS, or CLASS",
+    "table": "your own CSV file data.root: features in columns, or a column of image files",
+    "watch": "smartwatch windows of 2 s: 10 persons (natural groups), 7 exercises; extra watch",
+    "glyphs": "letters and digits from typefaces (data.root: *.ttf), 28x28 grey, 62 classes",
+    "digit_pair": "two domains: the digits, and as many of MNIST (data.root) resized to 8x8",
+    "domains": "image folders by domain: data.root holds DOMAIN/CLASS (PACS, Office-Home)",
+    "leaf": "LEAF's JSON (FEMNIST, Shakespeare): data.root holds train/ and test/, or one folder",
+    "hf": "Hugging Face data: data.root is saved to disk, or parquet; else as table; extra hf",
+    "text": "your own folder of .txt files (groups); the next of data.length tokens",
     "mnist": "handwritten digits, 28x28 grey, 10 classes",
     "fashionmnist": "clothing, 28x28 grey, 10 classes",
     "kmnist": "cursive Japanese characters, 28x28 grey, 10 classes",
@@ -58,37 +43,24 @@ SOURCES: dict[str, str] = {
     "pcam": "lymph-node patches, resized to 32x32 colour, 2 classes; needs h5py",
     "renderedsst2": "sentences drawn as images, resized to 32x32 colour, 2 classes",
     "country211": "photographs by country, resized to 32x32 colour, 211 classes",
-    "clevrclassification": "rendered scenes by number of objects, resized to 32x32 colour, 8 "
-    "classes; test is `val`",
+    "clevrclassification": "scenes by number of objects, 32x32 colour, 8 classes; test is `val`",
     "fer2013": "faces by expression, resized to 32x32 colour, 7 classes; by hand, no download",
     "imagenette": "ten easy ImageNet classes, resized to 32x32 colour; test is `val`",
-    "imagenet": "ImageNet 2012, resized to 32x32 colour, 1,000 classes; by hand, no download; test "
-    "is "
-    "`val`",
+    "imagenet": "ImageNet 2012, resized to 32x32 colour, 1,000 classes; by hand; test is `val`",
     "places365": "scenes, resized to 32x32 colour, 365 classes; test is `val`",
     "sun397": "scenes, resized to 32x32 colour, 397 classes; our 80/20 split",
     "caltech101": "objects, resized to 32x32 colour, 101 classes; our 80/20 split",
     "caltech256": "objects, resized to 32x32 colour, 257 classes; our 80/20 split",
-    "inaturalist": "species, iNaturalist 2021 mini, resized to 32x32 colour, 10,000 classes; test "
-    "is `valid`",
+    "inaturalist": "iNaturalist 2021 mini, 32x32 colour, 10,000 classes; test is `valid`",
 }
 
 PARTITIONS: dict[str, str] = {
-    "dirichlet": "shares by a Dirichlet(alpha) draw, by class or by client (data.by), free or "
-    "equal sizes "
-    "(data.sizes)",
-    "mixture": "data.groups groups: a mix for each by Dir(alpha), near it one for each client "
-    "(data.concentration)",
-    "hsu": "a class mix for each client by a Dirichlet(alpha p) draw, equal sizes (Hsu et al., "
-    "2019; "
-    "the KAPC papers)",
-    "pathological": "every client holds exactly data.classes_per_client classes (McMahan et al., "
-    "2017)",
-    "lognormal": "client u holds data.classes_per_client classes from u on, in lognormal counts "
-    "(KT-pFL's "
-    "generator)",
+    "dirichlet": "Dirichlet(alpha) shares by class or by client (data.by, data.sizes)",
+    "mixture": "data.groups class mixes by Dir(alpha), near them the clients' (data.concentration)",
+    "hsu": "a class mix for each client by Dirichlet(alpha p), equal sizes (Hsu et al., 2019)",
+    "pathological": "every client holds data.classes_per_client classes (McMahan et al., 2017)",
+    "lognormal": "client u holds data.classes_per_client classes from u on, in lognormal counts",
     "rotated": "alike shares; client i of N sees its images turned by 360 i / N degrees",
-    "natural": "a client for each person, writer, file or domain of the source, or value of "
-    "data.group_column (tables)",
+    "natural": "a client for each person, writer, file, domain or value of data.group_column",
     "iid": "alike shares, dealt at random",
 }

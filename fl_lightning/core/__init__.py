@@ -10,7 +10,7 @@ from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload, Payloads
 from fl_lightning.core.phase import PLAIN, Fit, Phase, Phases, Slot
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.core.traits import Traits

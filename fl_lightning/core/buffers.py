@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +16,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fl_lightning.foundation.errors import BadInput
-
-MOST_STEPS = 300
-"""Power iterations. Ours: where two singular values are so close that these do not tell them apart,
-either will do."""
-ENOUGH = 1e-6
-"""How little a further iteration must change a singular value, relatively. Ours: ten times
-float32's rounding."""
-
-SMALL = 512
-"""Rows of a matrix of which many iterations are taken at once. Ours: one product then takes no
-longer than they do."""
-SQUARED = 5
-"""How often that doubles them: 32 at once."""
 
 
 def check_modules(model: nn.Module) -> None:
@@ -54,6 +39,10 @@ def check_modules(model: nn.Module) -> None:
                 "keeps ranges of what it has seen, which are in no average: quantise the exported "
                 "model"
             )
+        elif any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
+            reason = (
+                "has torch's older spectral_norm: use torch.nn.utils.parametrizations.spectral_norm"
+            )
         elif lazy:
             reason = (
                 f"has no {lazy[0]} until it is called, and the model's forward pass does not call "
@@ -65,108 +54,55 @@ def check_modules(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class SpectralWeight:
-    """A weight that is divided by its greatest singular value, with the singular vectors u, v.
+    """A weight that `norm`, one of its parametrisations `parts`, divides by its greatest singular
+    value, with the singular vectors u, v.
 
     u, v follow from the weight alone: they are computed anew for each weight that is bound, and
     never averaged. They do not depend on their last values, and so not on how often they were
     computed.
     """
 
-    matrix: Callable[[], Tensor]
-    u: Tensor
-    v: Tensor
-    renewed: Callable[[], None]
-    """Computes anew whatever else was computed from an earlier weight."""
+    parts: ParametrizationList
+    norm: _SpectralNorm
+
+    @property
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """The buffers u, v."""
+        return self.norm._u, self.norm._v
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Write the current weight's singular vectors to u, v: by power iterations from a fixed
-        vector."""
-        matrix = self.matrix().detach()
+        """Write the current weight's singular vectors to u, v."""
+        weights: list[Tensor] = []
+        with self.norm.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])):
+            self.parts()
+        matrix = self.norm._reshape_weight_to_matrix(weights[0])
         if isinstance(matrix, FakeTensor):
             return
         if not matrix.isfinite().all() or not matrix.any():
             return
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         tall = matrix.shape[0] > matrix.shape[1]
-        u, v = singular_vectors(matrix.T if tall else matrix)
-        self.u.copy_(v if tall else u)
-        self.v.copy_(u if tall else v)
-        self.renewed()
+        shorter, longer = singular_vectors(matrix.T if tall else matrix)
+        u, v = self.vectors
+        u.copy_(longer if tall else shorter)
+        v.copy_(shorter if tall else longer)
 
 
 def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Left and right singular vector of the greatest singular value of `matrix` (rows, columns),
     which has no more rows than columns."""
-    rows = len(matrix)
-    power: Tensor | None = None
-    if rows <= SMALL:
-        power = matrix
-        for k in range(1 + SQUARED):
-            square = power @ (matrix.T if k == 0 else power)
-            power = normalize(square.flatten(), dim=0).view(rows, rows)
-    draws = torch.Generator().manual_seed(0)
-    first = torch.randn(rows, generator=draws)
-    u = normalize(first.to(matrix), dim=0)
-    before = 0.0
-    for _ in range(MOST_STEPS):
-        u = matrix @ (matrix.T @ u) if power is None else power @ u
-        u = normalize(u, dim=0)
-        v = matrix.T @ u
-        value = float(torch.linalg.vector_norm(v))
-        if abs(value - before) <= ENOUGH * value:
-            break
-        before = value
-    return u, normalize(v, dim=0)
+    with torch.autocast(matrix.device.type, enabled=False):  # a loss may bind another model
+        products = (matrix @ matrix.T).cpu()  # not every device has eigenvectors
+        u = torch.linalg.eigh(products).eigenvectors[:, -1].to(matrix)
+        return u, normalize(matrix.T @ u, dim=0)
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
-    """Weights under one of torch's spectral normalisations: the parametrisation or the older
-    hook."""
+    """Weights under `torch.nn.utils.parametrizations.spectral_norm`."""
     weights = []
     for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm):
-                u, v = (getattr(module, f"{hook.name}_{letter}") for letter in "uv")
-                matrix = partial(_hooked_matrix, module, hook)
-                weights.append(SpectralWeight(matrix, u, v, partial(_renew, module, hook)))
         if isinstance(module, ParametrizationList):
-            for place, part in enumerate(module):
-                if isinstance(part, _SpectralNorm) and "_u" in part._buffers:
-                    matrix = partial(_parametrised_matrix, module, place, part)
-                    weights.append(SpectralWeight(matrix, part._u, part._v, _nothing))
+            norms = [part for part in module if isinstance(part, _SpectralNorm)]
+            weights += [SpectralWeight(module, norm) for norm in norms if "_u" in norm._buffers]
     return weights
-
-
-def _hooked_matrix(module: nn.Module, hook: SpectralNorm) -> Tensor:
-    matrix: Tensor = hook.reshape_weight_to_matrix(getattr(module, f"{hook.name}_orig"))
-    return matrix
-
-
-def _renew(module: nn.Module, hook: SpectralNorm) -> None:
-    """Replace the weight of the last pass: it is another model's, and cannot be copied with the
-    module."""
-    setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
-
-
-def _parametrised_matrix(
-    parts: ParametrizationList,
-    place: int,
-    norm: _SpectralNorm,
-) -> Tensor:
-    """The input, as a matrix, of the `norm` at a `place` in a chain of parametrisations."""
-    if parts.is_tensor:
-        originals = [parts.original]
-    else:
-        originals = [getattr(parts, f"original{k}") for k in range(parts.ntensors)]
-    if place == 0:
-        [weight] = originals
-    else:
-        weight = parts[0](*originals)
-    for part in list(parts)[1:place]:
-        weight = part(weight)
-    return norm._reshape_weight_to_matrix(weight)
-
-
-def _nothing() -> None:
-    """Nothing else was computed from the weight."""

@@ -123,12 +123,16 @@ class Client:
             mask[segment.columns] = True
         return mask
 
-    def overwrite(self, payload: Payload, slot: str = MODEL) -> None:
-        """Copy the received blocks into the client's vector `slot`."""
+    def overwrite(self, payload: Payload) -> None:
+        """Copy the received blocks into the client's model."""
         segments = self.layout.segments(payload.sent)
-        copy_columns(self[slot], payload.vector, segments)
+        copy_columns(self[MODEL], payload.vector, segments)
 
-    def composed(self, payload: Payload, vector: Tensor | None = None) -> Tensor:
+    def composed(
+        self,
+        payload: Payload,
+        vector: Tensor | None = None,
+    ) -> Tensor:
         """A copy of `vector` (None: the client's model) in which the received blocks replace its
         own."""
         if vector is None:

@@ -8,10 +8,11 @@ no copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fl_lightning.configuration.config import check
 from fl_lightning.core.buffers import spectral_weights
 from fl_lightning.foundation.errors import BadInput
+from fl_lightning.results.record import KINDS
 
 Kind = Literal["parameter", "buffer"]
 
@@ -64,14 +66,8 @@ class Block:
         return slice(self.start, self.stop)
 
 
-class _Entry(NamedTuple):
-    """A tensor that becomes a block."""
-
-    name: str
-    tensor: Tensor
-    kind: Kind
-    layer: int
-    normalisation: bool
+_Entry = tuple[str, Tensor, Kind, int, bool]
+"""A tensor that becomes a block: its name, kind and layer, and whether it is a normalisation's."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +124,17 @@ class Layout:
         self._place(entries, model)
         # masks recur from round to round
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}
-        self._tables: dict[tuple[bytes, bytes, int], np.ndarray] = {}
+        self._traffic: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _entries(self, model: nn.Module, frozen_ids: set[int]) -> list[_Entry]:
+    def _entries(
+        self,
+        model: nn.Module,
+        frozen_ids: set[int],
+    ) -> list[_Entry]:
         """The tensors that become blocks, in the blocks' order; names layers and all other
         buffers."""
-        parameters = []
-        statistics = []
+        parameters: list[_Entry] = []
+        statistics: list[_Entry] = []
         visited = set(frozen_ids)
         for prefix, module in model.named_modules():
             is_norm = isinstance(module, NORMALISATION)
@@ -147,16 +147,8 @@ class Layout:
             if own_parameters and not is_norm:
                 self.layers.append(prefix or type(module).__name__)
             layer = max(len(self.layers) - 1, 0)
-            parameters += [
-                _Entry(
-                    name,
-                    p,
-                    "parameter",
-                    layer,
-                    is_norm,
-                )
-                for name, p in own_parameters
-            ]
+            for name, p in own_parameters:
+                parameters.append((name, p, "parameter", layer, is_norm))
             for name, buffer in module.named_buffers(prefix, recurse=False):
                 if id(buffer) in visited:  # shared by modules, such as a mask
                     continue
@@ -164,20 +156,16 @@ class Layout:
                 if prefix in self.still:
                     self.frozen.append(name)
                 elif is_norm and buffer.is_floating_point():
-                    statistics.append(
-                        _Entry(
-                            name,
-                            buffer,
-                            "buffer",
-                            layer,
-                            is_norm,
-                        )
-                    )
+                    statistics.append((name, buffer, "buffer", layer, is_norm))
                 else:
                     self.own_names.append(name)
         return parameters + statistics
 
-    def _place(self, entries: Sequence[_Entry], model: nn.Module) -> None:
+    def _place(
+        self,
+        entries: Sequence[_Entry],
+        model: nn.Module,
+    ) -> None:
         """Make a block of each entry, one behind the other."""
         head = self.head
         named = model.named_parameters(remove_duplicate=False)
@@ -241,7 +229,12 @@ class Layout:
         """Bool [B]: the blocks for which `holds` returns True."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)
 
-    def segments(self, mask: np.ndarray, *, by_layer: bool = False) -> list[Segment]:
+    def segments(
+        self,
+        mask: np.ndarray,
+        *,
+        by_layer: bool = False,
+    ) -> list[Segment]:
         """The columns of the blocks in `mask`, neighbours joined (with `by_layer` only within a
         layer)."""
         key = mask.tobytes(), by_layer
@@ -288,40 +281,30 @@ class Layout:
             norms[segment.layer] += squares.sum().cpu()
         return norms
 
-    def bytes_by_layer(
+    def traffic(
         self,
         sent: np.ndarray,
         block_bytes: np.ndarray,
-        kinds: int,
-    ) -> np.ndarray:
-        """Bytes of the blocks in `sent` (bool [B]) by layer and kind: int64 (L + 1, `kinds`), the
-        first column of parameters, the second of running statistics. The other columns and the last
-        row are 0, for tensors beside the model."""
-        key = (sent.tobytes(), block_bytes.tobytes(), kinds)
-        if key not in self._tables:
-            rows = len(self.layers) + 1
-            # the first kind, or the second: buffers
-            cells = self.layer_of * kinds + ~self.is_parameter
-            sums = np.bincount(cells[sent], block_bytes[sent], minlength=rows * kinds)
-            # sums in float64: exact up to 2^53
-            table = sums.astype(np.int64)
-            self._remember(key, table.reshape(rows, kinds))
-        return self._tables[key]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, `KINDS`), and
+        the layers of which own parameters are in it, bool [L]; do not write to them.
 
-    def layers_in(self, sent: np.ndarray) -> np.ndarray:
-        """Bool [L]: the layers of which own parameters are in `sent` (bool [B]); do not write to
-        it."""
-        key = (sent.tobytes(), b"", 0)
-        if key not in self._tables:
+        The first column is of parameters, the second of running statistics. The other columns and
+        the last row are 0, for tensors beside the model.
+        """
+        key = (sent.tobytes(), block_bytes.tobytes())
+        if key not in self._traffic:
+            shape = len(self.layers) + 1, len(KINDS)
+            # the first kind, or the second: buffers
+            cells = self.layer_of * len(KINDS) + ~self.is_parameter
+            # sums in float64: exact up to 2^53
+            sums = np.bincount(cells[sent], block_bytes[sent], minlength=math.prod(shape))
             is_sent = np.zeros(len(self.layers), dtype=bool)
             is_sent[self.layer_of[sent & self.is_own]] = True
-            self._remember(key, is_sent)
-        return self._tables[key]
-
-    def _remember(self, key: tuple[bytes, bytes, int], table: np.ndarray) -> None:
-        if len(self._tables) > MOST_TABLES:
-            self._tables.clear()
-        self._tables[key] = table
+            if len(self._traffic) > MOST_TABLES:
+                self._traffic.clear()
+            self._traffic[key] = sums.astype(np.int64).reshape(shape), is_sent
+        return self._traffic[key]
 
     def read(
         self, model: nn.Module, dtype: torch.dtype = torch.float32
@@ -383,7 +366,8 @@ class Binding:
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.spectral = spectral_weights(model)
         """Weights with buffers that are computed anew for every vector that is bound."""
-        self.vector: Tensor | None = None
+        self.vector = torch.empty(0)
+        """The vector that is bound; empty: none is yet."""
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
 
@@ -408,7 +392,11 @@ class Binding:
         self.vector = vector
         self.buffers = buffers
 
-    def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
+    def rebind(
+        self,
+        vector: Tensor,
+        buffers: Sequence[Tensor],
+    ) -> None:
         """As `bind`; tensors that are bound already are not bound again."""
         if self.vector is vector and self.buffers is buffers:
             self._check_buffers()

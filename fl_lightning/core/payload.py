@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.core.layout import Layout
-from fl_lightning.results.record import KINDS
 
 
 @dataclass
@@ -60,11 +59,10 @@ class Payload:
         """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is
         beside the model."""
         layout = self.layout
-        kinds = len(KINDS)
-        table = layout.bytes_by_layer(self.sent, self.block_bytes, kinds).copy()
+        table = layout.traffic(self.sent, self.block_bytes)[0].copy()
         for vector in self.vectors.values():
             block_bytes = layout.numbers * vector.element_size()
-            table += layout.bytes_by_layer(layout.is_parameter, block_bytes, kinds)
+            table += layout.traffic(layout.is_parameter, block_bytes)[0]
         table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         for payload in self.further.values():
             table += payload.by_layer
@@ -73,7 +71,7 @@ class Payload:
     @property
     def layers_sent(self) -> np.ndarray:
         """Bool [L]: layers whose own parameters travel, with their normalisation or without."""
-        layers = self.layout.layers_in(self.sent)
+        _, layers = self.layout.traffic(self.sent, self.block_bytes)
         for payload in self.further.values():
             layers = layers | payload.layers_sent
         return layers

@@ -1,20 +1,54 @@
-"""Who receives whose models: the weights that a relation gave, and how they are drawn."""
+"""Who receives whose models: what a relation looks at, the weights that it gave, and how they are
+drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.protocols import places
+from fl_lightning.core.mixing import Gram
 from fl_lightning.core.run import ModelGroup
 from fl_lightning.results.record import RelationView
 
 MOST_CLUSTERED = 2000
 """Receivers whose rows are clustered: the cost grows with the square, half a second there."""
+
+
+@dataclass
+class RelationInputs:
+    """What a relation may look at when the server composes what a round's receivers are sent."""
+
+    receivers: list[int]
+    """Clients that will receive (m), among the sources."""
+    sources: list[int]
+    """Clients whose last-received models are mixed (n), ascending."""
+    samples: Tensor
+    """Training samples of each source, float64 (n,)."""
+    layers: int
+    """Layers the relation tells apart (1 where it does not)."""
+    clients: int
+    """Clients in the federation, N."""
+    memory: dict[str, Tensor]
+    """The server's named tensors: a relation that learns keeps its cube there."""
+    gram: Callable[..., Gram]
+    """Computes inner products of the sources' last-received layers (all that travels);
+    `gram("parameters")`: without running statistics; `gram("initial")`: of the parameters' changes
+    since the initial model."""
+
+    @property
+    def places(self) -> Tensor:
+        """Index of each receiver among the sources, int64 (m,)."""
+        return places(self.receivers, self.sources)
+
+
+def places(clients: Sequence[int], among: Sequence[int]) -> Tensor:
+    """Index of each of the `clients` in the list `among`, int64 (m,)."""
+    place_of = {c: k for k, c in enumerate(among)}
+    return torch.tensor([place_of[c] for c in clients], dtype=torch.int64)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from fl_lightning.configuration.config import Config
 from fl_lightning.core.layout import Layout, tensors_of
 from fl_lightning.core.module import Module
-from fl_lightning.core.protocols import Configured, Cost, Method, Relation
 from fl_lightning.data import FederatedData
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import FURTHER, Metric
@@ -23,6 +23,12 @@ from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.base import Callback
+    from fl_lightning.callbacks.relations import Relation
+    from fl_lightning.engine.phases import SampleCost
+    from fl_lightning.methods.base import Method
 
 
 @dataclass(eq=False)
@@ -53,7 +59,7 @@ class ModelGroup:
     module: Module = None  # type: ignore[assignment]
     """The LightningModule of this rank that vectors are bound to; the engine's, once it is put
     together."""
-    cost: Cost | None = None
+    cost: SampleCost | None = None
     """Operations of a sample's forward and backward pass; None: not known."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """What the server keeps, by name; `model` is the global model, if there is one, and else the
@@ -118,7 +124,7 @@ class RunContext:
     """Rank of every client."""
     judge: str
     """The kind of model that counts as the run's score: before, after, global, finetuned."""
-    callbacks: Sequence[Configured]
+    callbacks: Sequence[Callback]
     """Transforms, observers and an aggregator, in the order of their configuration."""
     server: ServerState = field(default_factory=ServerState)
     states: dict[int, ClientState] = field(default_factory=dict)

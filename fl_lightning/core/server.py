@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,14 +18,17 @@ from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.protocols import Reducer, Relation, RelationInputs, places
-from fl_lightning.core.relation import Weights, one_view
+from fl_lightning.core.relation import RelationInputs, Weights, one_view, places
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.results.record import RelationView
 from fl_lightning.storage.state import MODEL
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.base import Aggregator
+    from fl_lightning.callbacks.relations import Relation
 
 Since = Literal["zero", "initial", "sent"]
 
@@ -37,7 +40,7 @@ class Server:
     run: RunContext
     round: int
     cohort: list[int]
-    reducer: Reducer
+    reducer: Aggregator
     answered: list[int] = field(default_factory=list)
     """The clients whose upload has arrived."""
     sent: dict[int, Payload] = field(default_factory=dict)
@@ -112,7 +115,11 @@ class Server:
         samples = self.samples(clients)
         return samples / samples.sum()
 
-    def collect(self, answered: Sequence[int], statistics: Mapping[int, dict[str, Tensor]]) -> None:
+    def collect(
+        self,
+        answered: Sequence[int],
+        statistics: Mapping[int, dict[str, Tensor]],
+    ) -> None:
         """Take in the uploads of `answered` (the engine's call)."""
         self.answered = list(answered)
         self._statistics = dict(statistics)
@@ -218,7 +225,11 @@ class GroupServer:
                 sent[c].own_weights = own_weights
         return sent
 
-    def mean_by(self, relation: Relation, who: list[int] | None = None) -> Tensor:
+    def mean_by(
+        self,
+        relation: Relation,
+        who: list[int] | None = None,
+    ) -> Tensor:
         """One model (D,) from this round's uploads of `who` (None: all who answered), by the only
         row of `relation` and the reducer."""
         who = self.answered if who is None else who
@@ -255,11 +266,11 @@ class GroupServer:
         def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
             since: Since = "zero" if of == "parameters" else of
             blocks = self.layout.is_parameter
-            if since == "zero":
+            if of == "zero":
                 blocks = self.group.down_mask
-            if of == "parameters":
-                blocks = blocks & self.layout.is_parameter
-            return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
+            elif of == "parameters":
+                blocks = blocks & self.group.down_mask
+            return self.gram(sources, blocks, since, by_layer=relation.per_layer)
 
         return RelationInputs(
             list(receivers),
@@ -421,32 +432,24 @@ class GroupServer:
     def gram(
         self,
         sources: Sequence[int],
-        slot: str = MODEL,
+        blocks: np.ndarray,
         since: Since = "zero",
         *,
         by_layer: bool = False,
-        blocks: np.ndarray | None = None,
     ) -> Gram:
-        """Inner products of the sources' vectors, or of their changes `since`, by layer (else L =
-        1), over `blocks` (bool [B]; None: all that travel)."""
-        mixer = self._mixer(sources, slot, since)
-        segments = self._segments(by_layer, slot)
-        if blocks is not None:
-            segments = self.layout.segments(blocks, by_layer=by_layer)
+        """Inner products of the sources' models, or of their changes `since`, by layer (else L =
+        1), over `blocks` (bool [B])."""
+        mixer = self._mixer(sources, MODEL, since)
+        segments = self.layout.segments(blocks, by_layer=by_layer)
         products = mixer.gram(segments, self._layers(by_layer))
         self.count(mixer)
         return products
 
-    def vector(
-        self,
-        client: int,
-        slot: str = MODEL,
-        since: Since = "zero",
-    ) -> Tensor:
-        """The vector (D,) that the server last received of one client, on every rank: for methods
+    def vector(self, client: int, since: Since = "zero") -> Tensor:
+        """The model (D,) that the server last received of one client, on every rank: for methods
         that learn from each upload."""
         weight = torch.ones(1, dtype=torch.float64)
-        return self.mean(weight, [client], slot, since)
+        return self.mean(weight, [client], since=since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
         mask = self.layout.is_parameter

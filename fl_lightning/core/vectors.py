@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.server import GroupServer
 from fl_lightning.foundation.device import wide
@@ -63,27 +62,19 @@ def distances(
     """
     server = group.server
     segments = group.layout.segments(blocks)
+    dtype = wide(server.run.device)
     rows_here = {}
     for c, vector in last_received(group, clients).items():
-        rows_here[c] = [_squared_distance(vector, point, segments) for point in points]
+        rows_here[c] = [0.0] * len(points)
+        for k, point in enumerate(points):
+            for segment in segments:
+                columns = segment.columns
+                difference = vector[columns].to(point.device) - point[columns]
+                rows_here[c][k] += float(difference.to(dtype).square().sum())
     rows = server.run.processes.gather_by_client(rows_here)
     numbers = int(group.layout.numbers[blocks].sum())
     server.flops += 3 * len(clients) * len(points) * numbers
     return torch.tensor([rows[c] for c in clients], dtype=torch.float64)
-
-
-def _squared_distance(
-    vector: Tensor,
-    point: Tensor,
-    segments: Sequence[Segment],
-) -> float:
-    total = 0.0
-    dtype = wide(point.device)
-    for segment in segments:
-        columns = segment.columns
-        difference = vector[columns].to(point.device) - point[columns]
-        total += float(difference.to(dtype).square().sum())
-    return total
 
 
 def products(

@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.protocols import Reducer
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Guard, Results, finite, means, numbers, spread
@@ -40,7 +40,7 @@ class Whole(Protocol):
 class ServerModels:
     """The server's models as a round begins, or after aggregation."""
 
-    def __init__(self, run: RunContext, reducer: Reducer) -> None:
+    def __init__(self, run: RunContext, reducer: Aggregator) -> None:
         self.server = Server(run, run.server.round, [], reducer)
 
     @cached_property
@@ -93,92 +93,38 @@ class Evaluator:
             return kind == self.run.judge or kind != "finetuned"
         return kind == self.run.judge or kind in kinds
 
-    def scores(
-        self,
-        kind: str,
-        client: Client,
-        vector: Tensor,
-    ) -> dict[str, Tensor]:
-        """Scores of `vector` as a model of `client`, by column: on its test data; of the judge's
-        kind also on its validation data; of `scoring.kinds_on_global_test` also on the global test
-        set."""
-        model = (kind, client, vector)
-        digest = self._digest_or_bind(*model)
-        scores = self._on_test(*model, digest)[1]
-        validation = client.data.validation
+    def scores(self, model: scoring.Model) -> dict[str, Tensor]:
+        """Scores of `model` by column: on its client's test data; of the judge's kind also on
+        validation data; of `scoring.kinds_on_global_test` also on the global test set."""
+        kind = model.kind
+        data = model.client.data
+        scores = by_column(kind, model.get(scoring.measured, data.test))
+        validation = data.validation
         if kind == self.run.judge and len(validation):
             metric = self.run.data.metric
             chosen = self.run.metric
             if chosen is metric:
-                value = self.remembered.get(scoring.score, *model, validation, digest)
-                scores[metric.by("validation")] = value
+                scores[metric.by("validation")] = model.get(scoring.score, validation)
             else:
-                values = self.remembered.get(scoring.measured, *model, validation, digest)
+                values = model.get(scoring.measured, validation)
                 scores[metric.by("validation")] = values[metric]
                 scores[chosen.by("validation")] = values[chosen]
-        return scores | self._on_global_test(*model, digest)
+        return scores | self._on_global_test(model)
 
-    def _on_test(
-        self,
-        kind: str,
-        client: Client,
-        vector: Tensor,
-        digest: bytes,
-    ) -> tuple[dict[Metric, Tensor], dict[str, Tensor]]:
-        """Scores on the client's test data: by metric, and by column."""
-        test = client.data.test
-        measured = self.remembered.get(
-            scoring.measured,
-            kind,
-            client,
-            vector,
-            test,
-            digest,
-        )
-        columns = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
-        return measured, columns
-
-    def _digest_or_bind(
-        self,
-        kind: str,
-        client: Client,
-        vector: Tensor,
-    ) -> bytes:
-        """The digest of `vector`, to be scored as `kind`; where that is empty, the model has been
-        bound."""
-        digest = self.remembered.digest(kind, client, vector)
-        if not digest:
-            client.ready(kind, vector)
-        return digest
-
-    def _on_global_test(
-        self,
-        kind: str,
-        client: Client,
-        vector: Tensor,
-        digest: bytes,
-    ) -> dict[str, Tensor]:
-        """`global_test_accuracy_KIND` of `vector`, if `data.global_test` asks for it; the model has
-        a digest, or is bound."""
+    def _on_global_test(self, model: scoring.Model) -> dict[str, Tensor]:
+        """`global_test_accuracy_KIND` of `model`, if `data.global_test` asks for it."""
+        kind = model.kind
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_global_test(self.run, self.has_global):
             return {}
         last, result = self._on_global
-        if kind != "global" or last is not vector:
-            compute = scoring.on_global_test
-            result = self.remembered.get(
-                compute,
-                kind,
-                client,
-                vector,
-                part,
-                digest,
-            )
+        if kind != "global" or last is not model.vector:
+            result = model.get(scoring.on_global_test, part)
         if kind == "global":
-            self._on_global = vector, result
+            self._on_global = model.vector, result
         score, recall = result
         scores = {self.run.data.metric.on_global_test(kind): score}
-        return scores | scoring.on_shares(kind, client, recall)
+        return scores | scoring.on_shares(kind, model.client, recall)
 
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
@@ -191,7 +137,11 @@ class Evaluator:
             state,
         )
 
-    def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
+    def at_rest(
+        self,
+        id: int,
+        buffers: list[Tensor] | None = None,
+    ) -> Client:
         """A client between rounds (with `buffers`, if given), on copies of all tensors that may be
         written to; its vectors on the device."""
         run = self.run
@@ -412,14 +362,18 @@ class Evaluator:
                 return "personal"
         return "global"
 
-    def final_scores(self, id: int, predicts: bool = False) -> dict[str, Any]:
+    def final_scores(
+        self,
+        id: int,
+        predicts: bool = False,
+    ) -> dict[str, Any]:
         """Kind and `score` of a client's final model, its scores on the global test set, `further`
         metrics, and with `predicts` its predictions for the test samples."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
-        digest = self._digest_or_bind(kind, client, vector)
-        measured, values = self._on_test(kind, client, vector, digest)
-        values |= self._on_global_test(kind, client, vector, digest)
+        scored = self.remembered.model(kind, client, vector)
+        measured = scored.get(scoring.measured, client.data.test)
+        values = by_column(kind, measured) | self._on_global_test(scored)
         further: dict[str, Any] = {}
         for name, column in scoring.columns(self.run.config.evaluation.metrics, kind).items():
             if column in values:
@@ -433,8 +387,7 @@ class Evaluator:
             model = self._wanted_global(id)
             if model is not None:
                 client.state.buffers = client.group.first_buffers()
-                digest = self._digest_or_bind("global", client, model)
-                scores |= self._on_global_test("global", client, model, digest)
+                scores |= self._on_global_test(self.remembered.model("global", client, model))
         return scores
 
     def _wanted_global(self, id: int) -> Tensor | None:
@@ -458,11 +411,15 @@ class Evaluator:
                         model = self._wanted_global(id)
                         if model is not None:
                             client = self.at_rest(id, self.run.group_of(id).initial_buffers)
-                            result.values |= self.scores("global", client, model)
+                            result.values |= self.scores(
+                                self.remembered.model("global", client, model)
+                            )
                         if self.wants("finetuned"):
                             vector, buffers = self.finetune(t, id)
                             client = self.at_rest(id, buffers)
-                            result.values |= self.scores("finetuned", client, vector)
+                            result.values |= self.scores(
+                                self.remembered.model("finetuned", client, vector)
+                            )
                 except BadClient as failure:
                     if not self.run.tolerant:
                         raise
@@ -478,8 +435,13 @@ class Evaluator:
                 if self.remembered.takes(client):
                     model = self.global_model(id)
                 if model is not None:
-                    models.append(scoring.ToScore("global", client, model))
+                    models.append(self.remembered.model("global", client, model))
             self.remembered.score_ahead(models)
+
+
+def by_column(kind: str, measured: Mapping[Metric, Tensor]) -> dict[str, Tensor]:
+    """Scores of a model of this kind by column."""
+    return {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
 
 
 def unjudged(failure: BadClient) -> dict[str, Any]:

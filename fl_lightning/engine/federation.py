@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fl_lightning.callbacks.base import Aggregator
+from fl_lightning.callbacks.base import Aggregator, Callback
 from fl_lightning.core import Payload, RoundRecord, Server
-from fl_lightning.core.protocols import Configured
 from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Results, Timer, gather
@@ -87,7 +86,7 @@ class Federation:
         say_unused(run, trainers)
         count_costs(run, trainers)
 
-    def check(self, callbacks: Iterable[Configured]) -> None:
+    def check(self, callbacks: Iterable[Callback]) -> None:
         """Refuse what does not fit together, then start method, relation and `callbacks`: the
         writer's `on_fit_start` drops rows of later rounds than the checkpoint's."""
         run = self.run
@@ -107,7 +106,11 @@ class Federation:
         for callback in callbacks:
             callback.on_fit_start(run)
 
-    def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[int] | None = None,
+    ) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn); returns the record of what happened."""
         run = self.run
         method = run.method

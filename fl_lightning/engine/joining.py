@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Observer
-from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
@@ -270,10 +269,11 @@ class _Newcomer:
         trainable = (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
         trains = rounds > 0 and trainable
         for k in range(rounds if trains else 1):
+            self.index = k
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.receives_each_round:
-                self._receive(server, k)
-            self._on_rank_0(partial(self._take_part, k, trains, scores))
+                self._receive(server)
+            self._on_rank_0(partial(self._take_part, trains, scores))
             if trains and self.receives_each_round and k + 1 < rounds:
                 self._upload(server)
         if not self.run.is_main:
@@ -285,12 +285,10 @@ class _Newcomer:
 
     def _take_part(
         self,
-        k: int,
         trains: bool,
         scores: dict[str, float],
     ) -> None:
-        self.index = k
-        if k == 0 and self.rule.gives:
+        if self.index == 0 and self.rule.gives:
             scores |= self._scores("before", received=True)
         if trains:
             self._carry_out(self.visit.learn(self.run.method.newcomer_phases))
@@ -388,7 +386,7 @@ class _Newcomer:
         """The run with a further client, whose data are `new`. The server's tensors are copied; if
         the federation `grows`, with room for the client."""
         run = self.old
-        relation = cast(Relation, copy.copy(run.relation))
+        relation = copy.copy(run.relation)
         if not relation.is_global and relation.sources == "cohort":
             relation.sources = "known"  # the newcomer is the only client of the cohort
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]
@@ -414,10 +412,10 @@ class _Newcomer:
 
     # ---------------------------------------------------------------- a round
 
-    def _receive(self, server: Server, k: int) -> None:
+    def _receive(self, server: Server) -> None:
         """Compose its download, and have it received."""
         run = self.run
-        if k == 0:
+        if self.index == 0:
             client = Client(
                 run,
                 self.group,
@@ -427,9 +425,9 @@ class _Newcomer:
             )
             run.method.admit(server, client)
         server.sent = self.sent or run.method.broadcast(server)
-        self._on_rank_0(partial(self._begin, server, k))
+        self._on_rank_0(partial(self._begin, server))
 
-    def _begin(self, server: Server, k: int) -> None:
+    def _begin(self, server: Server) -> None:
         t = server.round
         payload = server.sent[self.id]
         self.visit = Visit(
@@ -442,7 +440,6 @@ class _Newcomer:
             payload,
             self._plan,
         )
-        self.index = k
         self._carry_out(self.visit.receive())
 
     def _finish(self, server: Server) -> None:

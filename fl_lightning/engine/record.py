@@ -11,13 +11,14 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core import RoundRecord, RunContext, Server
+from fl_lightning.core import Payload, RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.foundation import log
@@ -27,6 +28,9 @@ from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
 from fl_lightning.results.record import KINDS
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.visit import Visit
 
 
 @dataclass
@@ -47,6 +51,12 @@ class ClientResult:
     uncounted: str = ""
     """Why some of its operations are not known; empty: all are."""
 
+    def count(self, download: Payload, upload: Payload) -> None:
+        """Count the bytes of both, and hand over the statistics for the server."""
+        self.traffic = np.array((download.by_layer, upload.by_layer))
+        self.sent = np.array((download.layers_sent, upload.layers_sent))
+        self.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
+
 
 @dataclass
 class Results:
@@ -56,15 +66,6 @@ class Results:
     failures: list[tuple[BadClient, str]] = field(default_factory=list)
     """Tolerated failures, each with its outcome for the client: `retried`, `skipped` or `not
     judged`."""
-
-
-class RankReport(NamedTuple):
-    """A rank's results of a round."""
-
-    clients: list[ClientResult]
-    seconds: dict[str, float]
-    memory: dict[str, float]
-    failures: list[tuple[BadClient, str]]
 
 
 def gather(
@@ -81,17 +82,17 @@ def gather(
     memory |= _peak_memory_mib(run.device)
     # statistics have been gathered, and norms checked
     bare = [replace(result, statistics={}, norms={}) for result in visited]
-    here = RankReport(bare, timer.seconds(), memory, results.failures)
-    reports: list[RankReport] = run.processes.gather_objects(here)
-    by_client = [result for report in reports for result in report.clients]
-    by_client.sort(key=lambda result: result.client)
-    failures = [failure for report in reports for failure in report.failures]
-    failures.sort(key=lambda failure: failure[0].client)
+    here = bare, results.failures, timer.seconds(), memory
+    clients_of, failures_of, seconds, memories = zip(
+        *run.processes.gather_objects(here), strict=True
+    )
+    by_client = sorted(chain(*clients_of), key=lambda result: result.client)
+    failures = sorted(chain(*failures_of), key=lambda failure: failure[0].client)
     if run.is_main:
         _log_failures(run, failures, by_client)
     traffic, sent = _on_one_axis(run, by_client)
     clients = _client_rows(run, by_client, traffic, sent)
-    metrics = _metrics(run, server, clients, reports)
+    metrics = _metrics(run, server, clients, seconds, memories)
     view = server.relation_view()
     rand_index = agreement(view, run.data.groups)
     if rand_index is not None:
@@ -161,7 +162,8 @@ def _metrics(
     run: RunContext,
     server: Server,
     clients: list[dict[str, Any]],
-    reports: Sequence[RankReport],
+    seconds: Sequence[dict[str, float]],
+    memories: Sequence[dict[str, float]],
 ) -> dict[str, float]:
     """The row of `metrics.csv`."""
     metrics: dict[str, float] = {}
@@ -177,10 +179,10 @@ def _metrics(
         if all(name in row for row in clients):
             metrics[name] = sum(row[name] for row in clients)
     metrics["flops_server"] = server.flops
-    for name in reports[0].seconds:
-        metrics[name] = max(report.seconds[name] for report in reports)
-    for name in reports[0].memory:
-        metrics[name] = sum(report.memory[name] for report in reports)
+    for name in seconds[0]:
+        metrics[name] = max(of_rank[name] for of_rank in seconds)
+    for name in memories[0]:
+        metrics[name] = sum(of_rank[name] for of_rank in memories)
     metrics |= means(clients, further_columns(run))
     if any(run.data.metric.by(run.judge) in row for row in clients):
         metrics |= averaged(clients, columns(run.config.evaluation.metrics, run.judge))
@@ -350,14 +352,6 @@ class Staged(Protocol):
     stage: str
 
 
-class Visited(Staged, Protocol):
-    """A visit: the round, the client, and its failure."""
-
-    t: int
-    id: int
-    failure: BadClient | None
-
-
 @dataclass
 class Guard:
     """Names the client, the round and the stage of any error in a client's model, data or hooks."""
@@ -365,7 +359,7 @@ class Guard:
     run: RunContext
 
     @contextlib.contextmanager
-    def catch(self, visit: Visited) -> Iterator[None]:
+    def catch(self, visit: Visit) -> Iterator[None]:
         """As `naming`; where failing clients are tolerated, the failure is left with the
         `visit`."""
         try:

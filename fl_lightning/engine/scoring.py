@@ -154,14 +154,6 @@ def measured(
     return values
 
 
-class ToScore(NamedTuple):
-    """A model of a client that will be scored, and can be scored ahead with others."""
-
-    kind: str
-    client: Client
-    vector: Tensor
-
-
 class Remembered:
     """Each client's last scores, so that no model is scored twice on one part of the data.
 
@@ -178,8 +170,6 @@ class Remembered:
         method = type(run.method)
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
-        self.ahead = False
-        """Whether models have been scored ahead, beside each other: then all have digests."""
         self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
         """By client and scoring function, for the last model of each kind: data, digest and
         result."""
@@ -197,29 +187,25 @@ class Remembered:
             self.shares = False
             self._last_hashed = None, b""
 
-    def digest(
-        self,
-        kind: str,
-        client: Client,
-        vector: Tensor,
-    ) -> bytes:
-        """The digest of the model `vector` (D,) with the client's buffers.
+    def model(self, kind: str, client: Client, vector: Tensor, ahead: bool = False) -> Model:
+        """The model `vector` (D,) of `client`, to be scored as `kind` (`ahead`: beside others).
 
-        Empty: scores are not remembered, or this one is of no use later, as the next download
-        replaces the model.
+        It has no digest, and is bound, where scores are not remembered, or where this one is of no
+        use later, as the next download replaces the model.
         """
         run = client.run
-        if not self.enabled:
-            return b""
-        starts_from_server = run.policy.starts_from_server and run.judge != "after"
-        if kind == "after" and starts_from_server and not self.ahead:
-            return b""
-        last, digest = self._last_hashed
-        if last is not vector:
-            digest = _hashed(vector)
-        if self.shares:
-            self._last_hashed = vector, digest
-        return digest + b"".join(map(_hashed, client.state.buffers))
+        digest = b""
+        is_replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after"
+        if self.enabled and (ahead or not is_replaced):
+            last, digest = self._last_hashed
+            if last is not vector:
+                digest = _hashed(vector)
+            if self.shares:
+                self._last_hashed = vector, digest
+            digest += b"".join(map(_hashed, client.state.buffers))
+        else:
+            client.ready(kind, vector)
+        return Model(kind, client, vector, digest, self._last)
 
     def takes(self, client: Client) -> bool:
         """Whether models of the client can be scored ahead, beside others."""
@@ -228,26 +214,24 @@ class Remembered:
         plain = self.enabled and not further_metrics(self.run)
         return plain and (executor.scores(data.test) or executor.scores(data.validation))
 
-    def score_ahead(self, models: Sequence[ToScore]) -> None:
-        """Score models beside each other, unless their scores are remembered; `get` returns these
-        scores.
+    def score_ahead(self, models: Sequence[Model]) -> None:
+        """Score models beside each other, unless their scores are remembered; `Model.get` returns
+        these scores.
 
         Errors are dropped: they occur again where client and round are named.
         """
-        of_group: dict[int, list[ToScore]] = {}
+        of_group: dict[int, list[Model]] = {}
         for model in models:
             of_group.setdefault(model.client.group.index, []).append(model)
         for index, members in of_group.items():
             with contextlib.suppress(Exception):
                 self._score(self.trainers[index].executor, members)
 
-    def _score(self, executor: Executor, models: Sequence[ToScore]) -> None:
+    def _score(self, executor: Executor, models: Sequence[Model]) -> None:
         """Score on test data, and models of the judge's kind on validation data, too."""
-        self.ahead = True
         jobs = []
         places = []
-        for kind, client, vector in models:
-            digest = self.digest(kind, client, vector)
+        for kind, client, vector, digest, _ in models:
             data = client.data
             compared: list[tuple[Any, Part]] = [(measured, data.test)]
             if kind == self.run.judge:
@@ -267,25 +251,32 @@ class Remembered:
                     result[PREDICTED] = classes
             last[kind] = job.part, digest, result
 
+
+class Model(NamedTuple):
+    """A model that is scored, with its `digest` and the scores that are remembered (`last`, of
+    `Remembered`)."""
+
+    kind: str
+    client: Client
+    vector: Tensor
+    digest: bytes
+    last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]]
+
     def get(
         self,
         compute: Callable[[str, Client, Part], T],
-        kind: str,
-        client: Client,
-        vector: Tensor,
         part: Part,
-        digest: bytes,
     ) -> T:
-        """The result of `compute` for the model `vector` with this `digest` on `part`: remembered,
-        or computed now. A model without a digest is bound already (`Evaluator`)."""
-        if not digest:
-            return compute(kind, client, part)
-        last = self._last.setdefault((client.id, compute), {})
-        entry = _find(last, part, digest)
+        """The result of `compute` on `part`: remembered, or computed now."""
+        client = self.client
+        if not self.digest:
+            return compute(self.kind, client, part)
+        last = self.last.setdefault((client.id, compute), {})
+        entry = _find(last, part, self.digest)
         if entry is None:
-            client.ready(kind, vector)
-            entry = part, digest, compute(kind, client, part)
-        last[kind] = entry
+            client.ready(self.kind, self.vector)
+            entry = part, self.digest, compute(self.kind, client, part)
+        last[self.kind] = entry
         result: T = entry[2]
         return result
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
 from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
@@ -86,8 +85,6 @@ class Trainer:
         self.module.last.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
-        if run.config.fabric.channels_last:
-            model.register_forward_pre_hook(_channels_last)
         self.bind_initial()
         self.optimizer = make_optimizer(fabric, self.module, run.config.optimizer)
         self.loop = Loop(fabric, self.module, self.optimizer)
@@ -114,7 +111,6 @@ class Trainer:
             sizes,
             min(run.cohort_size, len(sizes)),
             self.group.whole_last,
-            config.fabric.channels_last,
             data.text,
             config.data.balance == "weights",
         )
@@ -165,7 +161,8 @@ class Trainer:
         length = Length.of(run.config.federation)
         if length.steps is None:
             length = Length(epochs=1)
-        steps = {}
+        steps = []
+        schedules = {}
         for c in clients:
             schedule = schedule_of(
                 run,
@@ -176,20 +173,13 @@ class Trainer:
                 length,
             )
             per_epoch = schedule.steps_per_epoch(run.data.train_sizes[c])
-            steps[c] = length.steps_of(per_epoch)
+            steps.append(schedule.length.steps_of(per_epoch))
+            shortened = Length(steps=min(MEASURED_STEPS, steps[-1]))
+            schedules[c] = replace(schedule, length=shortened)
 
         def jobs() -> list[LocalJob]:
             measured = []
-            for c, most in steps.items():
-                shortened = Length(steps=min(MEASURED_STEPS, most))
-                schedule = schedule_of(
-                    run,
-                    group,
-                    c,
-                    0,
-                    "measurement",
-                    shortened,
-                )
+            for c, schedule in schedules.items():
                 part = run.data.client(c, run.device, run.dtype).train
                 vector = group.initial.clone()
                 buffers = group.first_buffers()
@@ -204,7 +194,7 @@ class Trainer:
                 )
             return measured
 
-        return Contest(group.name, executors, jobs, list(steps.values()))
+        return Contest(group.name, executors, jobs, steps)
 
     def cost_of(self, trains: np.ndarray | None) -> SampleCost | None:
         """The cost of training the blocks `trains` (bool [B]; None: all) on one sample."""
@@ -248,7 +238,7 @@ class Trainer:
     def _written_buffers(self) -> list[str]:
         """Names of the buffers with which `moved` is set."""
         binding = self.module.binding
-        fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
+        fitted = {id(tensor) for weight in binding.spectral for tensor in weight.vectors}
         tensors = dict(self.module.model.named_buffers())
         pairs = zip(binding.buffers, self.group.initial_buffers, strict=True)
         moved = []
@@ -336,14 +326,3 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
                 f"model {trainer.group.name}: its buffers {', '.join(trainer.moved)} change in "
                 f"training and are not averaged: a client {begins}"
             )
-
-
-def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Put the channels of images side by side. Weights stay as in the vector: convolutions
-    convert them, which costs little."""
-    converted = []
-    for x in inputs:
-        if isinstance(x, Tensor) and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        converted.append(x)
-    return tuple(converted)

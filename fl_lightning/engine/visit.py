@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Guard, Timer
-from fl_lightning.engine.scoring import ToScore
+from fl_lightning.engine.scoring import Model
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
 from fl_lightning.foundation.errors import BadClient, check
@@ -33,7 +32,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
-Steps = Generator[LocalJob | ToScore, Fit | None, None]
+Steps = Generator[LocalJob | Model, Fit | None, None]
 """Yields training and scoring jobs; the engine sends back each training job's `Fit`."""
 
 
@@ -231,7 +230,7 @@ class Visit:
         self.transform("on_upload", upload)
         self.check_slots(upload)
         self.result.norms = self.norms(upload)
-        self.count_bytes(upload)
+        self.result.count(self.client.payload, upload)
         self.keep(upload)
         self.tell()
         self.count_operations()
@@ -287,14 +286,6 @@ class Visit:
             norms["upload_norm"] = norm(torch.stack(list(map(norm, parts))))
         return norms
 
-    def count_bytes(self, upload: Payload) -> None:
-        """Count the bytes of download and upload, and hand over the statistics for the server."""
-        result = self.result
-        download = self.client.payload
-        result.traffic = np.array((download.by_layer, upload.by_layer))
-        result.sent = np.array((download.layers_sent, upload.layers_sent))
-        result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
-
     def keep(self, upload: Payload) -> None:
         """Write the uploaded blocks to the server's copies, and count the round; blocks that were
         not uploaded stay stale there (KAPC+BLS, Eq. 33)."""
@@ -337,9 +328,11 @@ class Visit:
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            if evaluator.remembered.takes(self.client):
-                yield ToScore(kind, self.client, vector)
-            self.result.values |= evaluator.scores(kind, self.client, vector)
+            ahead = evaluator.remembered.takes(self.client)
+            model = evaluator.remembered.model(kind, self.client, vector, ahead)
+            if ahead:
+                yield model
+            self.result.values |= evaluator.scores(model)
             self.timer.lap("evaluation")
 
     def transform(self, hook: str, payload: Payload) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
-from fl_lightning.engine.scoring import ToScore
+from fl_lightning.engine.scoring import Model
 from fl_lightning.engine.visit import Parts, Visit
 from fl_lightning.training.executors.base import LocalJob, Loop
 
@@ -122,7 +122,11 @@ class Worker(Parts):
             if not batch:
                 return
 
-    def _note_changed(self, visit: Visit, downloads: dict[int, Payload]) -> None:
+    def _note_changed(
+        self,
+        visit: Visit,
+        downloads: dict[int, Payload],
+    ) -> None:
         """Write the download as transforms left it to `downloads`: `mean(since="sent")` subtracts
         it."""
         download = downloads[visit.id]
@@ -132,7 +136,11 @@ class Worker(Parts):
             changed = visit.changed.to(download.vector.device)
             downloads[visit.id] = replace(download, vector=changed)
 
-    def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
+    def _attempt(
+        self,
+        visits: dict[int, Visit],
+        coming: Iterable[Tensor],
+    ) -> None:
         """Carry out visits side by side, phase by phase. While the first phases train, the store
         fetches the `coming` vectors."""
         try:
@@ -142,7 +150,7 @@ class Worker(Parts):
                 self.run.store.fetch(coming)
             while jobs:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
-                to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
+                to_score = {c: job for c, job in jobs.items() if isinstance(job, Model)}
                 if to_score:  # first, so that all train at the same time
                     self.evaluator.remembered.score_ahead(list(to_score.values()))
                     jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
@@ -155,7 +163,7 @@ class Worker(Parts):
 
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
-    ) -> dict[int, LocalJob | ToScore]:
+    ) -> dict[int, LocalJob | Model]:
         """Resume each visit with its last fit; returns the jobs at which they stop next."""
         jobs = {}
         for c, fit in fits.items():
@@ -172,7 +180,11 @@ class Worker(Parts):
                     raise
         return jobs
 
-    def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:
+    def _train(
+        self,
+        visits: dict[int, Visit],
+        jobs: dict[int, LocalJob],
+    ) -> dict[int, Fit]:
         """Train clients of one group; returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
@@ -193,7 +205,11 @@ class Worker(Parts):
                     [fits[c]] = chosen.train([job])
         return fits
 
-    def _vectors(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
+    def _vectors(
+        self,
+        clients: Iterable[int],
+        downloads: dict[int, Payload],
+    ) -> Iterator[Tensor]:
         """The vectors that visits to `clients` will ask the store for."""
         for c in clients:
             state = self.run.states.get(c)

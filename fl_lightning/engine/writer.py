@@ -170,7 +170,11 @@ class RunFolderWriter(Observer):
             summary[f"last_{mean}"] = judged[-1]
         return summary
 
-    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(
+        self,
+        run: RunContext,
+        summary: Mapping[str, Any],
+    ) -> None:
         """Write `final.csv` and `newcomers.csv`; the run has ended."""
         if not run.is_main:
             return

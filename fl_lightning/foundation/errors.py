@@ -64,7 +64,7 @@ class Damaged(BadInput, ValueError):
 def _sentence(key: str, value: object, requirement: str) -> str:
     """Return the line for the user, in one of three forms.
 
-    - `data.alpha: -1 is not allowed; it must be above 0`
+    - `data.alpha=-1: it must be above 0`
     - `method: it must be given`, without a value: it is missing, or no single value is at fault
     - `there is no method 'fedagv'; ...`, of a requirement that begins with `no such method`
     """
@@ -76,7 +76,7 @@ def _sentence(key: str, value: object, requirement: str) -> str:
         return f"there is {problem}"
     text = repr(value)
     shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-    return f"{key}: {shown} is not allowed; {requirement}"
+    return f"{key}={shown}: {requirement}"
 
 
 class RunFailed(Exception):

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -19,7 +18,7 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.lab.queue import ALIVE, Queued, queued
-from fl_lightning.lab.study.board import Board, State
+from fl_lightning.lab.study.board import table as study_table
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import CONFIG, LOCK, check_path
 from fl_lightning.results.result import RunResult
@@ -34,7 +33,7 @@ class Standing:
     """The state of one run, by its folder."""
 
     name: str
-    state: State
+    state: str
     method: str = ""
     done: int = 0
     rounds: int = 0
@@ -76,7 +75,7 @@ def standing(
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
-    state: State = "stopped" if rows or (folder / "log.txt").exists() else "waiting"
+    state: str = "stopped" if rows or (folder / "log.txt").exists() else "waiting"
     if run.finished:
         state = "finished"
     elif _at_work(folder, now - wrote, usual):
@@ -161,17 +160,17 @@ def _of_study(out: Path) -> Table | None:
     folder = StudyFolder(out)
     if not folder:
         return None
-    board, failures = Board(folder, folder.cells()), folder.failures()
+    failures = folder.failures()
     jobs = {job.folder.resolve(): job.state for job in queued(out) if job.state in ALIVE}
 
-    def now(run: str) -> Any:
+    def now(run: str) -> str | None:
         if locked(out / run):
             return "running"
         return jobs.get((out / run).resolve()) or ("failed" if run in failures else None)
 
-    table = board.table(board.look(now))
-    table.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
-    return table
+    board = study_table(folder, now)
+    board.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
+    return board
 
 
 def _of_runs(out: Path) -> Table:

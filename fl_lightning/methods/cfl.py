@@ -52,7 +52,7 @@ class CFL(Clustered):
             return []
         group = server.only
         shares = server.shares(who)
-        G = group.gram(who, since="sent", blocks=group.layout.is_parameter).full[0]
+        G = group.gram(who, group.layout.is_parameter, "sent").full[0]
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
         return [client for client, half in zip(who, halves(G), strict=True) if half]

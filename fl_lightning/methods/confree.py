@@ -62,7 +62,7 @@ class ConFREE(PlainMean):
         by_layer = self.by == "layer"
         plain = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
         mean = group.mean(plain, who, like=old)
-        gram = group.gram(who, since="sent", by_layer=by_layer, blocks=parameters).full
+        gram = group.gram(who, parameters, "sent", by_layer=by_layer).full
         steps = torch.stack([conflict_free(G, self.c, rescaled=self.rescaled) for G in gram])
         spare = 1 - steps.sum(1)  # of weights that sum to 1: so much of the mean is taken back
         weights = steps + spare[:, None] * plain

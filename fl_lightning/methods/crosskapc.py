@@ -1,5 +1,5 @@
-"""KAPC that groups clients where held-out losses say so, in one layer, and judges shrunk steps
-(ours)."""
+"""KAPC that groups clients where held-out losses say so, in one layer or the fewest that gain, and
+judges shrunk steps (ours)."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -36,14 +36,15 @@ from fl_lightning.methods.common.halves import (
 @dataclass(frozen=True)
 class CrossKAPC(Method):
     """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed
-    within groups.
+    within groups, or in deeper networks several.
 
     Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are
     distinct, rounds 4 to 6 try them: each client begins once from FedAvg's model, once from that
     with the mean of its group in the last layer, and once with it in the first, each mean without
     its own model. It reports losses on samples that its training has not seen, and the best start
-    stays. Scored: the step from what was received, made smaller by the share of noise in it, which
-    two halves of the samples give in round 1.
+    stays. If that is FedAvg's, three rounds more try the last and the first 2 layers, then 4 and so
+    on, up to half of them. Scored: the step from what was received, made smaller by the share of
+    noise in it, which two halves of the samples give in round 1.
 
     Args:
         guard: groups are tried only if their separation d' exceeds this (one normal sample has

@@ -18,7 +18,6 @@ from fl_lightning.methods import (
     Tensors,
     Traits,
     UnitInterval,
-    check,
     searched,
 )
 from fl_lightning.methods.common.basics import wide
@@ -64,13 +63,9 @@ class KNNPer(Method):
     kernel: Kernel = "gaussian"
 
     def check(self, run: RunContext) -> None:
-        """Classes are needed, and validation data where they are to tell lam."""
-        sizes = run.data.validation_sizes
-        can_choose = all(sizes[c] for c in range(run.clients))
-        problem = "knnper chooses lam on validation data"
-        requirement = f"{problem}: above 0, and enough for every client; or give method.lam"
-        share = run.config.data.validation
-        check("data.validation", share, self.lam is not None or can_choose, requirement)
+        """Raise `BadInput` unless there are validation data where they are to tell lam."""
+        if self.lam is None:
+            run.check_validation("chooses lam on validation data, unless method.lam is given")
 
     def prepare(
         self,

@@ -4,63 +4,46 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Hashable
-from operator import itemgetter
+from io import BytesIO
 from typing import Any
 from weakref import ref
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from fl_lightning.foundation.device import digest
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_MODULE = vars(nn.Module()).keys()
 """Parameters, buffers, modules, hooks and the mode."""
 
 
-class _Itself:
-    """A value that equals nothing but itself. It stays alive, so that no other object takes its
-    place in memory."""
+class _Pickler(pickle.Pickler):
+    """Pickles a model's parts by their names, and tensors by their digests."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    names: dict[int, str]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+    def persistent_id(self, value: Any) -> Hashable:
+        """What stands for a part or a tensor; None: the value is pickled."""
+        if isinstance(value, ref):  # an LSTM refers so to its parameters
+            value = value()
+        if id(value) in self.names:
+            return self.names[id(value)]
+        if isinstance(value, Tensor):
+            return str(value.dtype), tuple(value.shape), digest([value])
+        return None
 
 
 def constants(model: nn.Module) -> Hashable:
     """A value that is equal for two models whose modules have equal attributes: tensors bit by bit,
-    numbers and words by value, other objects as they are pickled; objects that cannot be compared
-    equal nothing else.
+    others as they are pickled; where one cannot be pickled, it equals nothing else.
     """
+    content = BytesIO()
+    pickler = _Pickler(content)
     parts = [*model.named_modules(), *model.named_parameters()]
-    names = {id(part): name for name, part in parts}
-
-    def compared(leaf: Any) -> Hashable:
-        if isinstance(leaf, ref):  # an LSTM refers so to its parameters
-            leaf = leaf()
-        if id(leaf) in names:
-            return type(leaf), names[id(leaf)]
-        return type(leaf), _comparable(leaf)
-
-    attributes = {}
-    for path, module in model.named_modules():
-        for name in vars(module).keys() - _OF_EVERY_MODULE:
-            leaves, shape = tree_flatten(vars(module)[name])
-            values = tuple(map(compared, leaves))
-            attributes[path, name] = str(shape), values
-    return tuple(sorted(attributes.items(), key=itemgetter(0)))
-
-
-def _comparable(value: Any) -> Hashable:
-    if isinstance(value, int | float | complex | str | None):
-        return repr(value)
-    try:
-        if isinstance(value, Tensor):
-            return str(value.dtype), tuple(value.shape), digest([value])
-        return pickle.dumps(value)
-    except Exception:  # of a lambda, a lock, a tensor without numbers: whatever a user's module has
-        return _Itself(value)
+    pickler.names = {id(part): name for name, part in parts}
+    for module in model.modules():
+        attributes = {k: v for k, v in vars(module).items() if k not in _OF_EVERY_MODULE}
+        try:
+            pickler.dump(attributes)
+        except Exception:  # of a lambda, a lock: whatever a user's module has
+            return object()
+    return content.getvalue()

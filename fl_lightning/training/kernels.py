@@ -82,16 +82,16 @@ class Terms:
             return total
         return total + row_dots(self.linear, rows)
 
-    def gradient(self, factor: Tensor | None = None) -> Tensor:
-        """`factor` (shape (); None: 1) times the gradient at the rows of the last `value`, (k, D):
-        to be called once for each value."""
+    def gradient(self) -> Tensor:
+        """The gradient at the rows of the last `value`, (k, D): to be called once for each
+        value."""
         for part, twice in self._parts:
             if isinstance(twice, Tensor) or twice:
-                part.mul_(twice if factor is None else twice * factor)
+                part.mul_(twice)
             else:
                 part.zero_()  # its numbers need not be finite
         if self.linear is not None:
-            self.room.add_(self.linear if factor is None else self.linear * factor)
+            self.room.add_(self.linear)
         return self.room
 
 

@@ -266,7 +266,6 @@ class ClientModule(LightningModule):
         if not self._has_terms:
             return None
         vector = self.binding.vector
-        assert vector is not None
         if self._terms is None:
             self._terms = self._prepared(vector)
         value = self._terms.value(vector[None, : self.used]).squeeze(0)
@@ -347,7 +346,7 @@ class ClientModule(LightningModule):
             scores = torch.func.functional_call(self.model, blocks, x)
             return self.features, scores
         finally:
-            if self.binding.spectral and bound is not None:
+            if self.binding.spectral:
                 self.binding.point(bound, buffers)
             self.model.train(training)
             self._features = features
@@ -356,7 +355,6 @@ class ClientModule(LightningModule):
         """The task loss of the bound vector on a batch, shape (), and its gradient (D,); 0 where
         nothing trains."""
         vector = self.binding.vector
-        assert vector is not None
         trained = [p for p in self.binding.parameters if p.requires_grad]
         with torch.enable_grad(), self.cast():
             loss = self.task_loss(batch)

@@ -2,7 +2,6 @@
 every path."""
 
 import gc
-import json
 
 import cases
 import pytest
@@ -12,7 +11,7 @@ from lines import run_line
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.device import count, module_of, wide
+from fl_lightning.foundation.device import module_of, wide
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
@@ -84,23 +83,6 @@ def test_a_run_goes_on_on_another_kind_of_device(fit, device, to_device):
         assert other[name] == pytest.approx(one[name], rel=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "",
-        "--method fedavg --federation.participation 0.5",
-        "--fabric.bank host --optimizer.keep_state true",
-    ],
-)
-def test_two_ranks_give_what_one_gives(flags, fit, device):
-    if count() < 2:
-        pytest.skip("one device")
-    flags += f" --fabric.accelerator {device} --federation.rounds 2 --callbacks checkpoint"
-    one = fit("one", flags)
-    assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
-
-
 SETTINGS = {
     "mlp": "--optimizer.momentum 0.9 --optimizer.keep_state true",
     "cnn": "--model cnn --model.padding 2 --optimizer.weight_decay 0.001 "
@@ -131,10 +113,19 @@ def test_executors_agree_with_the_loop(fit, flags, device, capsys):
 
 
 @pytest.mark.slow
-def test_stacked_clients_repeat_themselves_when_resumed(fit, device):
-    flags = f"--fabric.accelerator {device} --fabric.executor vmap --federation.participation 0.6"
-    flags += " --callbacks checkpoint --fabric.deterministic true"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--fabric.executor vmap --federation.participation 0.6",
+        "--model cases.Lit --optimizer.name module",
+    ],
+    ids=["stacked", "dropout"],
+)
+def test_a_run_repeats_itself_when_resumed(fit, device, flags):
+    """Dropout is drawn from the device's own generator, whatever was drawn before."""
+    flags += f" --fabric.accelerator {device} --fabric.deterministic true --callbacks checkpoint"
     whole = fit("whole", flags, "--federation.rounds 4")
+    torch.rand(3, device=device)
     fit("parts", flags, "--federation.rounds 2")
     parts = fit("parts", flags, "--federation.rounds 4 --resume")
     assert lasting(parts) == lasting(whole)
@@ -198,8 +189,7 @@ def test_models_away_take_no_memory_of_the_device(fit, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
-def test_precisions_and_channels_last(fit, device, precision):
-    """Channels change rounding only, and 16 bits come near 32."""
+def test_precisions_come_near_32_bits(fit, device, precision):
     if precision == "64-true" and wide(torch.device(device)) != torch.float64:
         pytest.skip(f"{device} has no 64 bits")
     flags = (
@@ -207,40 +197,10 @@ def test_precisions_and_channels_last(fit, device, precision):
         f"--data.fraction 0.1"
     )
     losses = [
-        RunFolder(
-            fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")
-        ).read("metrics")[0]
-        for name, last, kind in (
-            ("a", "false", precision),
-            ("b", "true", precision),
-            ("c", "false", "32-true"),
-        )
+        RunFolder(fit(name, flags, f"--fabric.precision {kind}")).read("metrics")[0]
+        for name, kind in (("a", precision), ("b", "32-true"))
     ]
-    near = 1e-3 if precision in ("32-true", "64-true") else 0.05
-    assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=near)
-    assert losses[2]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=0.05)
-
-
-@pytest.mark.slow
-def test_auto_picks_and_says_so(fit, device, capsys):
-    run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
-    assert "fabric.executor auto:" in capsys.readouterr().err
-    held = json.loads((run / "executor.json").read_text())
-    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"}
-
-
-@pytest.mark.slow
-def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit, device):
-    """However the run is cut, and whatever was drawn before."""
-    flags = (
-        f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks "
-        f"checkpoint"
-    )
-    flags += " --fabric.deterministic true --federation.rounds"
-    whole = fit("whole", flags, "3")
-    torch.rand(3, device=device)
-    fit("parts", flags, "1")
-    assert lasting(fit("parts", flags, "3 --resume")) == lasting(whole)
+    assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=0.05)
 
 
 @pytest.mark.slow

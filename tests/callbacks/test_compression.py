@@ -9,7 +9,7 @@ from refusals import refuses
 from safetensors.torch import load_file
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.callbacks.compression import Quantize, TopK, largest, quantised
+from fl_lightning.callbacks.compression import Quantize, TopK, quantised
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.methods.fedavg import FedAvg
 
@@ -25,10 +25,6 @@ def test_quantisation_is_unbiased_on_its_grid(bits):
     # five standard errors of at most step / 2
     assert (many.mean(0) - x).abs().max() < 5 * step / 2 / 2000**0.5
     assert torch.equal(quantised(torch.zeros(3), bits, draws), torch.zeros(3))
-
-
-def test_the_largest_changes():
-    assert largest(torch.tensor([1.0, -3.0, 2.0, 0.5]), 2).tolist() == [0.0, -3.0, 2.0, 0.0]
 
 
 def passed(make_run, make_client, transform):
@@ -71,8 +67,6 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(make_run, make_cl
         change, wanted = ((v - known)[b.start : b.stop] for v in (up.vector, client["model"]))
         step = wanted.abs().max() / (2 ** (bits - 1) - 1)
         assert ((change - wanted).abs() <= 1.01 * step + 1e-6).all()
-    again = passed(make_run, make_client, Quantize(bits=bits))
-    assert torch.equal(again[1].vector, down.vector) and torch.equal(again[2].vector, up.vector)
     draws = seeded()
     sent = client.group.initial + 0.1 * torch.randn(client.layout.size, generator=draws)
     at = client.layout.blocks[0]
@@ -139,7 +133,7 @@ def test_nothing_is_lost_for_good(make_run, make_client):
 
 def test_a_second_way_to_compress_is_refused(make_run):
     run = make_run(FedAvg(), callbacks=[Quantize(), TopK()])
-    with refuses(r"callbacks\.topk: 0\.1 .*quantize"):
+    with refuses(r"callbacks\.topk=0\.1.*quantize"):
         run.callbacks[1].on_fit_start(run)
 
 
@@ -147,5 +141,5 @@ def test_a_second_way_to_compress_is_refused(make_run):
     "arguments, key", [({"bits": "inf"}, "bits"), ({"direction": "up"}, "direction")]
 )
 def test_arguments_that_cannot_work(arguments, key):
-    with refuses(rf"callbacks\.quantize\.{key}: "):
+    with refuses(rf"callbacks\.quantize\.{key}="):
         Quantize(**arguments)

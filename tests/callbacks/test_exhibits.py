@@ -1,10 +1,5 @@
 import dataclasses
 import tarfile
-from types import SimpleNamespace
-
-import numpy as np
-import pytest
-from refusals import refuses
 
 from fl_lightning.callbacks import exhibits
 from fl_lightning.configuration.config import (
@@ -14,9 +9,7 @@ from fl_lightning.configuration.config import (
     FabricConfig,
     ModelConfig,
 )
-from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView
 
 PLAIN = Config(
     Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))]
@@ -29,70 +22,12 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
     callbacks = {"heatmaps": Component("x.Heatmaps", {"every": 3})}
     same = [{"seed": 4}, {"fabric": FabricConfig(threads=1)}, {"callbacks": callbacks}]
     same += [{"data": DataConfig(root="elsewhere")}, {"loggers": {"wandb": Component("x.WandB")}}]
-    assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
     other = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
-    other += [
-        {"data": DataConfig(alpha=0.2)},
-        {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}},
-    ]
+    other += [{"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}}]
     # such a file is the data
     other += [{"data": DataConfig(root=f"here/{name}.csv")} for name in ("one", "two")]
-    assert (
-        len(
-            {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other}
-            - {group}
-        )
-        == 5
-    )
-
-
-def test_a_large_cube_is_cut_to_whole_receivers():
-    view = RelationView(
-        np.zeros((100, 10, 100), np.float32),
-        [*range(100)],
-        [str(k) for k in range(10)],
-        [*range(100)],
-    )
-    table = exhibits.cube(view)
-    assert len(table["data"]) == exhibits.MOST_ROWS
-    assert {row[0] for row in table["data"]} == set(range(10))
-    assert table["data"][-1] == [9, "9", 99, 0.0]
-
-
-def alone(folder, method="local", seed=0, alpha=0.1):
-    RunFolder(folder).write_final([0.5, 0.5, 0.2])
-    (folder / "config.yaml").write_text(
-        f"seed: {seed}\nmethod: {{name: {method}}}\ndata: {{alpha: {alpha}}}\n"
-    )
-    return str(folder)
-
-
-def run_of():
-    return SimpleNamespace(config=PLAIN, clients=3, data=SimpleNamespace(metric=ACCURACY))
-
-
-def test_gain_over_local_and_share_harmed(tmp_path):
-    scores = exhibits.scores_alone(alone(tmp_path), run_of())
-    assert exhibits.gain({0: 0.75, 1: 0.25, 2: 0.2}, scores, ACCURACY) == {
-        "gain/over_local": pytest.approx(0.0),
-        "gain/share_harmed": pytest.approx(1 / 3),
-    }
-    assert exhibits.gain({}, scores, ACCURACY) == {}
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"method": "fedavg"}, "a run of local; it is one of fedavg"),
-        ({"seed": 1}, "the same seed, clients and data"),
-        ({"alpha": 0.3}, "the same seed, clients and data"),
-    ],
-)
-def test_gain_refuses_another_split_and_another_method(tmp_path, changes, words):
-    with refuses(rf"loggers\.wandb\.local: .*{words}"):
-        exhibits.scores_alone(alone(tmp_path, **changes), run_of())
-    with refuses("finished run of training alone"):
-        exhibits.scores_alone(str(tmp_path / "nowhere"), run_of())
+    groups = [exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same + other]
+    assert groups[:5] == [group] * 5 and len({*groups}) == 5
 
 
 def test_the_newest_checkpoint_is_one_file(fit, tmp_path):

@@ -8,39 +8,32 @@ from refusals import refuses
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.drawing.heatmap import save_png
-from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView, RoundRecord
+from fl_lightning.results.record import RelationView
+
+from . import rounds
 
 
-def run_of(tmp_path, clients=5, is_main=True, rounds=4, task="regression", loggers=()):
-    counts = np.arange(clients * 3).reshape(clients, 3)
+def run_of(tmp_path, rounds=4, task="regression"):
+    counts = np.arange(15).reshape(5, 3)
     data = SimpleNamespace(
         task=task, class_counts=counts, client_names=[], class_names=[], holds_all=True
     )
     return SimpleNamespace(
-        is_main=is_main,
-        clients=clients,
+        is_main=True,
+        clients=5,
         rounds=rounds,
         folder=tmp_path,
         data=data,
         resumed_from=0,
-        judge="after",
-        config=SimpleNamespace(loggers=loggers),
-        callbacks=[],
+        config=SimpleNamespace(loggers=()),
     )
 
 
-def record(round, receivers, layers=3):
-    rows = np.random.default_rng(round).dirichlet(
-        np.ones(len(receivers)), size=(len(receivers), layers)
-    )
-    view = RelationView(
-        rows.astype(np.float32), receivers, [f"layer{i}" for i in range(layers)], receivers
-    )
-    return RoundRecord(
-        round, receivers, {}, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
-    )
+def record(round, receivers):
+    draws, n = np.random.default_rng(round), len(receivers)
+    rows = draws.dirichlet(np.ones(n), size=(n, 3)).astype(np.float32)
+    view = RelationView(rows, receivers, ["conv", "fc", "out"], receivers)
+    return rounds.record(round, receivers, relation=view)
 
 
 def test_pictures_of_three_clients_and_of_all(tmp_path):
@@ -88,11 +81,8 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
 
 def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run, drawing, made = (
-        run_of(tmp_path, task="classification", loggers={"wandb": {}}),
-        Heatmaps(),
-        record(1, [0, 1]),
-    )
+    run, drawing, made = run_of(tmp_path), Heatmaps(), record(1, [0, 1])
+    run.config.loggers = {"wandb": {}}
     drawing.on_fit_start(run)
     drawing.on_round_end(run, made)
     drawing.on_fit_end(run, {})
@@ -102,28 +92,6 @@ def test_without_matplotlib_one_line_says_so_and_the_run_goes_on(tmp_path, monke
         "callbacks.heatmaps: no pictures, it needs matplotlib, which is not installed: "
     )
     assert "pip install" in line and line.endswith("; without this line: --callbacks.heatmaps null")
-
-
-def test_a_resumed_run_draws_what_was_missed(tmp_path):
-    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing
-    is known."""
-    folder = RunFolder(tmp_path)
-    for t in (1, 2, 3):
-        folder.append(record(t, [0, 1]))
-    save_png(np.zeros((1, 1, 3), np.uint8), tmp_path / "figures" / "round-0001-overview.png")
-    run = run_of(tmp_path)
-    run.resumed_from = 2
-    Heatmaps().on_fit_start(run)
-    names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {
-        "round-0001-overview.png"
-    }
-    # as it was
-    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (
-        1,
-        1,
-        3,
-    )
 
 
 def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_path, capsys):
@@ -138,15 +106,15 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
 
 
 def test_bad_arguments_are_named(tmp_path):
-    with refuses(r"callbacks\.heatmaps\.every: 0 "):
+    with refuses(r"callbacks\.heatmaps\.every=0"):
         Heatmaps(every=0)
-    with refuses(r"callbacks\.heatmaps\.clients: 5 .* 0 to 4"):
+    with refuses(r"callbacks\.heatmaps\.clients=5.* 0 to 4"):
         Heatmaps(clients=[1, 5]).on_fit_start(run_of(tmp_path))
 
 
 @pytest.mark.parametrize("clients", [0.5, "1", [0.5], {"a": 1}])
 def test_clients_are_a_list_of_numbers(clients):
-    with refuses(r"callbacks\.heatmaps\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.heatmaps\.clients=.* list of client numbers"):
         Heatmaps(clients=clients)
-    with refuses(r"callbacks\.attack\.clients: .* list of client numbers"):
+    with refuses(r"callbacks\.attack\.clients=.* list of client numbers"):
         Attack("noise", clients=clients)

@@ -11,14 +11,15 @@ from fl_lightning.callbacks.loggers import TensorBoard, WandB
 from fl_lightning.configuration.config import (
     Component,
     Config,
-    DataConfig,
     FederationConfig,
     ModelConfig,
 )
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView, RoundRecord
+from fl_lightning.results.record import RelationView
+
+from . import rounds
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
@@ -38,18 +39,16 @@ DATA = SimpleNamespace(
 )
 
 
-def config_of(seed=3, rounds=3, **data):
+def config_of(rounds=3):
     federation = FederationConfig(rounds=rounds, clients=2)
     kapc = Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5})
-    return Config(
-        kapc, [MLP], seed, federation, DataConfig(**data), loggers={"wandb": Component("x.WandB")}
-    )
+    return Config(kapc, [MLP], 3, federation, loggers={"wandb": Component("x.WandB")})
 
 
-def run_of(folder, resumed_from=0, is_main=True, rounds=3):
+def run_of(folder, resumed_from=0, rounds=3):
     folder.mkdir(exist_ok=True)
     return SimpleNamespace(
-        is_main=is_main,
+        is_main=True,
         folder=folder,
         resumed_from=resumed_from,
         rounds=rounds,
@@ -63,22 +62,14 @@ def run_of(folder, resumed_from=0, is_main=True, rounds=3):
 
 def record(round):
     metrics = {"mean_accuracy": round / 4, "upload_bytes": 10 * round}
-    return RoundRecord(
-        round,
-        [0, 1],
-        metrics,
-        [{"client": 0, "accuracy_after": 0.25}, {"client": 1, "accuracy_after": 0.75}],
-        RELATION,
-        [],
-        np.zeros((2, 2, 1, 4)),
-        np.zeros((2, 2, 0)),
-        {"relation/overview": PICTURE},
-    )
+    clients = [{"client": 0, "accuracy_after": 0.25}, {"client": 1, "accuracy_after": 0.75}]
+    images = {"relation/overview": PICTURE}
+    return rounds.record(round, [0, 1], metrics, clients, RELATION, images)
 
 
-def log(logger, run, rounds):
+def log(logger, run, logged):
     logger.on_fit_start(run)
-    for round in rounds:
+    for round in logged:
         logger.on_round_end(run, record(round))
     summary = {
         "best_mean_accuracy": 0.75,
@@ -117,23 +108,16 @@ def test_tensorboard_holds_scalars_and_pictures(tmp_path):
     ]
 
 
-def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path):
-    first = TensorBoard()
-    first.on_fit_start(run_of(tmp_path))
+@pytest.mark.parametrize("resumed_from", [0, 1])
+def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path, resumed_from):
+    """Also where the run begins again, before its first checkpoint."""
+    first, run = TensorBoard(), run_of(tmp_path)
+    first.on_fit_start(run)
     for round in (1, 2):
-        first.on_round_end(run_of(tmp_path), record(round))
-    first.on_close(run_of(tmp_path))
-    log(TensorBoard(), run_of(tmp_path, resumed_from=1), [2, 3])
+        first.on_round_end(run, record(round))
+    first.on_close(run)
+    log(TensorBoard(), run_of(tmp_path, resumed_from), range(resumed_from + 1, 4))
     assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2, 3]
-
-
-def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_path):
-    first = TensorBoard()
-    first.on_fit_start(run_of(tmp_path))
-    first.on_round_end(run_of(tmp_path), record(1))
-    first.on_close(run_of(tmp_path))
-    log(TensorBoard(), run_of(tmp_path), [1, 2])
-    assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2]
 
 
 # ---------------------------------------------------------------- W&B

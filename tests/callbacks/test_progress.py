@@ -1,24 +1,23 @@
 import io
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.record import RelationView, RoundRecord
+
+from . import rounds
 
 
 class KAPC:
     pass
 
 
-def run_of(tmp_path, resumed_from=0, is_main=True):
+def run_of(tmp_path, resumed_from=0):
     return SimpleNamespace(
-        is_main=is_main,
+        is_main=True,
         folder=tmp_path,
         resumed_from=resumed_from,
         rounds=3,
@@ -46,10 +45,7 @@ def record(round, accuracy):
             "std_accuracy": 0.01 * round,
         }
         metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
-    view = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(
-        round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0))
-    )
+    return rounds.record(round, [0, 1], metrics)
 
 
 def show(run, shown, accuracies, ended=True):
@@ -84,28 +80,6 @@ def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys):
         "round 2/3: not judged, loss 0.5000, 2.0 s",
         "round 3/3: mean accuracy 0.2500 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
     ]
-
-
-def test_a_line_costs_the_same_however_many_rounds_there_have_been(tmp_path, capsys, monkeypatch):
-    looked, found = [], progress.best
-    monkeypatch.setattr(progress, "best", lambda rows: looked.append(len(rows)) or found(rows))
-    accuracies = {t: t / 50 if t < 30 else (t - 20) / 50 for t in range(1, 50)}
-    show(run_of(tmp_path), Progress(), accuracies, ended=False)
-    assert max(looked) <= 3
-    lines = capsys.readouterr().err.splitlines()
-    bests = [max(range(1, t + 1), key=lambda u: (accuracies[u], -u)) for t in accuracies]
-    assert [int(line.partition(" in round ")[2].partition(")")[0]) for line in lines] == bests
-
-
-def test_a_round_without_a_step_has_no_loss(tmp_path, capsys):
-    progress, idle = Progress(), record(1, 0.5)
-    del idle.metrics["train_loss"]
-    progress.on_fit_start(run := run_of(tmp_path))
-    progress.on_round_end(run, idle)
-    assert (
-        "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), no steps, 2.0 s"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_resumed_run_counts_what_was_before(tmp_path, capsys):

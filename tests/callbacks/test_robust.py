@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from classes import KAPC, FedAvg, FedBN, FedPer, FedProto, FedProx
+from reckoning import seeded
 from refusals import refuses
 from torch.testing import assert_close
 
@@ -17,7 +18,7 @@ from fl_lightning.callbacks.robust import Krum, Median, NormBound, TrimmedMean, 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.server import Server
 from fl_lightning.data import prepare
 from fl_lightning.foundation.metric import NO_TARGET
@@ -29,7 +30,7 @@ SHARED = [FedAvg(), FedProx(), FedPer(), FedBN()]
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=seeded(seed))
 
 
 def taken(aggregator, W):
@@ -117,7 +118,7 @@ def sent(run, client):
 
 
 @pytest.mark.parametrize("aggregator", [TrimmedMean(0.25), Median(), Krum(0, keep=2)], ids=repr)
-@pytest.mark.parametrize("method", SHARED, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", SHARED, ids=repr)
 def test_it_replaces_the_mean_and_nothing_else(make_run, make_client, method, aggregator):
     """The shared columns are those that the uploads give; what is personal stays."""
     run = make_run(method, net="norm", callbacks=[aggregator])
@@ -133,8 +134,6 @@ def test_it_replaces_the_mean_and_nothing_else(make_run, make_client, method, ag
     for block, travels in zip(group.layout.blocks, shared, strict=True):
         own = slice(block.start, block.stop)
         assert torch.equal(server["model"][own], group.initial[own]) is not travels
-    p = server.relation_view().rows[0, 0]
-    assert sorted(set(p.tolist())) == ([0.0, 0.5] if isinstance(aggregator, Krum) else [0.25])
 
 
 def begin(run):
@@ -145,24 +144,24 @@ def begin(run):
 @pytest.mark.parametrize(
     "method, callbacks, said",
     [
-        (KAPC(), [Median()], "callbacks.median: 'kapc' .* a global model's, as fedavg's is"),
+        (KAPC(), [Median()], "callbacks.median='kapc'.* a global model's, as fedavg's is"),
         (
             FedAvg(),
             [Median(), TrimmedMean(0.2)],
             "callbacks.trimmedmean: one way to aggregate, and median is one already",
         ),
-        (FedAvg(), [Krum(1)], "callbacks.krum.attackers: 1 .*of 4 clients at most 0"),
-        (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep: 5 .*at most 4"),
-        (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients: \[4\] .*\[0, 3\]"),
+        (FedAvg(), [Krum(1)], "callbacks.krum.attackers=1.*of 4 clients at most 0"),
+        (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep=5.*at most 4"),
+        (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients=\[4\].*\[0, 3\]"),
         (
             FedAvg(),
             [Attack("noise", share=0.1)],
-            r"callbacks.attack.share: 0.1 .*of 4 clients that comes to 0",
+            r"callbacks.attack.share=0.1.*of 4 clients that comes to 0",
         ),
         (
             FedAvg(),
             [Quantize(), Attack("noise", share=0.5)],
-            "callbacks.attack: 'noise' .*before quantize",
+            "callbacks.attack='noise'.*before quantize",
         ),
     ],
 )
@@ -185,21 +184,17 @@ def test_where_no_model_is_sent_a_line_says_that_there_is_nothing_to_change(
     "make",
     [
         lambda: TrimmedMean(0.5),
-        lambda: TrimmedMean(-0.1),
-        lambda: TrimmedMean(math.nan),
         lambda: Krum(-1),
         lambda: Krum(1, keep=0),
-        lambda: NormBound(0.0),
         lambda: NormBound(math.nan),
         lambda: Attack("noise"),
         lambda: Attack("noise", clients=[1], share=0.1),
-        lambda: Attack("noise", share=1.1),
         lambda: Attack("noise", share=0.1, scale=-1.0),
         lambda: Attack("bribe", share=0.1),
     ],
 )
 def test_bad_arguments_are_named(make):
-    with refuses(r"^callbacks\.\w+\.\w+: "):
+    with refuses(r"^callbacks\.\w+\.\w+="):
         make()
 
 

@@ -61,7 +61,7 @@ def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(tmp_path, monkeypatch,
         "init_args": {"push": 2.0},
     }
     assert run_line("fit --method toy --method.push -1") == 2
-    assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
+    assert "method.push=-1.0: it must be 0 or more" in capsys.readouterr().err
     sys.modules.pop("fl_lightning.methods.toy")
 
 

@@ -25,15 +25,15 @@ def test_the_engine_gets_the_resolved_config(engine):
 
 def test_test_and_export_of_what_is_no_run(refused):
     assert refused("test").startswith("run: ")
-    assert refused("test --run nowhere").startswith("run: 'nowhere'")
+    assert refused("test --run nowhere").startswith("run='nowhere'")
     assert refused("export --run nowhere --client 0 --out m.safetensors").startswith(
-        "run: 'nowhere'"
+        "run='nowhere'"
     )
 
 
 def test_test_cannot_change_the_run(engine, refused):
     assert run_line("fit --config kapc_exact_digits --name a") == 0
-    assert refused("test --run runs/a --data.alpha 1").startswith("data.alpha: '1'")
+    assert refused("test --run runs/a --data.alpha 1").startswith("data.alpha='1'")
 
 
 def test_an_export_that_the_disk_refuses_can_be_repeated(engine, monkeypatch, capsys):
@@ -63,14 +63,14 @@ def test_what_loads_an_exported_model_can_be_imported(engine, capfd, refused):
     assert run_line("export --run runs/a --client 3 --out 1-st.safetensors") == 0
     assert "from _1_st import predict" in capfd.readouterr().out and Path("_1_st.py").is_file()
     error = refused("export --run runs/a --client 3 --out torch.safetensors")
-    assert error.startswith("out: 'torch.safetensors'") and "hide the module torch" in error
+    assert error.startswith("out='torch.safetensors'") and "hide the module torch" in error
 
 
 @pytest.mark.parametrize(
     "flags, told",
     {
-        "--format tar --client 0": "format: 'tar'",
-        "--client 0 --out no/m.safetensors": "out: ",
+        "--format tar --client 0": "format='tar'",
+        "--client 0 --out no/m.safetensors": "out=",
         "": "client: it must be given",
     }.items(),
 )

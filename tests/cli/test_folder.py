@@ -77,12 +77,12 @@ def test_ctrl_c_before_a_checkpoint_says_that_the_run_begins_again(engine, capsy
 @pytest.mark.parametrize(
     "flags, said",
     {
-        "--name=": "name: ",
-        "--name=..": "name: ",
-        "--name=a/b": "name: ",
-        "--name=/a": "name: ",
-        "--out file": "out: 'file'",
-        "--resume": "resume: ",
+        "--name=": "name=",
+        "--name=..": "name=",
+        "--name=a/b": "name=",
+        "--name=/a": "name=",
+        "--out file": "out='file'",
+        "--resume": "resume=",
     }.items(),
 )
 def test_names_that_are_no_folder(refused, flags, said):
@@ -129,7 +129,7 @@ def test_a_first_start_is_said_and_wants_a_config(engine, refused, capfd):
     )
     assert run_line("fit --config kapc_exact_digits --name other") == 0
     said = refused("fit --name long-nigth --resume --federation.rounds 40")
-    assert said.startswith("name: 'long-nigth'") and "did you mean long-night?" in said
+    assert said.startswith("name='long-nigth'") and "did you mean long-night?" in said
     assert "runs there: long-night, other" in refused("fit --name zzz --resume --method fedavg")
     assert "runs there: none" in refused("fit --name zzz --resume --out nowhere")
     assert (
@@ -154,11 +154,11 @@ def test_resume_may_extend_move_and_relog(engine):
 @pytest.mark.parametrize(
     "flags, told",
     {
-        "--data.alpha 0.5": "data.alpha: 0.5 .*0.1",
-        "--seed 1": "seed: 1 .*0",
-        "--method.lam 3": "method.lam: 3.0 ",
-        "--method fedavg": "method: 'fedavg' .*'kapc'",
-        "--model.hidden [65]": "model.hidden: ",
+        "--data.alpha 0.5": "data.alpha=0.5.*0.1",
+        "--seed 1": "seed=1.*0",
+        "--method.lam 3": "method.lam=3.0",
+        "--method fedavg": "method='fedavg'.*'kapc'",
+        "--model.hidden [65]": "model.hidden=",
         "--callbacks.checkpoint null": "callbacks.checkpoint",
     }.items(),
 )
@@ -176,7 +176,7 @@ def test_resume_without_a_config_goes_on_as_it_was(engine, refused):
     assert run_line("fit --name a --resume --federation.rounds 30") == 0
     config = engine.calls[-1][0]
     assert (config.data.alpha, config.federation.rounds) == (0.7, 30)
-    assert refused("fit --name a --resume --seed 5").startswith("seed: 5")
+    assert refused("fit --name a --resume --seed 5").startswith("seed=5")
 
 
 def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine, tmp_path):

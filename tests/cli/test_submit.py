@@ -130,39 +130,25 @@ def test_sbatch_gets_the_script(tmp_path, ask, refused, commands):
     assert "did not reach SLURM" in refused(f"{BASE} --name b", code=1)
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    {
-        "--gpus-per-node 8": "no node has more than 4",
-        "--nodes 4": "at most the 3",
-        "--nodes 2 --gpus-per-node 3": "at most the 1 that there are with 3 GPUs",
-    }.items(),
-)
-def test_gpus_that_no_node_has(words, said, refused, commands):
-    commands(sinfo="echo 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'", sbatch=ACCEPTS)
-    assert said in refused(f"{BASE} {words}")
-    assert not Path("runs").exists()
-
-
 REFUSED = {
     "--time soon": "time",
-    "--time 00:01:00": "warning: 120 .*shorter than the time limit, 60 s",
+    "--time 00:01:00": "warning=120.*shorter than the time limit, 60 s",
     "--time 0-1:00 --warning 3600": "time limit, 3600 s",
     "--nodes 0": "nodes",
     "--nodes 11": "at most one for each of 10 clients",
     "--nodes 4 --gpus-per-node 4": "at most one for each of 10 clients",
     "--cpus-per-task 0": "cpus_per_task",
-    "--mem 3TB": "mem: '3TB' is not allowed; it must be SLURM's",
-    "--setup 'if true'": "setup: 'if true' is not allowed",
+    "--mem 3TB": "mem='3TB': it must be SLURM's",
+    "--setup 'if true'": "setup='if true': ",
     "--array seed": "array",
     "--array 'data.root=a/x,a_x' --data.source digits": "two of its runs would be called",
     "--fabric.devices 4": "fabric.devices",
     "--sbatch --dry-run": "sbatch: it needs a value",
-    "--method fedavg --callbacks krum --callbacks.krum.attackers 5": "callbacks.krum.attackers: 5",
+    "--method fedavg --callbacks krum --callbacks.krum.attackers 5": "callbacks.krum.attackers=5",
     "--callbacks attack --callbacks.attack.kind noise": "either clients or share says who attacks",
     "--callbacks topk,quantize": "it excludes quantize",
     "--method ditto --callbacks layerselection": "callbacks.layerselection",
-    "--callbacks wireless --callbacks.wireless.near 500": "callbacks.wireless.far: 289",
+    "--callbacks wireless --callbacks.wireless.near 500": "callbacks.wireless.far=289",
     "--method fedmd": "data.public",
     "--method fedavg --evaluation.judge finetuned --optimizer.privacy.noise 1 "
     "--optimizer.privacy.clip 1": "fine-tuned",
@@ -192,7 +178,7 @@ def test_points_of_a_sweep():
 def test_a_job_wants_a_config(refused):
     """It resumes its run from the first start on, and no run starts so without one."""
     words = "submit --method fedavg --time 01:00:00 --dry-run"
-    assert "config: None is not allowed" in refused(words)
+    assert "config=None:" in refused(words)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +215,7 @@ def test_names_are_not_given_twice(ask, refused, commands):
     # already.
     taken = {"a": "a", "b --array seed=0-2": "b-seed0", "b-seed0": "b-seed0"}
     for words, name in taken.items():
-        line = f"name: '{name}' is not allowed; SLURM has a job that is to do this run"
+        line = f"name='{name}': SLURM has a job that is to do this run"
         assert line in refused(f"{BASE} --name {words}")
     commands(squeue="")
     assert ask(f"{BASE} --name a")[0] == 0

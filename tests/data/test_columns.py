@@ -207,23 +207,19 @@ class Wide(BaseEstimator):
     [
         (
             {"scale": f"{HERE}.Picky", "fitted": "own"},
-            r"data\.scale: .*it fails on the part of Chur: these doses",
+            r"data\.scale=.*it fails on the part of Chur: these doses",
         ),
         (
             {"scale": f"{HERE}.Wide", "fitted": "own"},
-            r"data\.scale: .*shape \(6,\) of \(3,\) on the part of Aarau",
+            r"data\.scale=.*shape \(6,\) of \(3,\) on the part of Aarau",
         ),
-        (
-            {"scale": "sklearn.cluster.KMean"},
-            r"data\.scale: .*it cannot be made: .*choose among standard",
-        ),
-        ({"scale": "standrad"}, r"data\.scale: 'standrad' .*choose among standard"),
-        ({"scale": "numpy.zeros"}, r"data\.scale: 'numpy\.zeros' .*it cannot be made"),
-        ({"one_hot": ["age", "town"]}, r"data\.one_hot: 'town' .*columns of features"),
+        ({"scale": "standrad"}, r"data\.scale='standrad'.*choose among standard"),
+        ({"scale": "numpy.zeros"}, r"data\.scale='numpy\.zeros'.*it cannot be made"),
+        ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*columns of features"),
         ({"one_hot": None}, r"column 'sex' of sample 1 holds 'f'.*list it in data\.one_hot"),
         ({"impute": None}, r"column 'age' of sample \d+ holds ''.*data\.impute fills it"),
-        (NOTHING | {"fitted": "own"}, r"data\.fitted: 'own' .*nothing is fitted"),
-        ({"fitted": "own", "public": "held_back"}, r"data\.fitted: 'own' .*belong to no client"),
+        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is fitted"),
+        ({"fitted": "own", "public": "held_back"}, r"data\.fitted='own'.*belong to no client"),
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path, change, what, monkeypatch):
@@ -240,5 +236,5 @@ def test_a_column_that_a_silo_never_has_is_named(tmp_path):
     emptied = [",".join([*c[:2], "" if c[0] == "Basel" else c[2], *c[3:]]) for c in cells]
     (tmp_path / "t.csv").write_text("\n".join(emptied))
     prepare(config, 3, 0)
-    with refuses(r"data\.impute: 'median' .*column 'age' of Basel has no value.*shared"):
+    with refuses(r"data\.impute='median'.*column 'age' of Basel has no value.*shared"):
         prepare(replace(config, fitted="own"), 3, 0)

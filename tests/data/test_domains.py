@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,12 +42,8 @@ def test_every_domain_has_its_clients(pacs, per_domain):
         assert (raw[:, 0] // 50 == pool.groups // per_domain).all()
         assert (raw[:, 1] // 50 == pool.labels).all()
         assert set(np.bincount(pool.groups)) == {size // per_domain}
-    counts = np.zeros((clients, 3), int)
-    assert source.train.groups is not None
-    np.add.at(counts, (source.train.groups, source.train.labels), 1)
-    assert set(counts.ravel()) == {8 // per_domain}  # the class mix of the domain
-    both = np.concatenate([source.train.read_all()[:, :, 0, 0], source.test.read_all()[:, :, 0, 0]])
-    assert len(np.unique(both, axis=0)) == 90  # each image once
+    mixes = 3 * source.train.groups + source.train.labels
+    assert set(np.bincount(mixes)) == {8 // per_domain}  # the class mix of the domain
 
 
 def test_domains_are_the_true_groups(pacs):
@@ -57,23 +52,13 @@ def test_domains_are_the_true_groups(pacs):
     )
     assert prepare(config, 6, 0).groups == [0, 0, 1, 1, 2, 2]
     assert prepare(replace(config, partition="iid"), 6, 0).groups == [0] * 6
-    with refuses(r"federation\.clients: 3 .*it must be 6: a client for each group of the data"):
+    with refuses(r"federation\.clients=3.*it must be 6: a client for each group of the data"):
         prepare(config, 3, 0)
     assert prepare(config, 4, 0, smoke=True).groups == [0, 0, 1, 1]
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(Absent, match=r"data\.root: None .*DOMAIN/CLASS"):
+    with pytest.raises(Absent, match=r"data\.root=None.*DOMAIN/CLASS"):
         domains.load(DataConfig())
     with refuses(r"holds no folder"):
         domains.load(DataConfig(root=str(tmp_path)))
-    (tmp_path / "photo" / "dog").mkdir(parents=True)
-    with refuses(r"class folder 'dog' in photo/ holds no picture"):
-        domains.load(DataConfig(root=str(tmp_path)))
-
-
-def test_an_image_that_cannot_be_read_is_named(pacs):
-    for file in Path(pacs, "photo", "dog").iterdir():
-        file.write_bytes(b"none")
-    with refuses(r"an image cannot be read: .*photo/dog/\w+\.\w+ "):
-        domains.load(DataConfig(root=pacs)).train.read_all()

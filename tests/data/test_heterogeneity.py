@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from reckoning import seeded
 
 from fl_lightning.data import heterogeneity
 from fl_lightning.data.federated import FederatedData
@@ -38,7 +39,7 @@ def test_label_mixes_by_hand():
 
 
 def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded(0)
     y = torch.arange(400) % 2
     x = torch.randn(400, 6, generator=draws) + 8 * y[:, None]  # two classes far from each other
     mixed = [0] * 200 + [1] * 200
@@ -55,9 +56,6 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
         > 0.6
         > 3 * alike["heterogeneity_feature_shift_within"]
     )
-    uneven = [0] * 150 + [int(k) for k in y[150:]]  # other mixes of the same classes
-    found = heterogeneity.measure(federated(x, y.tolist(), uneven, 2)).summary()
-    assert found["heterogeneity_feature_shift"] > 3 * found["heterogeneity_feature_shift_within"]
     assert shifted["heterogeneity_jensen_shannon"] == alike["heterogeneity_jensen_shannon"] == 0
 
 

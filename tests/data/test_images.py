@@ -10,6 +10,10 @@ from fl_lightning.data import images
 from fl_lightning.exporting import plain
 
 
+def source_in(folder):
+    return images.load(DataConfig(root=str(folder)))
+
+
 def fill(folder, classes, count=5):
     """`count` pictures of each class, whose green is the class's number."""
     for name, green in classes.items():
@@ -24,7 +28,7 @@ def fill(folder, classes, count=5):
 def test_train_and_test_folders(tmp_path):
     fill(tmp_path / "train", {"cat": 10, "dog": 20, "owl": 30})
     fill(tmp_path / "test", {"dog": 20, "owl": 30}, count=2)
-    source = images.load(DataConfig(root=str(tmp_path)))
+    source = source_in(tmp_path)
     assert source.class_names == ["cat", "dog", "owl"]
     assert source.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     # numbered as in train/, though test/ lacks the first class
@@ -40,17 +44,17 @@ def test_bad_folders_are_one_line(tmp_path):
             images.load(DataConfig(root=root))
     (tmp_path / "empty").mkdir()
     with refuses("it must be a folder with"):
-        images.load(DataConfig(root=str(tmp_path / "empty")))
+        source_in(tmp_path / "empty")
     fill(tmp_path / "half" / "train", {"a": 1})
     with refuses(r"test"):
-        images.load(DataConfig(root=str(tmp_path / "half")))
+        source_in(tmp_path / "half")
     fill(tmp_path / "half" / "test", {"b": 1})
     with refuses("classes that train/ has not: b"):
-        images.load(DataConfig(root=str(tmp_path / "half")))
+        source_in(tmp_path / "half")
 
 
 def test_a_broken_image_is_one_line(tmp_path):
-    source = images.load(DataConfig(root=str(fill(tmp_path, {"a": 1}))))
+    source = source_in(fill(tmp_path, {"a": 1}))
     for number in range(5):
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
     with refuses(r"an image cannot be read: .*\d\.png \("):
@@ -70,8 +74,8 @@ def test_more_than_8_bits_a_channel_are_refused(tmp_path, mode, kind):
     for number in range(5):
         Image.fromarray(np.full((8, 8), 700, kind)).save(tmp_path / "a" / f"{number}.tiff")
     line = rf"\d\.tiff .*more than 8 bits a channel, mode {mode}: convert it to 8"
-    with refuses(rf"data\.root: .* an image cannot be read: .*{line}"):
-        images.load(DataConfig(root=str(tmp_path))).train.read(np.arange(2))
+    with refuses(rf"data\.root=.* an image cannot be read: .*{line}"):
+        source_in(tmp_path).train.read(np.arange(2))
     with pytest.raises(ValueError, match=line):
         plain.raw({"input": "images", "shape": [3, 32, 32]}, [tmp_path / "a" / "0.tiff"])
 
@@ -85,7 +89,7 @@ def test_hidden_folders_and_files_are_no_classes_and_no_samples(tmp_path, capsys
     fill(tmp_path / "cat", {".ipynb_checkpoints": 3, "more": 1})
     for name in (".DS_Store", "Thumbs.db", "._0.png"):
         (tmp_path / "dog" / name).write_bytes(b"")
-    source = images.load(DataConfig(root=str(tmp_path)))
+    source = source_in(tmp_path)
     assert source.class_names == ["cat", "dog"]
     assert len(source.train.labels) + len(source.test.labels) == 15
     [line] = lines(capsys)
@@ -96,7 +100,7 @@ def test_what_is_no_picture_is_counted_and_named(tmp_path, capsys):
     fill(tmp_path, {"cat": 1, "dog": 2})
     for name in ("cat/a.heic", "cat/b.HEIC", "dog/notes.txt", "labels.csv", "dog/c.h5"):
         (tmp_path / name).write_bytes(b"")
-    images.load(DataConfig(root=str(tmp_path)))
+    source_in(tmp_path)
     [line] = lines(capsys)
     assert (
         "5 files that are no pictures of a class (2 .heic, " in line
@@ -109,27 +113,19 @@ def test_what_is_no_picture_is_counted_and_named(tmp_path, capsys):
     "end, form", {"gif": "GIF", "jfif": "JPEG", "JP2": "JPEG2000", "tga": "TGA"}.items()
 )
 def test_every_format_of_pillow_is_read(tmp_path, end, form):
+    """Of several frames the first."""
     (tmp_path / "a").mkdir()
+    blue = Image.new("RGB", (8, 8), "blue")
     for number in range(5):
-        Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "a" / f"{number}.{end}", form)
-    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+        file = tmp_path / "a" / f"{number}.{end}"
+        more = {"save_all": True, "append_images": [blue]} if form == "GIF" else {}
+        Image.new("RGB", (8, 8), (200, 0, 0)).save(file, form, **more)
+    read = source_in(tmp_path).train.read_all()
     assert (
         read.shape == (4, 3, 32, 32)
         and abs(read[:, 0].astype(int) - 200).max() < 4
         and read[:, 1].max() < 4
     )
-
-
-def test_of_several_frames_the_first_is_read(tmp_path):
-    (tmp_path / "a").mkdir()
-    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    for number in range(5):
-        frames[0].save(tmp_path / "a" / f"{number}.gif", save_all=True, append_images=frames[1:])
-    assert images.load(DataConfig(root=str(tmp_path))).train.read_all()[0, :, 0, 0].tolist() == [
-        255,
-        0,
-        0,
-    ]
 
 
 def exported(file):
@@ -146,7 +142,7 @@ def test_orientation_tags_are_heeded(tmp_path):
     tag[0x0112] = 6  # turned by 90 degrees to the right: the top half is
     for number in range(5):
         lying.save(tmp_path / "a" / f"{number}.png", exif=tag)
-    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+    read = source_in(tmp_path).train.read_all()
     assert (read[:, :, :16] == 255).all() and (read[:, :, 16:] == 0).all()
     assert np.array_equal(exported(tmp_path / "a/0.png"), read[0])
 
@@ -155,21 +151,21 @@ def test_transparent_pixels_lie_over_white(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(5):
         Image.new("RGBA", (32, 32), (10, 20, 30, 0)).save(tmp_path / "a" / f"{number}.png")
-    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+    read = source_in(tmp_path).train.read_all()
     assert (read == 255).all() and (exported(tmp_path / "a/0.png") == 255).all()
 
 
 def test_one_class_in_two_spellings_is_one(tmp_path):
     fill(tmp_path / "train", {"Zu\u0308rich": 1, "b": 2})
     fill(tmp_path / "test", {"Z\u00fcrich": 1, "b": 2})
-    assert images.load(DataConfig(root=str(tmp_path))).class_names == ["Z\u00fcrich", "b"]
+    assert source_in(tmp_path).class_names == ["Z\u00fcrich", "b"]
 
 
 def test_a_class_without_pictures_is_named(tmp_path):
     fill(tmp_path, {"cat": 1, "dog": 2})
     (tmp_path / "owl").mkdir()
     with refuses(r"its class folder 'owl' in .* holds no picture that Pillow opens"):
-        images.load(DataConfig(root=str(tmp_path)))
+        source_in(tmp_path)
 
 
 def test_a_linked_folder_is_read_once(tmp_path):
@@ -177,7 +173,7 @@ def test_a_linked_folder_is_read_once(tmp_path):
     fill(tmp_path / "data", {"a": 1})
     (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
     (tmp_path / "data" / "a" / "circle").symlink_to(tmp_path / "data" / "a")
-    source = images.load(DataConfig(root=str(tmp_path / "data")))
+    source = source_in(tmp_path / "data")
     assert (
         source.class_names == ["a", "b"]
         and len(source.train.labels) + len(source.test.labels) == 10
@@ -187,7 +183,7 @@ def test_a_linked_folder_is_read_once(tmp_path):
 def test_folders_beside_train_and_test_are_named(tmp_path, capsys):
     for part in ("train", "test", "val"):
         fill(tmp_path / part, {"a": 1})
-    images.load(DataConfig(root=str(tmp_path)))
+    source_in(tmp_path)
     assert lines(capsys) == [
         f"data: beside train/ and test/ in {tmp_path.name}/, and not read: val"
     ]

@@ -19,6 +19,10 @@ def write(folder, part, users, name="all_data_0"):
     (folder / part / f"{name}.json").write_text(json.dumps(held))
 
 
+def read(folder):
+    return leaf.load(DataConfig(source="leaf", root=str(folder)))
+
+
 def images(user, count):
     x = np.full((count, 784), 1.0)
     x[:, 0], x[:, 1] = user / 10, np.arange(count) / 100
@@ -34,7 +38,7 @@ def femnist(folder):
 
 def test_femnist(tmp_path):
     root = femnist(tmp_path)
-    source = leaf.load(DataConfig(source="leaf", root=root))
+    source = read(tmp_path)
     assert source.group_names == ["f0", "f1", "f2"] and source.class_names == ["0", "1", "2", "3"]
     for pool, sizes in ((source.train, [16, 12, 14]), (source.test, [4, 3, 2])):
         raw = pool.read_all()
@@ -46,15 +50,6 @@ def test_femnist(tmp_path):
         )
     data = prepare(DataConfig(source="leaf", root=root, partition="natural"), 3, 0)
     assert data.train_sizes == [16, 12, 14] and data.test_sizes == [4, 3, 2]
-    validated = DataConfig(
-        source="leaf",
-        root=root,
-        partition="natural",
-        score_on="validation",
-        validation=0.2,
-        min_samples=5,
-    )
-    assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
 
 
 LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
@@ -83,10 +78,6 @@ def test_shakespeare(tmp_path):
     # the end of it
     assert [names[t] for t in source.test.read_all()[0]] == [*"e quick", "<unknown>"]
     assert source.test.read_all()[1, :3].tolist() == [0, 0, 0] and source.test.labels[0] == 0
-    data = prepare(
-        DataConfig(source="leaf", root=str(tmp_path), length=8, partition="natural"), 2, 0
-    )
-    assert data.vocabulary == len(names) == data.num_classes
 
 
 @pytest.mark.parametrize(
@@ -102,15 +93,10 @@ def test_shakespeare(tmp_path):
             r"all_data_0\.json: sample 2 of user 'a': x must hold 2 numbers",
         ),
         ({"a": ([[1.0, 2.0]], [-1])}, r"sample 1 of user 'a': .*y is -1"),
-        (
-            {"b": ([[1.0, 2.0]], [0]), "a": ([[1.0, "x"]], [0])},
-            r"sample 1 of user 'a': x must hold 2 numbers",
-        ),
-        ({"a": ([[1.0, None]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[1.0, "x"]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([[1.0, float("nan")]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([[[1.0], [1.0, 2.0]]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
         ({"a": ([3.5], [0])}, r"sample 1 of user 'a': x must hold 1 numbers"),
-        ({"a": ([[1.0, 2.0]], ["0"])}, r"sample 1 of user 'a': .* a class from 0; y is '0'"),
         ({"a": ([[1.0, 2.0]], [10**15])}, r"label 10+ of 1 training samples"),
         ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
         (
@@ -121,14 +107,14 @@ def test_shakespeare(tmp_path):
 )
 def test_bad_samples_are_named(users, message, tmp_path):
     write(tmp_path, ".", users)
-    with refuses(rf"data\.root: .*{message}"):
-        leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    with refuses(rf"data\.root=.*{message}"):
+        read(tmp_path)
 
 
 def test_users_without_training_samples_are_left_out_in_a_line(tmp_path, capsys):
     write(tmp_path, "train", {"f0": images(0, 16), "f1": ([], []), "f2": images(2, 14)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": images(1, 3), "f2": images(2, 2)})
-    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    source = read(tmp_path)
     assert source.group_names == ["f0", "f2"] and len(source.test.labels) == 6
     line = "data: 1 of 3 users have no training samples and are left out, with 3 test samples: 'f1'"
     assert line in capsys.readouterr().err

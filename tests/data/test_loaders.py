@@ -108,7 +108,6 @@ def road(request, monkeypatch, tmp_path):
     "train, numbers",
     [
         (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(range(30))), range(30)),
-        (lambda: DataLoader(ALL, sampler=SubsetRandomSampler(torch.arange(5, 9))), range(5, 9)),
         (lambda: DataLoader(ALL, sampler=[7, 3, 5]), [7, 3, 5]),
         (
             lambda: DataLoader(ALL, batch_size=None, sampler=SubsetRandomSampler(range(30))),
@@ -144,10 +143,6 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
             lambda: DataLoader(ALL, sampler=RandomSampler(ALL, replacement=True)),
             "40 of 40 samples with replacement",
         ),
-        (
-            lambda: DataLoader(ALL, sampler=RandomSampler(ALL, num_samples=9)),
-            "9 of 40 samples without replacement",
-        ),
         (lambda: DataLoader(ALL, sampler=Every()), "the sampler Every of its train_dataloader"),
         (lambda: DataLoader(ALL, sampler=[1, 1, 2]), "the sampler list of its .* repeats samples"),
         (
@@ -159,7 +154,6 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
             "the collate_fn joined of its train_dataloader",
         ),
         (lambda: Shortened(ALL), "gives a Shortened: it must give one DataLoader"),
-        (lambda: [DataLoader(ALL)], "gives a list: it must give one DataLoader"),
         (lambda: {"a": DataLoader(ALL)}, "gives a dict: it must give one DataLoader"),
         (lambda: DataLoader(Stream()), "Stream is an IterableDataset"),
         (lambda: DataLoader(Endless(), sampler=[1, 2]), "Endless has no __len__"),
@@ -169,7 +163,7 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_what_clients_would_not_do_is_refused_by_name(road, train, line, part):
     module = module_of(train) if part == "train" else module_of(lambda: DataLoader(ALL), train)
-    with refuses(f"is not allowed; .*{line.replace('train_', f'{part}_')}"):
+    with refuses(f": .*{line.replace('train_', f'{part}_')}"):
         road(module)
 
 
@@ -195,11 +189,10 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path):
         (Stream(), "Stream is an IterableDataset"),
         (Endless(), "Endless has no __len__"),
         (Jittered(), "sample 0 of Jittered is another at each reading"),
-        (DataLoader(ALL), "'DataLoader' is not allowed; give"),
-        ((ALL, ALL), "'tuple' is not allowed; give"),
-        ([DataLoader(ALL), DataLoader(ALL)], "'list' is not allowed; give"),
+        (DataLoader(ALL), "'DataLoader': give"),
+        ([DataLoader(ALL), DataLoader(ALL)], "'list': give"),
     ],
 )
 def test_data_of_a_script_that_cannot_be_read_are_refused(data, line, tmp_path):
-    with refuses(rf"^data: .*{line}"):
+    with refuses(rf"^data=.*{line}"):
         keep(data, tmp_path)

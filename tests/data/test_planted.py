@@ -41,15 +41,19 @@ def test_positions_without_a_target_have_none_in_any_group():
     assert tasks.relabelled(moved, 2, 0).tolist() == labels.tolist()
 
 
-def test_images_of_a_group_are_turned_alike():
-    plain, turned = prepare(PLAIN, 8, 0), prepare(replace(PLAIN, planted="rotation"), 8, 0)
-    assert turned.groups == [0, 1, 2, 3, 0, 1, 2, 3]
-    for i, group in enumerate(turned.groups):  # by 90 degrees a group, counter-clockwise
+@pytest.mark.parametrize(
+    "change, clients", [({"planted": "rotation"}, 8), ({"partition": "rotated"}, 4)]
+)
+def test_images_of_a_group_or_client_are_turned_alike(change, clients):
+    """By 90 degrees from one to the next, counter-clockwise."""
+    plain, turned = (prepare(config, clients, 0) for config in (PLAIN, replace(PLAIN, **change)))
+    assert turned.groups == [i % 4 * ("planted" in change) for i in range(clients)]
+    for i in range(clients):
         for name in PARTS:
             (x, y), (other, same) = (
                 whole(getattr(data.client(i), name)) for data in (plain, turned)
             )
-            assert torch.equal(other, torch.rot90(x, group, (-2, -1)))
+            assert torch.equal(other, torch.rot90(x, i, (-2, -1)))
             assert torch.equal(y, same)
 
 
@@ -59,28 +63,28 @@ def test_images_of_a_group_are_turned_alike():
         (
             {"planted": "labels", "groups": 5},
             4,
-            r"data\.groups: 5 .*at most 4: a group has a client",
+            r"data\.groups=5.*at most 4: a group has a client",
         ),
         (
             {"planted": "labels", "groups": 11},
             20,
-            r"data\.groups: 11 .*at most 10: .*no more classes",
+            r"data\.groups=11.*at most 10: .*no more classes",
         ),
-        ({"planted": "rotation", "groups": 1}, 4, r"data\.groups: 1 .*at least 2"),
+        ({"planted": "rotation", "groups": 1}, 4, r"data\.groups=1.*at least 2"),
         (
             {"planted": "rotation", "partition": "rotated"},
             4,
-            r"data\.planted: 'rotation' .*turns images already",
+            r"data\.planted='rotation'.*turns images already",
         ),
         (
             {"planted": "labels", "global_test": True},
             4,
-            r"data\.planted: 'labels' .*one meaning of its labels",
+            r"data\.planted='labels'.*one meaning of its labels",
         ),
         (
             {"planted": "labels", "task": "regression"},
             4,
-            r"data\.planted: 'labels' .*has no classes",
+            r"data\.planted='labels'.*has no classes",
         ),
     ],
 )

@@ -68,11 +68,7 @@ def test_a_file_without_labels_and_a_limit(tmp_path):
     some = prepare(config, 2, 0)
     assert some.public_size == 7
     assert set(rows(some.public())) < set(rows(data.public()))
-    assert (
-        rows(some.public())
-        == rows(prepare(config, 2, 0).public())
-        != rows(prepare(config, 2, 1).public())
-    )
+    assert rows(some.public()) != rows(prepare(config, 2, 1).public())
 
 
 def test_grey_public_images_for_colour_clients(tmp_path):
@@ -89,16 +85,15 @@ def test_grey_public_images_for_colour_clients(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"public": "mnits"}, r"data\.public: 'mnits' .*did you mean mnist"),
-        ({"public": "arrays"}, r"data\.public: 'arrays' .*\.npz"),
-        ({"public": "nowhere.npz"}, r"data\.public: 'nowhere\.npz' .*no such file"),
+        ({"public": "mnits"}, r"data\.public='mnits'.*did you mean mnist"),
+        ({"public": "nowhere.npz"}, r"data\.public='nowhere\.npz'.*no such file"),
         (
             {"public": "svhn", "public_root": "none"},
-            r"data\.public_root: 'none' .*below data\.public_root$",
+            r"data\.public_root='none'.*below data\.public_root$",
         ),
         (
             {"public": "held_back", "public_samples": 1438},
-            r"data\.public_samples: 1438 .*below the 1438 training",
+            r"data\.public_samples=1438.*below the 1438 training",
         ),
         ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
     ],

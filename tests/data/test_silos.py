@@ -169,21 +169,12 @@ def test_the_command_prints_a_table_and_writes_a_page(faulty, capsys):
     assert main(words) == 0 == main(words)  # a page is written over
     printed = capsys.readouterr().out
     assert "creatinine" in printed and "Geneva" in printed
-    page = Path("p.html").read_text()
-    assert "What a silo would send" in page and "1.055 elsewhere" in page
+    assert "1.055 elsewhere" in Path("p.html").read_text()
     table = fl_lightning.check_data({"config": "c.yaml", "data.root": "t.csv"})
     assert list(table.columns) == list(silos.Finding._fields)
     assert table.iloc[0].column == "creatinine" and table.iloc[0].here > 80
     frame = fl_lightning.check_data(data=read_csv("t.csv"), label="ill", group="hospital")
     assert frame.equals(table)
-
-
-def test_a_run_says_the_worst_when_it_starts(faulty):
-    lines = silos.lines(DataConfig(root="t.csv", **CONFIG["data"]))
-    assert lines[0].startswith("data: column 'creatinine' at Geneva: median 100.8, 1.055")
-    assert lines[1:] == ["data: 1 more like these: fl-train check-data"]
-    assert silos.lines(DataConfig()) == []
-    assert silos.lines(DataConfig(root="none.csv")) == []
 
 
 def test_a_fit_prints_them(faulty, capsys):
@@ -200,10 +191,9 @@ def test_a_fit_prints_them(faulty, capsys):
 @pytest.mark.parametrize(
     "words, says",
     {
-        "--data.source digits": "data.source: 'digits' is not allowed; its columns cannot be",
-        "--data.root none.csv": "data.root: 'none.csv'",
+        "--data.source digits": "data.source='digits': its columns cannot be",
+        "--data.root none.csv": "data.root='none.csv'",
         "--data.root t.csv --data.label_column x": "there is no such column",
-        "--data.root t.csv --data.group_column x": "there is no such column",
         "--data.root t.csv --out p.txt": "it must end with .html",
         "--data.root t.csv --out no/p.html": "there is no folder",
         "--data.root t.csv --out other.html": "it exists and is no page of check-data",

@@ -25,35 +25,29 @@ def of_digits(folder, monkeypatch):
     return DataConfig()
 
 
+def table(folder, header, rows, **keys):
+    """The data of a table."""
+    (folder / "t.csv").write_text("\n".join([header, *rows]))
+    return DataConfig(root=str(folder / "t.csv"), **keys)
+
+
 def of_a_table(folder, monkeypatch):
-    lines = ["x,label", *(f"{k},{k % 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"))
+    return table(folder, "x,label", [f"{k},{k % 2}" for k in range(COUNT)])
 
 
-def of_texts_in_a_table(folder, monkeypatch):
-    lines = ["text,label", *(f"{k:06b},{k % 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), columns=["text"], tokens="characters", length=6)
-
-
-def of_silos_in_a_table(folder, monkeypatch):
-    lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"), group_column="farm", partition="natural")
+def pictures(folder):
+    for k in range(COUNT):
+        (folder / str(k % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
 
 
 def of_image_folders(folder, monkeypatch):
-    for k in range(COUNT):
-        (folder / str(k % 2)).mkdir(exist_ok=True)
-        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
+    pictures(folder)
     return DataConfig(source="images", root=str(folder))
 
 
 def of_domains(folder, monkeypatch):
-    for k in range(COUNT):
-        (folder / "art" / str(k % 2)).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / "art" / str(k % 2) / f"{k}.png")
+    pictures(folder / "art")
     return DataConfig(source="domains", root=str(folder))
 
 
@@ -91,8 +85,6 @@ class Plain(LightningDataModule):
 WITHOUT_TEST = [
     of_digits,
     of_a_table,
-    of_texts_in_a_table,
-    of_silos_in_a_table,
     of_image_folders,
     of_domains,
     of_leaf,
@@ -112,15 +104,6 @@ def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(make, tmp_pat
     parts = [samples_tested(replace(data, test_seed=seed)) for seed in (0, 1, 0)]
     assert parts[0] == parts[2] != parts[1]
     assert len(parts[0]) == len(parts[1])
-
-
-def test_data_with_a_test_part_keep_it(tmp_path):
-    labels = np.arange(COUNT) % 2
-    x = np.arange(COUNT, dtype=np.float32)[:, None]
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=labels, x_test=x + 100, y_test=labels)
-    for seed in (0, 1):
-        data = prepare(DataConfig(root=str(tmp_path / "a.npz"), partition="iid"), 2, seed)
-        assert sorted(data._test.raw[:, 0].tolist()) == (x[:, 0] + 100).tolist()
 
 
 @pytest.mark.parametrize(
@@ -182,17 +165,15 @@ def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples
     both."""
     # half of them are test samples
     rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    table = DataConfig(
-        root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2
-    )
-    line = imbalance.untrained(prepare(replace(table, validation=0.2, client_test=0.5), 2, 0))
+    keys = {"group_column": "farm", "partition": "natural", "min_samples": 2, "client_test": 0.5}
+    farms = table(tmp_path, "x,label,farm", rows, **keys)
+    line = imbalance.untrained(prepare(replace(farms, validation=0.2), 2, 0))
     named = (
         "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; "
         "they tell little"
     )
     assert line == (named if lost else None)
-    assert imbalance.untrained(prepare(replace(table, client_test=0.5), 2, 0)) is None
+    assert imbalance.untrained(prepare(farms, 2, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -200,10 +181,8 @@ def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples
 )
 def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path, task, distinct):
     rows = [f"{k},{k % distinct + 0.5}" for k in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
-    data = prepare(
-        DataConfig(root=str(tmp_path / "t.csv"), task=task, partition="iid", fraction=1.0), 2, 0
-    )
+    keys = {"task": task, "partition": "iid", "fraction": 1.0}
+    data = prepare(table(tmp_path, "x,label", rows, **keys), 2, 0)
     many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
     named = f"{many}; for a number to predict, --data.task regression"
     assert imbalance.scattered(data) == (
@@ -217,17 +196,15 @@ def test_one_number_written_in_two_ways_is_refused(tmp_path, key):
     rows = [
         f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
     ]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="iid")
+    farms = table(tmp_path, "x,label,farm", rows, group_column="farm", partition="iid")
     with refuses(f"column '{key}' holds '1' and '1.0', one number"):
-        load(table, 2, False)
+        load(farms, 2, False)
 
 
 def test_an_empty_first_cell_is_no_image(tmp_path):
     rows = [f"{'' if k == 0 else k},{k % 2}" for k in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
-    table = DataConfig(root=str(tmp_path / "t.csv"), partition="iid", impute="median", fraction=1.0)
-    assert prepare(table, 2, 0).input_shape == (1,)
+    keys = {"partition": "iid", "impute": "median", "fraction": 1.0}
+    assert prepare(table(tmp_path, "x,label", rows, **keys), 2, 0).input_shape == (1,)
 
 
 def test_data_with_other_contents_or_owners_have_another_digest(tmp_path):

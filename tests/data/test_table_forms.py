@@ -62,12 +62,11 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
 @pytest.mark.parametrize(
     "content, keys, line",
     [
-        (GERMAN.encode(), {"separator": ","}, r"data\.separator: ',' .*: set data\.separator ';'"),
-        (ENGLISH.encode(), {}, r"data\.separator: ';' .*: set data\.separator ','"),
+        (GERMAN.encode(), {"separator": ","}, r"data\.separator=','.*: set data\.separator ';'"),
         (
             GERMAN.replace(";", "\t").encode(),
             {},
-            r"data\.separator: ';' .*: set data\.separator 'tab'",
+            r"data\.separator=';'.*: set data\.separator 'tab'",
         ),
         (
             GERMAN.encode(),
@@ -75,16 +74,15 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
             r"column 'Größe' of sample 1 holds '0,5', .*data\.decimal ','",
         ),
         (ENGLISH.encode(), {"separator": ","}, r"holds '0\.5', .*data\.decimal '\.'"),
-        (GERMAN.encode("latin-1"), {}, r"data\.encoding: 'utf-8' .*: set data\.encoding latin-1"),
+        (GERMAN.encode("latin-1"), {}, r"data\.encoding='utf-8'.*: set data\.encoding latin-1"),
         (GERMAN.replace("ü", "–").encode("cp1252"), {}, r"data\.encoding cp1252"),
-        (GERMAN.encode("utf-16"), {}, r"data\.encoding: 'utf-8' .*: set data\.encoding utf-16"),
         (GERMAN.encode("utf-16-le"), {}, r"data\.encoding utf-16-le"),
         (
             GERMAN.encode(),
             {"encoding": "latin-1"},
-            r"data\.encoding: 'latin-1' .*: set data\.encoding utf-8",
+            r"data\.encoding='latin-1'.*: set data\.encoding utf-8",
         ),
-        (GERMAN.encode(), {"encoding": "utf-9"}, r"data\.encoding: 'utf-9' .*no such encoding"),
+        (GERMAN.encode(), {"encoding": "utf-9"}, r"data\.encoding='utf-9'.*no such encoding"),
         (
             GERMAN.encode(),
             {"dates": None},
@@ -94,7 +92,7 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
         (
             GERMAN.encode(),
             {"dates": ["Austritt"]},
-            r"data\.dates: 'Austritt' .*columns of features",
+            r"data\.dates='Austritt'.*columns of features",
         ),
     ],
 )
@@ -146,23 +144,23 @@ def test_tables_that_are_no_text(suffix, tmp_path):
     source = table.load(data)
     assert source.group_names == ["a", "b"]
     assert [x for _, x in sorted(features(source), key=lambda x: x[1])] == list(range(1, 21))
-    with refuses(r"data\.decimal: ',' .*leave it out"):
+    with refuses(r"data\.decimal=','.*leave it out"):
         table.load(DataConfig(root=str(path), decimal=",", **KEYS))
 
 
 def test_a_missing_engine_is_named(tmp_path, monkeypatch):
     (tmp_path / "t.xlsx").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with refuses(r"data\.root: .*it needs openpyxl, .*install"):
+    with refuses(r"data\.root=.*it needs openpyxl, .*install"):
         table.load(DataConfig(root=str(tmp_path / "t.xlsx")))
 
 
 @pytest.mark.parametrize(
     "data, line",
     [
-        ({"root": "none.csv"}, "data.root: 'none.csv'"),
-        ({"label_column": "sick"}, "data.label_column: 'sick'"),
-        ({"columns": ["Alter"]}, "data.columns: 'Alter'"),
+        ({"root": "none.csv"}, "data.root='none.csv'"),
+        ({"label_column": "sick"}, "data.label_column='sick'"),
+        ({"columns": ["Alter"]}, "data.columns='Alter'"),
         ({"separator": ","}, "data.separator ';'"),
         ({"decimal": "."}, "data.decimal ','"),
         ({"dates": None}, "data.dates '[Eintritt]'"),

@@ -89,7 +89,7 @@ def test_a_centre_does_not_go_on_with_another_configuration(tmp_path, monkeypatc
     changed = [*words, "--optimizer.lr", "0.123", "--rehearse", "false"]
     assert main(["deploy", *changed, "--out", "app"]) == 0
     before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
-    with refuses(r"^optimizer.lr: 0.123 is not allowed; the run began with"):
+    with refuses(r"^optimizer.lr=0.123: the run began with"):
         ends.center(Path("app") / PACKAGE, {"out": "runs", "name": "app"}, LocalTransport([]))
     assert {
         file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()
@@ -116,5 +116,5 @@ def test_damaged_files_of_a_deployment_are_one_line(text, tmp_path, capsys):
         )
         == 2
     )
-    line = f"fl-train: error: run: {str(tmp_path)!r} is not allowed; its site.json is damaged\n"
+    line = f"fl-train: error: run={str(tmp_path)!r}: its site.json is damaged\n"
     assert capsys.readouterr().err == line

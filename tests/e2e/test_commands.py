@@ -263,4 +263,4 @@ def test_join_where_clients_run_several_architectures(fit, refused, capsys):
         (" --architecture 2", "'2'"),
     ):
         said = refused(f"join --run runs/a --data new.npz --out other.safetensors{words}")
-        assert said.startswith(f"architecture: {value} ") and "mlp, normed" in said
+        assert said.startswith(f"architecture={value}") and "mlp, normed" in said

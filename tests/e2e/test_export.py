@@ -252,7 +252,7 @@ def test_a_model_that_torch_refuses_is_one_line(tmp_path, monkeypatch, capsys):
     words = "export --run run --client 0 --out m.pt2 --format torch_export"
     assert run_line(words) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "format: 'torch_export' is not allowed; torch cannot export this model" in line
+    assert "format='torch_export': torch cannot export this model" in line
     assert not (tmp_path / "m.pt2").exists() and not (tmp_path / "m.py").exists()
 
 
@@ -263,8 +263,8 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):
 
     out = ["--run", str(tmp_path / "run"), "--out", f"{tmp_path}/m.safetensors", "--client"]
     for client, line in (
-        ("0", "data.scale: 'sklearn.preprocessing.PowerTransformer' is not allowed; it does more"),
-        ("Basle", "client: 'Basle' .*must lie in .0, 2., or be a name: Basel, Aarau, Chur"),
+        ("0", "data.scale='sklearn.preprocessing.PowerTransformer': it does more"),
+        ("Basle", "client='Basle'.*must lie in .0, 2., or be a name: Basel, Aarau, Chur"),
     ):
         assert main(["export", *out, client]) == 2
         assert re.search(line, capsys.readouterr().err)

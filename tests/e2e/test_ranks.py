@@ -17,7 +17,7 @@ RUNS = {
     "krum": "--method fedbn --model fl_own_models.Normed --callbacks attack,krum "
     "--callbacks.attack.kind sign_flip"
     " --callbacks.attack.clients [1] --callbacks.krum.attackers 1 --callbacks.krum.keep 2",
-    "compressed": "--callbacks layerselection,quantize,wireless --callbacks.wireless.channel table4"
+    "compressed": "--callbacks layerselection,quantize,wireless"
     " --federation.participation 0.5 --optimizer.momentum 0.5",
     "mixed": "--config ../mixed.yaml --method fedavg --federation.participation 0.6",
     "taught": "--config ../mixed.yaml --method ktpfl --method.samples 24 --data.public held_back"

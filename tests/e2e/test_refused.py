@@ -15,95 +15,95 @@ FIT = f"fit --config kapc_exact_digits {QUIET}"
 CASES = {
     "more clients than samples": (
         "--federation.clients 2000",
-        "federation.clients: 2000",
+        "federation.clients=2000",
         "samples",
     ),
     "more clients than a few samples": (
         "--data.fraction 0.05 --federation.clients 60",
-        "federation.clients: 60",
+        "federation.clients=60",
         "",
     ),
     "more processes than clients": (
         "--federation.clients 2 --fabric.devices 3",
-        "fabric.devices: 3",
+        "fabric.devices=3",
         "2 clients",
     ),
     "no data": (
         "--data.source mnist --data.root nowhere",
-        "data.root: 'nowhere'",
+        "data.root='nowhere'",
         "--data.download true",
     ),
-    "no arrays": ("--data.source arrays --data.root x.npz", "data.root: 'x.npz'", "no such file"),
+    "no arrays": ("--data.source arrays --data.root x.npz", "data.root='x.npz'", "no such file"),
     "a table as arrays": (
         "--data.source arrays --data.root x.csv",
-        "data.source: 'arrays'",
+        "data.source='arrays'",
         "for the source table",
     ),
-    "fedamp's alpha": ("--method fedamp --method.alpha 0.2", "method.alpha: 0.2", "0.1111"),
-    "model too small": ("--model cnn", "model.init_args.padding: 0", "(1, 8, 8)"),
+    "fedamp's alpha": ("--method fedamp --method.alpha 0.2", "method.alpha=0.2", "0.1111"),
+    "model too small": ("--model cnn", "model.init_args.padding=0", "(1, 8, 8)"),
     "model of other data": (
         "--model fl_own_models.Normed --model.side 28",
-        "model: 'fl_own_models.Normed'",
+        "model='fl_own_models.Normed'",
         "(1, 8, 8)",
     ),
     "epochs and steps": (
         "--federation.local_epochs 2 --federation.local_steps 3",
-        "federation.local_steps: 3",
+        "federation.local_steps=3",
         "one of them must be null",
     ),
-    "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr: 1e+308", "32 bits"),
+    "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr=1e+308", "32 bits"),
     "features of two widths": (
         "--config ../mixed.yaml --federation.clients 5 --method fedproto",
-        "model: 'mlp 16, normed 36'",
+        "model='mlp 16, normed 36'",
         "equally many",
     ),
     "one architecture": (
         "--config ../mixed.yaml --federation.clients 5",
-        "model: ['mlp', 'normed']",
+        "model=['mlp', 'normed']",
         "kapc mixes",
     ),
     "counts": (
         "--config ../mixed.yaml --federation.clients 6",
-        "model: [3, 2]",
+        "model=[3, 2]",
         "add up to federation.clients = 6",
     ),
-    "no public data": ("--method ktpfl", "data.public: ", "held_back"),
+    "no public data": ("--method ktpfl", "data.public=", "held_back"),
     "more public samples than there are": (
         "--method fedmd --data.public held_back --method.samples 999",
-        "method.samples: 999",
+        "method.samples=999",
         "public samples",
     ),
     "a pull beyond 32 bits": (
         "--method fedamp --method.lam 1e30 --method.alpha 1e-30 --method.sigma 1",
-        "method.lam: 1e+30",
+        "method.lam=1e+30",
         "lam / (2 alpha) must be a number of 32 bits",
     ),
     "a body and a classifier": (
         "--method fedrep --model.hidden []",
-        "model: 'mlp'",
+        "model='mlp'",
         "it must have both",
     ),
     "16 bits on a CPU": (
         "--fabric.precision 16-mixed",
-        "fabric.precision: '16-mixed'",
+        "fabric.precision='16-mixed'",
         "bf16-mixed",
     ),
-    "a name that no disk takes": (f"--name {'x' * 300}", "name: 'xxx", "255 bytes"),
-    "no global model": ("--evaluation.judge global", "evaluation.judge: 'global'", "global model"),
-    "no optimiser": ("--optimizer.name module", "optimizer.name: 'module'", "configure_optimizers"),
+    "a name that no disk takes": (f"--name {'x' * 300}", "name='xxx", "255 bytes"),
+    "no global model": ("--evaluation.judge global", "evaluation.judge='global'", "global model"),
+    "no optimiser": ("--optimizer.name module", "optimizer.name='module'", "configure_optimizers"),
     "no such client": (
         "--callbacks.heatmaps.clients [99]",
-        "callbacks.heatmaps.clients: 99",
+        "callbacks.heatmaps.clients=99",
         "0 to 9",
     ),
     "no GPU": ("--fabric.accelerator cuda --fabric.devices 99", "fabric.", "CUDA device"),
-    "no MPS": ("--fabric.accelerator mps", "fabric.accelerator: 'mps'", "torch sees no MPS device"),
+    "no MPS": ("--fabric.accelerator mps", "fabric.accelerator='mps'", "torch sees no MPS device"),
     "no accelerator's name": (
         "--fabric.accelerator abacus",
-        "fabric.accelerator: 'abacus'",
+        "fabric.accelerator='abacus'",
         "one of auto, cpu, cuda, gpu, mps, tpu, xpu",
     ),
-    "several nodes": ("--fabric.num_nodes 2", "fabric.num_nodes: 2", "torchrun"),
+    "several nodes": ("--fabric.num_nodes 2", "fabric.num_nodes=2", "torchrun"),
 }
 
 
@@ -111,7 +111,7 @@ CASES = {
 def test_refused(refused, flags, begins, says):
     error = refused(FIT, flags)
     assert error.startswith(begins)
-    assert " is not allowed; " in error
+    assert ": " in error
     assert says in error
 
 
@@ -120,7 +120,7 @@ def test_no_data_and_no_network(refused, monkeypatch, workplace):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nothing listens
     (workplace / "nowhere" / "MNIST" / "raw").mkdir(parents=True)  # torchvision makes these
     error = refused(FIT, "--data.source mnist --data.root nowhere --data.download true")
-    assert error.startswith("data.root: 'nowhere' ")
+    assert error.startswith("data.root='nowhere'")
     assert "--data.source digits" in error
 
 
@@ -156,7 +156,7 @@ def test_resumed_on_other_data(small, refused, capsys):
 
     assert main(words("one", 2)) == 0
     error = refused(*words("other", 3, "--resume"))
-    assert error.startswith("data.root: 'other.npz'")
+    assert error.startswith("data.root='other.npz'")
     assert "not those that the run began with" in error
     split = Path("runs/a/split.csv")
     before = split.read_bytes()

@@ -97,11 +97,11 @@ def test_status_test_and_resume(fit, table, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     {
-        "--method fedproto": "data.task: 'regression' .*fedproto works with classes",
-        "--method fedhkd": "data.task: 'regression' .*fedhkd",
+        "--method fedproto": "data.task='regression'.*fedproto works with classes",
+        "--method fedhkd": "data.task='regression'.*fedhkd",
         "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
         "--callbacks.attack.share 0.4": "label_flip",
-        "--data.source digits --data.root null --data.partition iid": "data.task: .*table, arrays, hf, not digits",
+        "--data.source digits --data.root null --data.partition iid": "data.task=.*table, arrays, hf, not digits",
         "--data.label_column farm --data.group_column null --data.partition pathological": "classes_per_client",
     }.items(),
 )

@@ -237,9 +237,9 @@ def record(folder):
         "whole_runs", Path(__file__).parents[1] / "e2e" / "conftest.py"
     )
     module = sys.modules.setdefault("whole_runs", importlib.util.module_from_spec(spec))
-    if not hasattr(module, "Record"):
+    if not hasattr(module, "record_of"):
         spec.loader.exec_module(module)
-    return module.Record.of(folder)
+    return module.record_of(folder)
 
 
 def _attempt(chain, sort, log, seconds, say):

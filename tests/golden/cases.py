@@ -43,6 +43,21 @@ class Small(nn.Module):
         return self.out(self.norm(self.conv(self.guard(x))).relu().flatten(1))
 
 
+class Deep(nn.Sequential):
+    """Four layers."""
+
+    head = "out"
+
+    def __init__(self):
+        super().__init__()
+        self.guard = Interruptible()
+        self.flat = nn.Flatten()
+        for name, width in (("first", 64), ("second", 8), ("third", 8)):
+            self.add_module(name, nn.Linear(width, 8))
+            self.add_module(f"{name}_relu", nn.ReLU())
+        self.out = nn.Linear(8, 10)
+
+
 class Touchy(nn.Module):
     """Fails at the `at`-th batch (and `after`: at all later ones) that holds the sample of
     `bad_data`."""
@@ -156,12 +171,15 @@ ARGUMENTS = {
 """Where a method's defaults would leave its own term next to nothing, or take long."""
 DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl", "feddf", "pfeddf")
 """They want public data."""
+SECOND_TRIAL = 100
+"""A training step of `crosskapc-deep` in its second trial."""
 OWN_STEPS = ("pfedme", "apfl", "perfedavg", "flayer")
 """They take plain steps only."""
 PLAIN = {"optimizer": {"momentum": 0.0, "weight_decay": 0.0}}
 SINGLE = (
     "crosskapc",
     "crosskapc-full",
+    "crosskapc-deep",
     "dbe",
     "fedgen",
     "fedpac",
@@ -260,6 +278,9 @@ def runs():
         "kapc-exact": exact,
         "kapc-kept": merged(exact, {"optimizer": {"momentum": 0.9, "keep_state": True}}),
         "crosskapc-full": merged(of["crosskapc"], FULL, tried),
+        "crosskapc-deep": merged(
+            of["crosskapc"], FULL, tried, {"model": "cases.Deep", "federation": {"rounds": 11}}
+        ),
         "fedprox-adam": merged(of["fedprox"], adam),
         "kapc-selected": merged(
             of["kapc"], {"callbacks": {"layerselection": {"mu": 0.5}, "quantize": {}}}
@@ -315,9 +336,13 @@ def runs():
     )
     for name in RESUMED:
         found[f"{name}-resumed"] = Run(found[name].settings, interrupted=35, equals=name)
+    found["crosskapc-deep-resumed"] = Run(
+        found["crosskapc-deep"].settings, interrupted=SECOND_TRIAL, equals="crosskapc-deep"
+    )
     for name in (
         *of,
         "crosskapc-full",
+        "crosskapc-deep",
         "kapc-kept",
         "kapc-selected",
         "fedavg-mixed",

@@ -5,47 +5,18 @@ Numbers that are meant to change are looked at and kept with `python tests/golde
 --write`.
 """
 
-import importlib
-import json
-import sys
-from pathlib import Path
-
+import cases
+import golden
 import pytest
 
 from fl_lightning.configuration import catalogue
 
-FOLDER = Path(__file__).parent
 METHODS = list(catalogue.table("methods"))
-HELD = json.loads((FOLDER / "golden.json").read_text())
+HELD = golden.kept()
 HINT = "if that is meant, keep it with: python tests/golden/golden.py --write"
-RESUMED = (
-    *("fedora", "ktpfl", "kapc-kept", "kapc-selected", "fedavg-mixed", "fedhkd"),
-    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl", "crosskapc-full"),
-)
-TWINS = [
-    *(
-        "kapc-vmap",
-        "ditto-vmap",
-        "scaffold-vmap",
-        "kapc-retry",
-        "kapc-host",
-        "kapc-disk",
-        "scaffold-host",
-    ),
-    *(f"{name}-resumed" for name in RESUMED),
-]
-RANKED = [
-    f"{name}-two-ranks"
-    for name in (
-        *METHODS,
-        "crosskapc-full",
-        "kapc-kept",
-        "kapc-selected",
-        "fedavg-mixed",
-        "kapc-vmap",
-        "kapc-32",
-    )
-]
+RUNS = cases.runs()
+RANKED = [name for name, run in RUNS.items() if run.ranks > 1]
+TWINS = [name for name, run in RUNS.items() if run.ranks == 1 and (run.equals or run.near)]
 QUICK = (
     "kapc ktpfl fedora fedhkd fedproto scaffold ditto fedrep cfl pfedhn fedpac feddf "
     "kapc-selected fedavg-trimmed kapc-skip fedavg-mixed"
@@ -54,17 +25,7 @@ QUICK = (
 
 
 @pytest.fixture(scope="module")
-def golden():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield importlib.import_module("golden")
-        for name in ("golden", "cases"):
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def ran(golden):
+def ran():
     """The numbers of runs by name; each is carried out once."""
     known = {}
 
@@ -75,38 +36,32 @@ def ran(golden):
     return get
 
 
-def test_every_run_is_kept_or_equals_one_that_is(golden):
-    runs = golden.runs()
-    assert sorted(HELD["runs"]) == sorted(name for name, run in runs.items() if not run.equals), (
-        HINT
-    )
-    assert [name for name, run in runs.items() if run.ranks == 1 and (run.equals or run.near)] == [
-        name for name in runs if name in TWINS
-    ]
-    assert {name for name, run in runs.items() if run.ranks > 1} == set(RANKED)
+def test_every_run_is_kept_or_equals_one_that_is():
+    assert set(HELD["runs"]) == {name for name, run in RUNS.items() if not run.equals}, HINT
     assert set(METHODS) <= set(HELD["runs"])
+    assert {f"{name}-two-ranks" for name in METHODS} <= set(RANKED)
 
 
 @pytest.mark.sampled(*(f"[{name}]" for name in QUICK.split()))
 @pytest.mark.parametrize("name", HELD["runs"])
-def test_the_numbers_are_those_that_are_kept(name, golden, ran):
-    found = golden.changes(name, golden.runs()[name], ran(name)[name], HELD)
+def test_the_numbers_are_those_that_are_kept(name, ran):
+    found = golden.changes(name, RUNS[name], ran(name)[name], HELD)
     assert not found, "\n".join([HINT, *found[:20]])
 
 
 @pytest.mark.sampled("kapc-vmap", "kapc-retry", "ditto-resumed")
 @pytest.mark.parametrize("name", TWINS)
-def test_another_way_gives_the_same(name, golden, ran):
+def test_another_way_gives_the_same(name, ran):
     """Interrupted and resumed, another bank, a client that was tried again: to the bit; stacked:
     within 1e-9."""
-    run = golden.runs()[name]
+    run = RUNS[name]
     assert not golden.unlike(name, run, ran(name, run.equals or run.near))
 
 
 @pytest.mark.sampled("kapc-selected", "fedavg-mixed")
 @pytest.mark.parametrize("name", RANKED)
-def test_two_ranks_give_what_one_gives(name, golden, ran):
-    run = golden.runs()[name]
+def test_two_ranks_give_what_one_gives(name, ran):
+    run = RUNS[name]
     assert not golden.unlike(name, run, ran(name, run.equals))
 
 
@@ -124,27 +79,10 @@ def test_the_bad_clients_did_fail(ran):
 # ---------------------------------------------------------------- the command and its comparisons
 
 
-def test_differences_are_named(golden):
-    old = {"a/x": [1.0, 2.0], "a/y": ["word", None], "a/z": [float("nan")]}
-    assert not list(golden.differences(old, old, 0))
-    near = {**old, "a/x": [1.0, 2.0 + 4e-16]}
-    assert list(golden.differences(old, near, 0)) == [
-        "a/x: 1 of 2 differ, first 2.0 -> 2.0000000000000004, relative change 2.2e-16"
-    ]
-    assert not list(golden.differences(old, near))
-    assert golden.bits(old) != golden.bits(near)
-    assert list(golden.differences(old, {"a/x": [1.0], "b": []})) == [
-        "a/x: 2 -> 1 values",
-        "a/y: is gone",
-        "a/z: is gone",
-        "b: is new",
-    ]
-
-
-def test_bits_are_asked_for_on_the_same_machine_alone(golden):
+def test_bits_are_asked_for_on_the_same_machine_alone():
     found = {"t/x": [1.0, 2.0, 3.0, 4.0]}
     other = {"t/x": [1.0, 2.0, 3.0, 4.0 + 1e-14]}
-    run = sys.modules["cases"].Run({})
+    run = cases.Run({})
     for machine, told in ((golden.machine(), 1), ("another", 0)):
         held = {
             "machine": machine,

@@ -2,7 +2,9 @@
 by the engine."""
 
 from dataclasses import dataclass
+from itertools import chain, combinations
 
+import numpy as np
 import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear
@@ -32,6 +34,22 @@ class PlainMean(Method):
     def relation(self):
         """1/n."""
         return Uniform()
+
+
+def by_supports(H, q):
+    """The minimum of r H r / 2 - r q over the simplex, by the conditions of Karush, Kuhn and Tucker
+    on each support."""
+    n, best, value = len(q), None, np.inf
+    for support in chain.from_iterable(combinations(range(n), k) for k in range(1, n + 1)):
+        K = np.zeros((len(support) + 1,) * 2)
+        K[:-1, :-1], K[-1, :-1], K[:-1, -1] = H[np.ix_(support, support)], 1, 1
+        part = np.linalg.solve(K, np.append(q[list(support)], 1))[:-1]
+        r = np.zeros(n)
+        r[list(support)] = part
+        if (part >= -1e-12).all() and (here := r @ H @ r / 2 - r @ q) < value:
+            best, value = r, here
+    assert best is not None
+    return best
 
 
 def tensors_of(layout, vector, prefix=""):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from classes import IFCA, FeSEM, Local
+from classes import IFCA, FeSEM
 from reckoning import scores_at
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import Watch, client_of, models, run_all, same
+from watching import Watch, client_of
 
 
 def cluster(fed):
@@ -47,14 +47,6 @@ def test_ifca_takes_the_model_of_the_least_loss(federation):
 
 
 # ---------------------------------------------------------------- FeSEM
-
-
-def test_fesem_with_a_centre_for_each_is_local(federation):
-    """INV4: bit for bit, as long as everybody is nearest to itself."""
-    a, b = (run_all(federation(method)) for method in (FeSEM(4), Local()))
-    assert sorted(cluster(a)) == [0, 1, 2, 3]
-    assert same(models(a), models(b))
-    assert all(torch.equal(centre(a, k), models(a)[cluster(a).index(k)]) for k in range(4))
 
 
 @pytest.mark.parametrize("distance", ["model", "head"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from lines import run_line
 from numpy.testing import assert_allclose
-from torch import Tensor
+from reckoning import seeded
+from torch import Tensor, nn
 from torch.testing import assert_close
 from watching import Watch, client_of, run_all
 
@@ -18,7 +19,6 @@ from fl_lightning.callbacks.crossfitted import (
     FIRST,
     HEAD,
     LAST,
-    CrossFittedCube,
     candidate,
     components,
     gains,
@@ -26,7 +26,6 @@ from fl_lightning.callbacks.crossfitted import (
 )
 from fl_lightning.cli import main
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core import RelationInputs
 from fl_lightning.data import prepare
 from fl_lightning.methods.crosskapc import CrossKAPC
 from fl_lightning.results.folder import RunFolder
@@ -60,7 +59,7 @@ def test_the_split_by_hand():
 
 def test_a_normal_sample_does_not_split():
     """Halved at its mean it has 2 (2 / pi)^1/2 / (1 - 2 / pi)^1/2 = 2.65."""
-    draws = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    draws = torch.randn(20_000, generator=seeded(0))
     assert split(draws)[1] == pytest.approx(2.65, abs=0.05)
 
 
@@ -81,7 +80,7 @@ def test_groups_without_noise_are_exact():
 def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
-    drawn = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(3, 8, dtype=torch.float64, generator=seeded(1))
     tried = torch.stack([candidate(clients, COMPARED + 1 + int(t)) for t in rounds])
     return (
         1
@@ -118,22 +117,6 @@ def test_too_few_losses_decide_nothing():
     losses = planted((0.0, 1.0, 2.0))
     losses[:, 1:] = math.inf
     assert gains(losses, COMPARED) == {}
-
-
-def rows_of(stage, choice, near, t=LAST):
-    """Rows of all, of a model of three layers."""
-    n = len(near)
-    cube = CrossFittedCube(4.0)
-    cube._layers = {HEAD: [2], FIRST: [0]}
-    memory = {"cross.state": torch.tensor([t, stage, choice, COMPARED]), "cross.near": near}
-    samples = torch.arange(1, n + 1).double()
-    return cube.weights(
-        RelationInputs(list(range(n)), list(range(n)), samples, 3, n, memory, lambda: None)
-    )
-
-
-def test_one_client_keeps_its_own():
-    assert rows_of(1, EVERYWHERE, torch.zeros(1, 1)).tolist() == [[[1.0]]] * 3
 
 
 # ---------------------------------------------------------------- in a federation
@@ -192,6 +175,80 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation):
         at = slice(s.start, s.stop)
         expected = start[at] + (1 - float(share[s.layer])) ** 0.5 * (model[at] - start[at])
         assert_close(judged[at], expected)
+
+
+class Deep(nn.Sequential):
+    """Layers of 8 numbers: with the classifier `count`."""
+
+    head = "out"
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.flat = nn.Flatten()
+        self.add_module("body0", nn.Linear(64, 8))
+        for k in range(1, count - 1):
+            self.add_module(f"body{k}", nn.Linear(8, 8))
+        self.add_module("out", nn.Linear(8, 10))
+
+
+class Nine(Deep):
+    """One layer more than a third trial wants."""
+
+    def __init__(self) -> None:
+        super().__init__(9)
+
+
+def tried_by(run):
+    """By candidate, the layers that it groups."""
+    run.relation.on_fit_start(run)
+    return run.relation._layers
+
+
+def test_up_to_half_of_the_layers_are_tried_from_each_end(make_run):
+    assert tried_by(make_run(CrossKAPC(), net=Deep)) == {
+        1: [3],
+        2: [0],
+        3: [2, 3],
+        4: [0, 1],
+    }
+    tried = tried_by(make_run(CrossKAPC(), net=Nine))
+    assert tried[5] == [5, 6, 7, 8] and tried[6] == [0, 1, 2, 3] and len(tried) == 6
+
+
+@pytest.mark.parametrize("winner", [HEAD, FIRST])
+def test_where_one_layer_gains_nothing_two_are_tried(winner, federation, monkeypatch, capsys):
+    """Rows of the second trial, and those that follow where it has a winner, are exact."""
+    trials = iter(
+        [{}, {}, *[{(HEAD, 0): 3.0, (FIRST, 0): 6.0, (FIRST, HEAD): 4.0 * winner - 4}] * 2]
+    )
+    monkeypatch.setattr("fl_lightning.callbacks.crossfitted.gains", lambda *_: next(trials))
+    changes = {"rounds": LAST + 5, "local_epochs": 1}
+    fed = federation(CrossKAPC(guard=0.0), net=Deep, **(CONFLICT | changes))
+    fed.prepare()
+    rows = []
+    for t in range(1, fed.run.rounds + 1):
+        if t == LAST + 1:
+            fed.run.server.memory["cross.near"] = (
+                torch.tensor(GROUPS)[:, None] == torch.tensor(GROUPS)
+            ).long()
+        rows.append(fed.round(t).relation.rows)
+    assert "rounds 7 to 9 try them in the last 2 layers, and in the first 2\n" in (
+        lines := capsys.readouterr().err
+    )
+    assert f"grouped in the {('last', 'first')[winner - 1]} 2 layers (z 3.0" in lines
+    n = np.array(fed.run.data.train_sizes)
+    ends = {EVERYWHERE: [], HEAD: [2, 3], FIRST: [0, 1]}
+    for t in (*range(LAST, LAST + 3), LAST + 3, LAST + 4):
+        for c in range(N):
+            trial = t < LAST + 3
+            chosen = (c + t + 1) % 3 if trial else winner
+            others = n * (np.arange(N) != c) if trial else n
+            inside = others * (np.array(GROUPS) == GROUPS[c])
+            for layer in range(4):
+                row = inside if layer in ends[chosen] else others
+                assert_allclose(rows[t][c, layer], row / row.sum(), atol=1e-6)
+    layers = fed.run.method.summary(fed.run)["grouped_layers"]
+    assert layers == [fed.run.layer_names[k] for k in ends[winner]]
 
 
 # ---------------------------------------------------------------- where there are no groups to find
@@ -263,7 +320,7 @@ def test_the_default_is_refused_in_a_line_that_says_what_to_choose(
     words = REFUSED[key].split(" ", 1) if key == "model" else REFUSED[key].split()
     assert main(["fit", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fl-train: error: {key}: ") and "crosskapc" in line
+    assert line.startswith(f"fl-train: error: {key}=") and "crosskapc" in line
     assert "method" in line and ("fedavg" in line or "kapc" in line.split("method", 1)[1])
 
 

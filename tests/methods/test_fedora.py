@@ -1,6 +1,5 @@
 """FEDORA: subspaces, propagation, selective pull and new clients (cards 1.34 and 1.34b)."""
 
-import hashlib
 from itertools import pairwise
 
 import numpy as np
@@ -8,10 +7,10 @@ import pytest
 import torch
 from classes import FEDORA, Local
 from lines import run_line
+from reckoning import seeded
 from refusals import refuses
 from torch.testing import assert_close
-from watching import client_of, payload_of, same
-from watching import trained as trained_of
+from watching import client_of, payload_of, same, trained
 
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.propagation import basis, neighbourhood, propagated
@@ -19,34 +18,7 @@ from fl_lightning.cli import main
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.joining import join
 
-VALIDATED = {"validation": 0.25}
-
-
-def trained(make, method, alone=False, **changes):
-    """Every client's model after each of its rounds; with `alone` nobody's data are like anybody
-    else's."""
-
-    def made(*args, **kwargs):
-        fed = make(*args, **kwargs)
-        if alone:
-            fed.run.server.memory["fedora.rows"] = propagated(
-                torch.eye(4, dtype=torch.float64), 1.0
-            )
-        return fed
-
-    return trained_of(made, method, rounds=3, **changes)
-
-
-@pytest.fixture
-def make(federation):
-    def made(method, data=None, **changes):
-        from fl_lightning.configuration.config import DataConfig
-        from fl_lightning.data import prepare
-
-        loaded = prepare(DataConfig(**VALIDATED), changes.get("clients", 4), 0)
-        return federation(method, data=loaded, **changes)
-
-    return made
+VALIDATED = {"data": {"validation": 0.25}}
 
 
 def part(x, y=None):
@@ -54,7 +26,7 @@ def part(x, y=None):
 
 
 def some(seed, n=30, dim=12):
-    draws = torch.Generator().manual_seed(seed)
+    draws = seeded(seed)
     return torch.rand(n, dim, generator=draws), torch.randint(0, 3, (n,), generator=draws)
 
 
@@ -87,7 +59,7 @@ def test_without_labels_none_is_read():
 
 
 def graph(seed=0, n=6):
-    W = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W = torch.rand(n, n, generator=seeded(seed), dtype=torch.float64)
     return W + W.T
 
 
@@ -120,8 +92,8 @@ def test_the_codes_neighbourhood_keeps_the_closest_others():
 # ---------------------------------------------------------------- training
 
 
-def test_the_strength_is_the_gain_on_validation_data(make):
-    fed = make(FEDORA())
+def test_the_strength_is_the_gain_on_validation_data(federation):
+    fed = federation(FEDORA(), **VALIDATED)
     fed.round(1)
     client = client_of(fed, 0, 2)
     own, part = client["model"].clone(), client.data.validation
@@ -145,26 +117,25 @@ def test_the_strength_is_the_gain_on_validation_data(make):
     }
 
 
-def test_constant_lambdas_are_table_5s(make):
+def test_constant_lambdas_are_table_5s(federation):
     """`constant` is the number itself, without validation data; at 1 it is `always`, at 0 training
     alone."""
     assert [
         FEDORA(selection="constant", lam=lam).coefficient(None, None) for lam in (0.01, 0.1, 10.0)
     ] == [0.01, 0.1, 10.0]
-    runs = [
-        trained(make, FEDORA(selection="constant", lam=1.0)),
-        trained(make, FEDORA(selection="always")),
-        trained(make, FEDORA(selection="constant", lam=0.1)),
-    ]
-    assert same(runs[0], runs[1]) and not same(runs[0], runs[2])
-    assert same(trained(make, FEDORA(selection="constant", lam=0.0)), trained(make, Local()))
-    with refuses(r"method\.lam: 0\.1 .*selection constant"):
+    constant = [FEDORA(selection="constant", lam=lam) for lam in (1.0, 0.1, 0.0)]
+    methods = [*constant, FEDORA(selection="always"), Local()]
+    one, tenth, nothing, always, alone = (
+        trained(federation, method, rounds=3, **VALIDATED) for method in methods
+    )
+    assert same(one, always) and not same(one, tenth) and same(nothing, alone)
+    with refuses(r"method\.lam=0\.1.*selection constant"):
         FEDORA(lam=0.1)
-    with refuses(r"method\.lam: -1"):
+    with refuses(r"method\.lam=-1"):
         FEDORA(selection="constant", lam=-1.0)
 
 
-def test_random_similarity_is_table_4s(make):
+def test_random_similarity_is_table_4s(federation):
     """FedU's graph, and p = 1 to oneself: by the seed alone, and no basis is told."""
     S = random_graph(200, 3)
     assert torch.equal(S, S.T) and not S.diagonal().any()
@@ -172,7 +143,7 @@ def test_random_similarity_is_table_4s(make):
     # of two draws, both must be small
     assert float((others == 0).double().mean()) == pytest.approx(0.125, abs=0.01)
     assert float(others[others > 0].mean()) == pytest.approx(0.5476, abs=0.01)
-    fed = make(FEDORA(similarity="random", selection="constant", lam=0.1))
+    fed = federation(FEDORA(similarity="random", selection="constant", lam=0.1))
     own = propagated(random_graph(4, 0) + torch.eye(4, dtype=torch.float64), 1.0)
     record = fed.round(1)
     assert not record.traffic[:, 1, -1].any()
@@ -190,12 +161,8 @@ def test_validation_data_are_asked_for(federation):
 # ---------------------------------------------------------------- new clients
 
 
-def hashes(folder):
-    return {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +182,7 @@ def test_join_writes_a_model_and_touches_nobody_else(
     labelled, finished, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    before = hashes(finished)
+    before = contents(finished)
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -226,7 +193,7 @@ def test_join_writes_a_model_and_touches_nobody_else(
     line = f"join --run {finished} --data new.npz --out new.safetensors".split()
     assert main(line) == 0
     said = capsys.readouterr().out
-    assert hashes(finished) == before
+    assert contents(finished) == before
     assert f"# labelled: {labelled}" in said
     assert ("# accuracy: " in said) == labelled
     assert (
@@ -243,10 +210,6 @@ def test_join_writes_a_model_and_touches_nobody_else(
     "arrays, said",
     [
         ({"x_train": np.zeros((5, 9, 9), np.uint8)}, "shape"),
-        (
-            {"x_train": np.zeros((5, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 3, 77])},
-            "classes",
-        ),
         ({"y_train": np.arange(5)}, "x_train"),
     ],
 )
@@ -281,30 +244,3 @@ def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation, monkeypatch)
     monkeypatch.setattr(FEDORA, "coefficient", lambda *_: 0.0)
     free, *_ = join(fed.worker, new, True, 3)
     assert pulled < 0.5 * float((free - asked[0][1]).norm())  # the third round's strength came in
-    monkeypatch.setattr(FEDORA, "coefficient", strength)
-    once, *_ = join(fed.worker, new, True, 1)
-    assert torch.equal(once, asked[1][1])
-
-
-def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    quick = (
-        " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 "
-        "--out runs"
-    )
-    for method in ("fedavg", "local"):
-        assert (
-            main(f"fit --config kapc_exact_digits --method {method}{quick} --name {method}".split())
-            == 0
-        )
-    np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
-    assert run_line("join --run runs/fedavg --data new.npz --out new.safetensors") == 0
-    assert run_line("export --run runs/fedavg --client 0 --out old.safetensors") == 0
-    assert (tmp_path / "new.safetensors").read_bytes() == (
-        tmp_path / "old.safetensors"
-    ).read_bytes()
-    capsys.readouterr()
-    assert run_line("join --run runs/local --data new.npz --out other.safetensors") == 2
-    assert "local gives a new client no model" in capsys.readouterr().err

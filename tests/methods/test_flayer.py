@@ -1,15 +1,12 @@
 """FLAYER: own top layers by their accuracy, rates by layer, and uploads of what has changed
 most."""
 
-from types import SimpleNamespace
-
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fl_lightning.core import Layout, RunContext
-from fl_lightning.methods import flayer
-from fl_lightning.methods.flayer import FLAYER, layer_rates, most_changed
+from fl_lightning.core import Layout
+from fl_lightning.methods.flayer import layer_rates, most_changed
 
 
 class Net(nn.Module):
@@ -20,20 +17,6 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.body, self.out = nn.Conv2d(1, 2, 2), nn.Linear(5, 4), nn.Linear(4, 3)
-
-
-class Lone:
-    """A client of 17 samples, whose gradient is 0."""
-
-    def __init__(self, run: RunContext):
-        self.run, self.group, self.layout, self.lr = run, run.groups[0], run.groups[0].layout, 0.1
-        self.data = SimpleNamespace(train=range(17))
-
-    def __getitem__(self, _):
-        return self.group.initial
-
-    def gradient(self, w, _):
-        return torch.tensor(0.0), torch.zeros_like(w)
 
 
 def test_rates_by_hand():
@@ -82,17 +65,3 @@ def test_what_is_uploaded_by_hand():
     layout = Layout(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Linear(2, 2)), "1")
     mask = most_changed(layout, torch.arange(float(layout.size)))
     assert mask[:9].tolist() == [False] * 8 + [True]  # nine tenths of nine numbers
-
-
-def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation, monkeypatch):
-    """With BatchNorm a lone last sample joins the batch before it: the epoch has one batch less."""
-    set_anew = []
-    monkeypatch.setattr(flayer, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
-    for net, epochs in (("norm", 6), ("plain", 3)):
-        fed = federation(FLAYER(), net=net, batch_size=16)
-        set_anew.clear()
-        client = Lone(fed.run)
-        step = flayer.phase_by_layer(client, 1.0, 1.0).step
-        for _ in range(6):
-            step(client, client)
-        assert len(set_anew) == epochs

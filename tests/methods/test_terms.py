@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 from torchvision.models.resnet import BasicBlock
-from watching import Nets, client_of, global_model, module_of, payload_of, run_all, same, train
+from watching import Nets, client_of, module_of, payload_of, run_all, same, train
 
 from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
-from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedgen import Drawn, FedGen, Generator, alike, ensemble_loss, learned
 from fl_lightning.methods.moon import MOON, contrast
 
@@ -45,14 +44,6 @@ def test_a_pass_under_another_vector_leaves_no_trace(federation, net):
     assert not scores.requires_grad and module.features is seen and module.model.training
     assert all(m.training for m in module.model.modules())
     assert same([client["model"], other], before)
-    assert torch.equal(
-        next(iter(module.model.parameters())).reshape(-1), client["model"][: seen_size(module)]
-    )
-
-
-def seen_size(module):
-    """Numbers of the first parameter."""
-    return int(next(iter(module.model.parameters())).numel())
 
 
 # ---------------------------------------------------------------- MOON
@@ -105,21 +96,9 @@ def test_moons_loss_is_of_received_and_last_model(federation):
 def test_moons_projection_stands_before_the_classifier(federation):
     fed = run_all(federation(MOON(projection=5), rounds=2, net="norm"))
     client = client_of(fed, 0)
-    sizes = {
-        b.name: b.shape
-        for b in client.layout.blocks
-        if "classifier" in b.name and b.name.endswith("weight")
-    }
-    inner = "model.classifier"
-    assert sizes == {
-        f"{inner}.first.weight": (16, 16),
-        f"{inner}.second.weight": (5, 16),
-        f"{inner}.out.weight": (10, 5),
-    }
-    assert [b.name for b in client.layout.blocks if b.head] == [
-        f"{inner}.out.weight",
-        f"{inner}.out.bias",
-    ]
+    heads = {b.name: b.shape for b in client.layout.blocks if b.head}
+    place = "model.classifier.out"
+    assert heads == {f"{place}.weight": (10, 5), f"{place}.bias": (10,)}
     module = client.bind()
     module.model(batch_of(client, 7)[0])
     assert module.features.shape == (7, 5)
@@ -217,18 +196,6 @@ def test_a_block_is_tried_before_the_first_step(federation):
 
 
 # ---------------------------------------------------------------- FedGen
-
-
-@Nets
-def test_fedgens_first_round_is_fedavgs(federation, net):
-    """INV2 and INV3: bit for bit, though the generator has been taught; the second round is not."""
-    one, other = (federation(m, net=net) for m in (FedGen(**SMALL), FedAvg()))
-    first = one.run.server.memory["generator"].clone()
-    one.round(1), other.round(1)
-    assert torch.equal(global_model(one), global_model(other))
-    assert not torch.equal(one.run.server.memory["generator"], first)
-    one.round(2), other.round(2)
-    assert not torch.equal(global_model(one), global_model(other))
 
 
 def test_the_codes_generator_normalises_draws_evenly_and_decays():

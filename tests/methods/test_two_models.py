@@ -3,33 +3,35 @@
 
 import pytest
 import torch
-from classes import APFL, FLAYER, Ditto, Local, PerFedAvg, PFedMe
-from reckoning import ROUNDING, WHOLE, batch_of, scores_at, slope, uploads
+from classes import APFL, FLAYER, SCAFFOLD, Ditto, FedNova, Local, PerFedAvg, PFedMe
+from reckoning import ROUNDING, WHOLE, batch_of, scores_at, seeded, slope, uploads
 from refusals import refuses
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from watching import Nets, client_of, global_model, run_all
+from watching import Nets, client_of, global_model, run_all, same
 
-MOMENTUM = {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}
+ALONE = [
+    (Ditto(lam=0.0), {"optimizer": {"momentum": 0.9, "weight_decay": 0.01}}),
+    (Ditto(lam=0.0), {"optimizer": {"momentum": 0.9, "keep_state": True}}),
+    (APFL(alpha=1.0, adaptive=False), {}),
+]
+
+
+@Nets
+@pytest.mark.parametrize("method, optimizer", ALONE, ids=repr)
+def test_a_personal_model_that_hears_nobody_is_locals(federation, net, method, optimizer):
+    """Ditto's INV1, APFL's INV2: bit for bit, running statistics too, also with a part of the
+    clients in each round; each model has a momentum of its own."""
+    changes = {"net": net, "rounds": 4, "participation": 0.5, **optimizer}
+    one, other, pulled = (
+        run_all(federation(each, **changes)) for each in (method, Local(), type(method)())
+    )
+    alone = uploads(other)
+    assert same(uploads(one, "personal"), alone)
+    assert not any(map(torch.equal, uploads(pulled, "personal"), alone))
 
 
 # ---------------------------------------------------------------- Ditto
-
-
-@pytest.mark.parametrize("net, keep", [("plain", False), ("norm", False), ("plain", True)])
-def test_ditto_without_a_pull_is_local(federation, net, keep):
-    """INV1: bit for bit, also with a part of the clients in each round; each model has a momentum
-    of its own."""
-    memory = {"optimizer": {"momentum": 0.9, "keep_state": True}} if keep else MOMENTUM
-    changes = {"net": net, "rounds": 4, "participation": 0.5, **memory}
-    one, other = (
-        run_all(federation(Ditto(lam=0.0), **changes)),
-        run_all(federation(Local(), **changes)),
-    )
-    alone = uploads(other)
-    assert all(torch.equal(v, w) for v, w in zip(uploads(one, "personal"), alone, strict=True))
-    pulled = uploads(run_all(federation(Ditto(), **changes)), "personal")
-    assert not any(torch.equal(v, w) for v, w in zip(pulled, alone, strict=True))
 
 
 def test_ditto_pulls_towards_what_was_received(federation):
@@ -67,25 +69,13 @@ def test_pfedmes_step_by_hand(federation):
     assert_close(loss, cross_entropy(client.module.model(x), y).detach())
 
 
-def test_pfedme_beyond_the_mean_keeps_running_statistics(federation):
-    """A server step of 2 is not taken on them: a variance might turn negative. They do follow the
-    data."""
-    fed = run_all(federation(PFedMe(beta=2.0), net="norm", rounds=1))
-    buffers = slice(fed.run.groups[0].layout.parameters.stop, None)
-    mean = torch.stack(uploads(fed)).double().mean(0)[buffers]
-    assert_close(global_model(fed)[buffers].double(), mean, rtol=0, atol=1e-6)
-    assert not torch.equal(global_model(fed)[buffers], fed.run.groups[0].initial[buffers])
-    same = zip(uploads(fed), uploads(fed, "personal"), strict=True)
-    assert all(torch.equal(w[buffers], v[buffers]) for w, v in same)
-
-
 # ---------------------------------------------------------------- APFL
 
 
 def drawn(federation, method):
     """A client with models w and v apart from each other, and copies of them."""
     client = client_of(federation(method, precision="64-true"), 1)
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded(0)
     for slot in ("model", "personal"):
         noise = torch.randn(client.layout.size, generator=draws, dtype=torch.float64)
         client[slot].add_(0.1 * noise * client.columns(lambda b: b.kind == "parameter"))
@@ -120,31 +110,26 @@ def _loss(client, vector, batch):
     return cross_entropy(scores_at(client, vector, batch[0]), batch[1])
 
 
-@Nets
-def test_apfl_with_alpha_1_is_local(federation, net):
-    """INV2: bit for bit, running statistics too."""
-    fed = run_all(federation(APFL(alpha=1.0, adaptive=False), net=net, rounds=3))
-    alone = uploads(run_all(federation(Local(), net=net, rounds=3)))
-    assert all(torch.equal(v, w) for v, w in zip(uploads(fed, "personal"), alone, strict=True))
-    assert all(torch.equal(APFL().personal(client_of(fed, c)), w) for c, w in enumerate(alone))
-
-
 # ---------------------------------------------------------------- steps of their own
 
 
-@pytest.mark.parametrize(
-    "method", [PFedMe(), APFL(), PerFedAvg(), FLAYER()], ids=lambda m: m.__class__.__name__
-)
-@pytest.mark.parametrize(
-    "changes, key",
-    [
-        ({"optimizer": {"name": "adam"}}, "optimizer.name"),
-        ({"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
-        ({"optimizer": {"weight_decay": 0.1}}, "optimizer.weight_decay"),
-        ({"optimizer": {"clip_norm": 1.0}}, "optimizer.clip_norm"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_steps_of_their_own_would_pass_over_is_refused(federation, method, changes, key):
-    with refuses(f"^{key}: "):
-        federation(method, **changes).prepare()
+SPOILED = {
+    "name": {"name": "adam"},
+    "momentum": {"momentum": 0.9},
+    "weight_decay": {"weight_decay": 0.1},
+    "clip_norm": {"clip_norm": 1.0},
+    "keep_state": {"momentum": 0.9, "keep_state": True},
+}
+"""By key, settings of the optimiser in which it would go unheeded, or spoil what steps come to."""
+REFUSED = {
+    **dict.fromkeys([PFedMe(), APFL(), PerFedAvg(), FLAYER()], [*SPOILED][:4]),
+    SCAFFOLD(): ["name", "clip_norm", "keep_state"],
+    FedNova(): ["keep_state"],
+}
+
+
+@pytest.mark.parametrize("method", REFUSED, ids=repr)
+def test_settings_of_the_optimiser_that_do_not_suit_are_refused(federation, method):
+    for key in REFUSED[method]:
+        with refuses(rf"^optimizer\.{key}="):
+            federation(method, optimizer=SPOILED[key]).prepare()

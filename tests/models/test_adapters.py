@@ -104,7 +104,7 @@ def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     "adapters, said",
     [
-        ({"targets": ["nowhere"]}, r"model\.adapters\.targets: \['nowhere'\] .* no such module"),
+        ({"targets": ["nowhere"]}, r"model\.adapters\.targets=\['nowhere'\].* no such module"),
         ({"targets": ["net.heads.head"]}, "no such module beside its classifier"),
         ({"targets": ["dropout"]}, "not supported"),
     ],
@@ -156,16 +156,16 @@ def resolved(*flags):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--model.adapters.rank=0"], r"model\.adapters\.rank: 0 .* at least 1"),
-        (["--model.adapters.rank=two"], r"model\.adapters\.rank: 'two' .* whole number"),
+        (["--model.adapters.rank=0"], r"model\.adapters\.rank=0.* at least 1"),
+        (["--model.adapters.rank=two"], r"model\.adapters\.rank='two'.* whole number"),
         (["--model.adapters.dropout=1"], r"model\.adapters\.dropout"),
-        (["--model.adapters.alpha=-1"], r"model\.adapters\.alpha: -1\.0 .* above 0"),
+        (["--model.adapters.alpha=-1"], r"model\.adapters\.alpha=-1\.0.* above 0"),
         (
             ["--model.adapters.rnk=2"],
-            r"model\.adapters\.rnk: .* no such key \(did you mean model\.adapters\.rank",
+            r"model\.adapters\.rnk=.* no such key \(did you mean model\.adapters\.rank",
         ),
-        (["--model.adapters=lora"], r"model\.adapters: 'lora' .* a mapping, true, or null"),
-        (["--model.weights=3"], r"model\.weights: 3 .* a safetensors file"),
+        (["--model.adapters=lora"], r"model\.adapters='lora'.* a mapping, true, or null"),
+        (["--model.weights=3"], r"model\.weights=3.* a safetensors file"),
     ],
 )
 def test_bad_adapters_are_named(flags, said):
@@ -236,7 +236,7 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path, change, said):
-    with refuses(rf"model\.weights: .*{said}"):
+    with refuses(rf"model\.weights=.*{said}"):
         read(saved(tmp_path / "w.safetensors", change))
 
 

@@ -165,7 +165,7 @@ def test_what_there_is_not_is_refused_by_name(made, read, name):
 
     fed = made(then)
     fed.prepare()
-    with refuses(rf"^model: 'Then' is not allowed; it reads {name}"):
+    with refuses(rf"^model='Then': it reads {name}"):
         fed.round(1)
 
 
@@ -176,7 +176,7 @@ def test_counts_are_refused_outside_of_local_steps(made):
 
     fed = made(Evaluated)
     fed.prepare()
-    with refuses(r"'Evaluated' is not allowed; it reads self\.current_epoch outside of local"):
+    with refuses(r"'Evaluated': it reads self\.current_epoch outside of local"):
         fed.round(1)
 
 
@@ -218,7 +218,7 @@ def test_none_is_refused_where_the_loss_is_needed(made):
     fed = made(lambda self, loss, batch_idx: None, PerFedAvg())
     fed.prepare()
     with pytest.raises(
-        Skipped, match=r"'Then' is not allowed; its training_step returned None.*: PerFedAvg needs"
+        Skipped, match=r"'Then': its training_step returned None.*: PerFedAvg needs"
     ):
         fed.round(1)
 
@@ -243,20 +243,14 @@ def test_a_loss_may_be_in_a_dict(made):
         (lambda self, loss, k: {"loss": None}, "a dict without a loss"),
         (lambda self, loss, k: (loss, loss), "tuple"),
         (lambda self, loss, k: loss.item(), "float"),
+        (lambda self, loss, k: torch.zeros(()), "a loss of no"),
         (lambda self, loss, k: torch.stack([loss, loss]), r"numbers of shape \(2,\)"),
     ],
 )
 def test_what_is_no_loss_is_refused(made, then, returned):
     fed = made(then)
     fed.prepare()
-    with refuses(f"^model: 'Then' is not allowed; its training_step returned {returned}"):
-        fed.round(1)
-
-
-def test_a_loss_without_a_gradient_is_refused(made):
-    fed = made(lambda self, loss, batch_idx: torch.zeros(()))
-    fed.prepare()
-    with refuses(r"^model: 'Then' is not allowed; its training_step returned a loss of no"):
+    with refuses(f"^model='Then': its training_step returned {returned}"):
         fed.round(1)
 
 

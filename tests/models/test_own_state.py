@@ -9,9 +9,6 @@ from nets import Small
 from refusals import refuses
 from torch import nn
 
-from fl_lightning.core import Layout
-from fl_lightning.models import head_of
-
 
 class Keeping(Small, nn.Module):
     """Notes the mean of what it sees in a buffer of its own, in evaluation too."""
@@ -58,7 +55,7 @@ class Lit(Small, LightningModule):
 @pytest.mark.parametrize("net", [Anew, Gone])
 def test_a_buffer_that_is_assigned_anew_is_refused(federation, net, executor, clients):
     """It would pass from client to client, and no checkpoint would have it."""
-    with refuses(r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"):
+    with refuses(r"^model='seen': this buffer is assigned anew or removed"):
         fed = federation(FedAvg(), net, clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)
@@ -88,19 +85,6 @@ def test_evaluation_leaves_the_first_buffers(federation, method):
     assert kept == {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
 
 
-@pytest.mark.parametrize(
-    "dtype, wanted", [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)]
-)
-def test_buffers_have_the_precision_of_the_model(dtype, wanted):
-    model = Keeping()
-    model.register_buffer("index", torch.arange(3))
-    model.register_buffer("mask", torch.tensor([True]))
-    layout = Layout(model, head_of(model))
-    assert [b.dtype for b in layout.read(model, dtype)[1]] == [wanted, torch.int64, torch.bool]
-    model.seen = model.seen.double()
-    assert layout.read(model)[1][0].dtype == torch.float64
-
-
 def test_a_model_with_a_float_buffer_trains_in_another_precision(federation):
     fed = federation(FedAvg(), Keeping, precision="bf16-true")
     fed.prepare()
@@ -119,7 +103,7 @@ HOOKS = {
 )
 def test_hooks_that_would_not_be_called_are_refused(federation, names):
     hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
-    with refuses(rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called"):
+    with refuses(rf"^model='Hooked': its {', '.join(names)} would not be called"):
         federation(FedAvg(), hooked)
     federation(FedAvg(), type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}))
 
@@ -130,7 +114,7 @@ def test_manual_optimisation_is_refused(federation):
             super().__init__()
             self.automatic_optimization = False
 
-    with refuses(r"^model: 'Manual' is not allowed; its automatic_optimization is False"):
+    with refuses(r"^model='Manual': its automatic_optimization is False"):
         federation(FedAvg(), Manual)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from classes import FEDORA, MOON, FedAvg, FedProto
+from reckoning import seeded
 from refusals import refuses
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
@@ -38,7 +39,7 @@ def test_models_of_text(name):
     if "CNN" in name:
         with refuses("next tokens want transformer or lstm"):
             model_of(name, True, VOCABULARY)
-        with refuses(r"model\.widths: \[9\] .* from 1 to the 6 tokens"):
+        with refuses(r"model\.widths=\[9\].* from 1 to the 6 tokens"):
             build(
                 Component("fl_lightning.models.textcnn.TextCNN", {"widths": [9]}),
                 (LENGTH,),
@@ -109,9 +110,7 @@ def texts(per_position=True, classes=VOCABULARY):
     text = Text(VOCABULARY, per_position)
     data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, text=text))
     for samples in (data._train, data._test):
-        first = torch.randint(
-            VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0)
-        )
+        first = torch.randint(VOCABULARY, (len(samples.raw), 1), generator=seeded(0))
         samples.raw.copy_((first + torch.arange(LENGTH)) % VOCABULARY)
         samples.labels.copy_(
             (samples.raw + 1) % VOCABULARY if per_position else samples.raw[:, 0] % classes
@@ -161,5 +160,5 @@ def test_further_metrics_are_over_positions(federation):
 
 
 def test_subspaces_of_token_numbers_are_refused(federation):
-    with refuses(r"method\.similarity: 'subspace' .* tokens span no subspace"):
+    with refuses(r"method\.similarity='subspace'.* tokens span no subspace"):
         around(federation, FEDORA(), "transformer.Transformer", texts())

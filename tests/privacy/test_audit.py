@@ -310,10 +310,10 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
     "words, says",
     [
         ("--out a", "audit: it must be given once: fl-train audit STUDY | RUN"),
-        ("nowhere --out a", "audit: 'nowhere' is not allowed; there is no such folder"),
+        ("nowhere --out a", "audit='nowhere': there is no such folder"),
         ("empty --out a", "it is neither a study nor a finished run"),
         ("empty", "out: it must be given"),
-        ("empty --out file", "out: 'file' is not allowed; it is no folder"),
+        ("empty --out file", "out='file': it is no folder"),
     ],
 )
 def test_what_cannot_be_audited(tmp_path, monkeypatch, refused, words, says):
@@ -331,7 +331,7 @@ def test_files_of_ones_own_are_not_written_over(tmp_path, fit, refused):
         file.parent.mkdir()
         file.write_text("mine")
         line = refused(f"audit {folder} --out {file.parent}")
-        assert f"/{name}' is not allowed; it exists and is no audit" in line
+        assert f"/{name}': it exists and is no audit" in line
         assert [p.read_text() for p in file.parent.iterdir()] == ["mine"]
     for _ in range(2):
         assert run_line(f"audit {folder} --out b") == 0  # its own, and again

@@ -15,9 +15,6 @@ from fl_lightning.callbacks.privacy import LocalPrivacy
 from fl_lightning.lab.audit.claims import claimed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
-from fl_lightning.results.folder import RunFolder
-
-from .alike import same_everywhere
 
 
 @pytest.mark.parametrize("guesses, right", [(100, 80), (40, 40), (200, 130)])
@@ -146,16 +143,6 @@ def test_an_audit_says_what_canaries_refute(fit, capsys, tmp_path):
     assert run_line("audit runs/x --out a") == 1
     assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
     assert 'class="false"' in (tmp_path / "a" / "audit.html").read_text()
-
-
-@pytest.mark.slow
-def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit):
-    def bits(folder):
-        summary = RunFolder(folder).read_summary()
-        return {k: v for k, v in summary.items() if k.startswith("privacy_")}
-
-    flags = f"--method fedavg --federation.clients 8 {PRIVATE}"
-    assert same_everywhere(fit, flags, bits)["privacy_canaries"] == 8
 
 
 def test_delta_takes_some_of_the_bound():

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from lines import run_line
 
-from fl_lightning.lab.report import clients, figures, newcomers, vector
+from fl_lightning.lab.report import clients, figures, newcomers
 from fl_lightning.lab.report.page import render
 from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.report.vector import svg
@@ -82,7 +82,7 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     assert seed_groups(runs) == [[0, 1]]
     assert incomparable(runs) == []
     figure = figures.score_curves(runs)["accuracy"]
-    assert lines(figure) == {"a and 1 more seed": pytest.approx([0.2, 0.5])}  # rounds of both
+    assert lines(figure) == {"a and 1 more seed": pytest.approx([0.2, 0.5, 0.8])}
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     at_first = band[band[:, 0] == 1][:, 1]
     assert at_first.min() == pytest.approx(0.2 - 0.02**0.5)
@@ -91,29 +91,21 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     assert {"data.source", "seed"} <= set(incomparable(other))
     assert seed_groups(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
     twice = load([*paths, make_run("e")])  # and not a third seed beside another
-    assert seed_groups(twice) == figures.band_groups(twice, ("mean_accuracy",)) == []
+    assert seed_groups(twice) == []
     assert incomparable(twice) == ["seed"]
 
 
-def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run):
+def test_a_seed_that_has_just_started_leaves_the_others_their_curve(make_run):
     federation = {"rounds": 4, "clients": 4}
     done = [(0.1, 0.5, 0.8, 0.9), (0.3, 0.5, 0.8), (0.2,), ()]
     paths = []
     for seed, scores in enumerate(done):
         path = change(make_run("abcd"[seed], scores, config={"federation": federation}), seed=seed)
-        rows = [(t, score, score) for t, score in enumerate(scores, 1)]
-        paths.append(losses(path, *rows, more=",mean_accuracy"))
+        paths.append(losses(path, *((t, score) for t, score in enumerate(scores, 1))))
     runs = load(paths)
     assert seed_groups(runs) == [[0, 1, 2, 3]]
-    assert figures.band_groups(runs, ("train_loss",)) == [[0, 1]]
-    found = lines(figures.losses(runs)["losses"])
-    assert {name: len(values) for name, values in found.items()} == {
-        "a and 1 more seed · loss": 3,
-        "c · loss": 1,
-    }
-    assert "The band of a ends at round 3: b has done no more." in render(runs)
-    for few in (paths[::3], paths[::2]):
-        assert figures.band_groups(load(few), ("train_loss",)) == []
+    means = {"a and 3 more seeds · loss": pytest.approx([0.2, 0.5, 0.8, 0.9])}
+    assert lines(figures.losses(runs)["losses"]) == means
 
 
 # ---------------------------------------------------------------- names and files
@@ -131,7 +123,6 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run):
         assert {f"{run}{end}" for run in names} <= shown, name
     # long names have a line each above the axes, which keep their height
     figure = drawn["ledger-bytes"]
-    vector.place(figure)
     figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 150
 

@@ -4,18 +4,7 @@ import pytest
 
 from fl_lightning import fit
 from fl_lightning.foundation.csvtable import CsvTable
-from fl_lightning.foundation.metric import BY_TASK
-from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, shown, spread
-
-
-def test_what_a_runs_own_judge_says_can_be_told_from_what_can_be_compared():
-    for metric in BY_TASK.values():
-        own = [metric.of(what) for what in ("mean", "worst", "std", "weighted", "validation")]
-        assert all("/own_judge_" in shown(column) for column in own)
-        assert not any(
-            "own_judge" in shown(metric.by(kind))
-            for kind in ("before", "after", "global", "finetuned")
-        )
+from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, spread
 
 
 def test_a_run_folder_declares_every_column_of_its_tables(tmp_path, monkeypatch):

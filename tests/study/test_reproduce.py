@@ -267,32 +267,32 @@ def test_end_to_end(ask, tmp_path):
     content = json.loads(out)
     assert "seeds 0, 1 (the study: 0, 1, 2)" in content["title"]
     assert len(content["rows"]) == len(rows)
-    assert "methods: 'local'" in refused_line(ask("tiny.yaml --no-run --methods local"))
+    assert "methods='local'" in refused_line(ask("tiny.yaml --no-run --methods local"))
 
 
 @pytest.mark.parametrize(
     "words, changes, said",
     [
-        ("kapc/tabel1", {}, "study: 'kapc/tabel1' .*did you mean kapc/table1"),
-        ("tiny.yaml --methods kapc,kap", {}, "methods: 'kap' .*did you mean kapc"),
-        ("tiny.yaml --no-run", {}, "out: 'studies/tiny' .*no study yet"),
-        ("tiny.yaml --data.alpha 1", {}, "data.alpha: '1' .*grid sets it"),
-        ("tiny.yaml --method.lam 1", {}, "method: .*lists its methods"),
-        ("tiny.yaml --data.root none --data.source mnist", {}, "data.root: "),
-        ("kapc/ablation", {}, "paper: None"),
+        ("kapc/tabel1", {}, "study='kapc/tabel1'.*did you mean kapc/table1"),
+        ("tiny.yaml --methods kapc,kap", {}, "methods='kap'.*did you mean kapc"),
+        ("tiny.yaml --no-run", {}, "out='studies/tiny'.*no study yet"),
+        ("tiny.yaml --data.alpha 1", {}, "data.alpha='1'.*grid sets it"),
+        ("tiny.yaml --method.lam 1", {}, "method=.*lists its methods"),
+        ("tiny.yaml --data.root none --data.source mnist", {}, "data.root="),
+        ("kapc/ablation", {}, "paper=None"),
         *(
             ("tiny.yaml", {"paper": {**PAPER, **changes}}, said)
             for changes, said in (
-                ({"where": 5}, "paper.where: 5"),
-                ({"tables": ["kapc_table1"]}, "paper.tables: 'kapc_table1'"),
-                ({"runs": -2}, "paper.runs: -2"),
-                ({"alone": "lokal"}, "paper.alone: 'lokal' .*did you mean local"),
-                ({"rows": {"KAPC": {"figure": "best"}}}, "paper.rows.KAPC: .*its label"),
-                ({"rows": {"KAPCC": "kapc"}}, "paper.rows: 'KAPCC' .*did you mean KAPC"),
-                ({"rows": {"KAPC": "kap"}}, "paper.rows.KAPC: 'kap' .*did you mean kapc"),
-                ({"figures": {METRIC: {"absent": "x"}}}, f"paper.figures.{METRIC}: "),
+                ({"where": 5}, "paper.where=5"),
+                ({"tables": ["kapc_table1"]}, "paper.tables='kapc_table1'"),
+                ({"runs": -2}, "paper.runs=-2"),
+                ({"alone": "lokal"}, "paper.alone='lokal'.*did you mean local"),
+                ({"rows": {"KAPC": {"figure": "best"}}}, "paper.rows.KAPC=.*its label"),
+                ({"rows": {"KAPCC": "kapc"}}, "paper.rows='KAPCC'.*did you mean KAPC"),
+                ({"rows": {"KAPC": "kap"}}, "paper.rows.KAPC='kap'.*did you mean kapc"),
+                ({"figures": {METRIC: {"absent": "x"}}}, f"paper.figures.{METRIC}="),
                 ({"settings": {ALPHA: {"data.alpha": 3}}}, "paper.settings.10 clients"),
-                ({"where": {"dataset": "X"}}, "paper.settings: "),
+                ({"where": {"dataset": "X"}}, "paper.settings="),
             )
         ),
         (
@@ -300,7 +300,7 @@ def test_end_to_end(ask, tmp_path):
             {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
             "paper.settings.10 clients.* one setting of the grid has, not 2",
         ),
-        ("tiny.yaml", {"like": "tiny.yaml"}, "like: 'tiny.yaml' .*like itself"),
+        ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*like itself"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, changes, said, ask, tmp_path):

@@ -46,8 +46,7 @@ def test_seeds_that_are_added_after_the_data_have_changed_are_refused(ask, tmp_p
     assert ask(line)[0] == 0
     write(1)
     assert refused_line(ask(line, seeds=[0, 1])).startswith(
-        "data.root: 't.csv' is not allowed; the data have changed since "
-        "s/runs/fedprox,mu=0.5/seed-0 trained"
+        "data.root='t.csv': the data have changed since s/runs/fedprox,mu=0.5/seed-0 trained"
     )
     assert not list(tmp_path.glob("s/runs/*/seed-1"))
     assert ask(line)[0] == 0  # nothing is to be trained
@@ -61,7 +60,7 @@ def test_a_search_over_other_data_is_refused(ask):
     assert ask(line, methods=["fedprox"], seeds=[1])[0] == 0
     write(1)
     assert refused_line(ask(line, methods=["fedprox", "ditto"], seeds=[1])).startswith(
-        "data.root: 't.csv' is not allowed; the data have changed since trials in t"
+        "data.root='t.csv': the data have changed since trials in t"
     )
 
 
@@ -79,3 +78,8 @@ def test_a_comparison_says_which_seeds_are_of_other_data(make_study, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "runs were trained on 2 versions of the data, which differ: seeds 0, 1 (" in text
     assert "seeds 2, 3 (" in text
+    assert run_line(f"archive {study}") == 0
+    assert run_line(f"compare {study}.zip") == 0
+    assert "runs were trained on 2 versions of the data" in " ".join(
+        capsys.readouterr().out.split()
+    )

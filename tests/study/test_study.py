@@ -19,7 +19,7 @@ from refusals import refused_line
 from fl_lightning.cli import main
 from fl_lightning.foundation.files import take_lock
 from fl_lightning.lab.study import scores
-from fl_lightning.lab.study.board import Board
+from fl_lightning.lab.study.board import state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import resolved, run_one
@@ -90,7 +90,7 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     other = [{"name": "kapc", "when": {"data.alpha=0.5": {"lam": 8.0}}}]
     assert "in this study 'kapc' is" in refused_line(ask(words, methods=other, grid=grid))
     # the study has run with another base
-    assert "base.federation.rounds: 2" in refused_line(ask(methods=methods, grid=grid))
+    assert "base.federation.rounds=2" in refused_line(ask(methods=methods, grid=grid))
     whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())
     assert ask(**whole)[0] == 0  # what was set is a part of it
 
@@ -106,7 +106,7 @@ def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
     """Of all clients' final models, and not of those that took part in the last round."""
     assert ask("--workers 1 --federation.participation 0.5", methods=["local"])[0] == 0
     folder = StudyFolder(tmp_path / "s")
-    (seen,) = Board(folder, folder.cells()).look(lambda _: None)
+    seen = state_of(folder, folder.cells()[0], lambda _: None)
     (cell,) = scores.read([tmp_path / "s"])[0].itertuples()
     assert seen.score == pytest.approx(cell.scores.mean())
     assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001
@@ -184,10 +184,10 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
     before = kept()
     epochs = {"federation.local_epochs": 2}
     for said, changes in [
-        ("base.federation.local_epochs: 2", {"base": [*TINY["base"], epochs]}),
-        ("study: 'without s/runs/local/seed-0'", {"methods": ["fedavg"]}),
-        ("study: 'without s/runs/local/seed-0'", {"grid": {"data.alpha": [0.1]}}),
-        ("methods[0]: ", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
+        ("base.federation.local_epochs=2", {"base": [*TINY["base"], epochs]}),
+        ("study='without s/runs/local/seed-0'", {"methods": ["fedavg"]}),
+        ("study='without s/runs/local/seed-0'", {"grid": {"data.alpha": [0.1]}}),
+        ("methods[0]=", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
     ]:
         assert said in refused_line(ask(**({"methods": ["local"]} | changes)))
         assert kept() == before
@@ -210,20 +210,20 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
 @pytest.mark.parametrize(
     "said, changes",
     {
-        "methods[0].lamda: 1": {"methods": [{"name": "kapc", "lamda": 1}]},
-        "methods[1]: 'kapc lam=0.05' is not allowed; it comes to the same as methods[0]": {
+        "methods[0].lamda=1": {"methods": [{"name": "kapc", "lamda": 1}]},
+        "methods[1]='kapc lam=0.05': it comes to the same as methods[0]": {
             "methods": ["kapc", {"name": "kapc", "lam": 0.05}]
         },
-        "methods[0]: 'no.such.Method'": {"methods": ["no.such.Method"]},
-        "data.alpha: -1": {"grid": {"data.alpha": [0.1, -1]}},
-        "config: 'nothing'": {"base": "nothing"},
-        "base: 3": {"base": [3]},
-        "base.out: 'x'": {"base": {"out": "x"}},
-        "optimizer.lr: 'x'": {"methods": [{"name": "kapc", "optimizer.lr": "x"}]},
-        "methods[1]: 'a,b' is not allowed; methods[0] is called so, too": {
+        "methods[0]='no.such.Method'": {"methods": ["no.such.Method"]},
+        "data.alpha=-1": {"grid": {"data.alpha": [0.1, -1]}},
+        "config='nothing'": {"base": "nothing"},
+        "base=3": {"base": [3]},
+        "base.out='x'": {"base": {"out": "x"}},
+        "optimizer.lr='x'": {"methods": [{"name": "kapc", "optimizer.lr": "x"}]},
+        "methods[1]='a,b': methods[0] is called so, too": {
             "methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]
         },
-        "forced: 'fedavg personalised' is not allowed; methods[0] is called so, too": {
+        "forced='fedavg personalised': methods[0] is called so, too": {
             "methods": [{"name": "fedavg", "label": "fedavg,personalised"}],
             "forced": True,
         },
@@ -239,17 +239,17 @@ def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, 
     {
         "": "study: it must be given once",
         "study.yaml": "out: it must be given",
-        "study.yaml --out s --workers 0": "workers: 0",
+        "study.yaml --out s --workers 0": "workers=0",
         "study.yaml --out s --time 3": "it needs slurm",
-        "study.yaml --out s --slurm": "time: None",
-        "study.yaml --out s --slurm --time 3 --together 2": "together: 2 .*; with slurm",
-        "study.yaml --out s --together many": "together: .*a whole number from 1, or auto",
-        "study.yaml --out s --together 0": "together: .*a whole number from 1, or auto",
+        "study.yaml --out s --slurm": "time=None",
+        "study.yaml --out s --slurm --time 3 --together 2": "together=2: with slurm",
+        "study.yaml --out s --together many": "together=.*a whole number from 1, or auto",
+        "study.yaml --out s --together 0": "together=.*a whole number from 1, or auto",
         "study.yaml --out other": "something else",
         "bad.yaml --out s": "line 1, column",
-        "study.yaml --out s --methods kapc,kap": "methods: 'kap' .*has no such method",
-        "study.yaml --out s --seeds x": "seeds: 'x'",
-        "study.yaml --out s --settings data.alpha=1": "settings: 'data.alpha=1' .*study's grid",
+        "study.yaml --out s --methods kapc,kap": "methods='kap'.*has no such method",
+        "study.yaml --out s --seeds x": "seeds='x'",
+        "study.yaml --out s --settings data.alpha=1": "settings='data.alpha=1'.*study's grid",
     }.items(),
 )
 def test_bad_words(words, said, ask, tmp_path, refused):
@@ -272,7 +272,7 @@ def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", meanwhile)
     line = refused_line(ask())
-    assert "base.optimizer.lr: 0.05" in line and "for another base give another --out" in line
+    assert "base.optimizer.lr=0.05" in line and "for another base give another --out" in line
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
 
 

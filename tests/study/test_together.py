@@ -2,6 +2,7 @@
 clients train."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -163,7 +164,7 @@ def test_a_killed_study_comes_to_the_same(tmp_path):
 
 
 def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monkeypatch, capsys):
-    """A line says so; none is written where there is enough."""
+    """A line says so; none is written where there is enough, and one where it cannot be planned."""
     large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
     configs = configs_of(Study.of(MORE | large))
 
@@ -174,5 +175,11 @@ def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(tmp_path, monk
     assert allowed(100_000) == (6, "")
     fits, line = allowed(700)
     assert 1 <= fits < 6
-    assert line.startswith(f"together: {fits} at a time: 6 runs take some ")
+    assert line.count("\n") == 1
+    figures = r"6 runs take some [\d.,]+ [MG]iB, and a process may take [\d.,]+ MiB"
+    assert re.match(rf"together: {fits} at a time: {figures}\n", line)
     assert allowed(10)[0] == 1
+    monkeypatch.setattr(together, "_measured_bytes", lambda config: 1 / 0)
+    fits, line = allowed(700)
+    assert fits == 6
+    assert "the memory of 6 runs is not known (ZeroDivisionError: division by zero)" in line

@@ -134,7 +134,7 @@ class Mixing(LightningModule):
     ],
 )
 def test_a_score_that_depends_on_the_batch_is_refused(federation, net, layer):
-    with refuses(rf"^model: .*: (layer )?{layer} normalises by the scored batch; ta"):
+    with refuses(rf"^model=.*: (layer )?{layer} normalises by the scored batch; ta"):
         federation(FedAvg(), net).prepare()
 
 

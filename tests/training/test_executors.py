@@ -11,13 +11,13 @@ import pytest
 import torch
 from classes import KAPC, FedAvg, FedProx, Local
 from every import BESIDE, NAMES, method_of
+from reckoning import seeded
 from refusals import refuses
 from torch import nn
 from torch.testing import assert_close
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.data import prepare
@@ -27,6 +27,7 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.methods import Traits
+from fl_lightning.models.cnn import CNN
 from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import ExecutorSpec, LocalJob, Loop
@@ -35,20 +36,9 @@ from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.schedule import Length
 
 
-class Convolutions(nn.Module):
-    """Two of them, with what usually stands between."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
-        self.norm = nn.GroupNorm(2, 6)
-        self.classifier = nn.Linear(6, 10)
-
-    def forward(self, x):
-        x = nn.functional.max_pool2d(self.first(x).relu(), 2)
-        return self.classifier(
-            nn.functional.max_pool2d(self.norm(self.second(x)).relu(), 2).flatten(1)
-        )
+def convolutions():
+    """Two of them, with pooling between."""
+    return CNN((1, 8, 8), 10, channels=(4, 6), hidden=(8,), padding=2)
 
 
 def first(fed):
@@ -90,7 +80,7 @@ def jobs_of(fed, clients=None, lr=0.05):
     run, group = fed.run, fed.run.groups[0]
     layout, found = group.layout, []
     for c in range(run.clients) if clients is None else clients:
-        draws = torch.Generator().manual_seed(c)
+        draws = seeded(c)
         noise = torch.randn(2, layout.size, generator=draws, dtype=run.dtype) * 0.05
         for a, b in pairwise(layout.blocks):
             noise[:, a.stop : b.start] = 0  # what lies between tensors
@@ -160,7 +150,7 @@ def check_agree(fed, make_jobs):
 
 def test_numbers_do_not_depend_on_who_trains_beside(federation):
     """Bit for bit: groups of other sizes and members, as other numbers of ranks make them."""
-    for net in (None, Convolutions()):
+    for net in (None, convolutions()):
         fed = federation(FedProx(mu=0.1), clients=7, optimizer={"momentum": 0.9})
         if net is not None:
             fed = with_model(fed, net)
@@ -182,7 +172,7 @@ def with_model(fed, model):
 def test_they_agree_on_convolutions_and_a_frozen_parameter(federation):
     optimizer = {"weight_decay": 0.1, "momentum": 0.5}
     plain = federation(FedProx(mu=0.5), precision="64-true", optimizer=optimizer)
-    fed = with_model(plain, Convolutions())
+    fed = with_model(plain, convolutions())
     check_agree(fed, partial(jobs_of, fed))
     model = first(plain).module.model
     model.body[1].bias.requires_grad_(False)
@@ -191,21 +181,6 @@ def test_they_agree_on_convolutions_and_a_frozen_parameter(federation):
     before = model.body[1].bias.clone()
     check_agree(fed, partial(jobs_of, fed))
     assert torch.equal(model.body[1].bias, before)
-
-
-def test_a_client_that_diverges_spoils_nobody_else(federation):
-    fed = federation(FedAvg(), optimizer={"momentum": 0.9})
-    kind = stacked(fed)
-    want = trained(kind, jobs_of(fed))[0]
-    bad = jobs_of(fed)
-    bad[2].vector.fill_(torch.nan)
-    found = trained(kind, bad)[0]
-    assert [torch.equal(a.vector, b.vector) for a, b in zip(want, found, strict=True)] == [
-        True,
-        True,
-        False,
-        True,
-    ]
 
 
 # ---------------------------------------------------------------- which models and runs are fit
@@ -286,15 +261,9 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(federation):
         assert not torch.equal(other.vector, start.vector)
 
 
-def test_settings_that_are_not_fit(federation):
-    cases = [
-        (federation(FedAvg(), net="norm"), "BatchNorm"),
-        (federation(FedAvg(), optimizer={"name": "adam"}), "adam"),
-    ]
-    for fed, word in cases:
-        found, reason = made(fed, "vmap")
-        assert isinstance(found, Loop)
-        assert word in (reason or "")
+def test_an_optimiser_that_is_not_fit(federation):
+    found, reason = made(federation(FedAvg(), optimizer={"name": "adam"}), "vmap")
+    assert isinstance(found, Loop) and "adam" in (reason or "")
 
 
 # ---------------------------------------------------------------- in a federation
@@ -447,7 +416,7 @@ def test_auto_changes_no_number_and_is_remembered(federation, monkeypatch, capsy
     again.run.resumed_from = 1
     choose(named(again, "auto"))
     assert first(again).executor.name == fastest
-    for damage in ("{", '{"executors": ["fast"]}', '{"executors": []}', "[]"):
+    for damage in ("{", '{"executors": ["fast"]}'):
         (again.run.folder / "executor.json").write_text(damage)
         with refuses("damaged"):
             choose(again)
@@ -476,7 +445,7 @@ def phase_jobs(fed, *, masks, keep=False, linear=True):
     """As `jobs_of`, each with what a phase of a method may ask for."""
     jobs = jobs_of(fed)
     for k, job in enumerate(jobs):
-        draws = torch.Generator().manual_seed(50 + k)
+        draws = seeded(50 + k)
         slope = 0.1 * torch.randn(
             fed.run.groups[0].layout.size, generator=draws, dtype=fed.run.dtype
         )
@@ -531,25 +500,6 @@ def test_momentum_of_what_does_not_train_waits(federation):
         assert_close(b, a, rtol=0, atol=1e-10)
 
 
-def squared(module, batch):
-    x, y = batch
-    return (module.model(x).softmax(1) - nn.functional.one_hot(y, 10)).square().sum(1).mean()
-
-
-def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(federation):
-    """Else it would silently be left out."""
-    fed = federation(FedAvg())
-    for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch: torch.zeros(())}):
-        kind = stacked(fed)
-        jobs = [replace(job, **own) for job in jobs_of(fed)]
-        before = [job.vector.clone() for job in jobs]
-        with pytest.raises(ValueError, match="the loop"):
-            kind.train(jobs[: kind.at_once])
-        assert all(
-            torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True)
-        )
-
-
 @pytest.mark.parametrize("other", [False, True], ids=["batches", "data"])
 def test_batches_larger_than_the_federations_are_left_to_the_loop(federation, other):
     """Of a phase that asks for them, and of data with more samples than any client has."""
@@ -570,10 +520,3 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(federation, ot
         return [model_of(fed, c) for c in range(4)]
 
     assert all(map(torch.equal, after("vmap"), after("loop")))
-    fed = federation(FedAvg(), batch_size=8)
-    jobs = jobs_of(fed, [0, 1])
-    large = [replace(job, schedule=replace(job.schedule, batch_size=48)) for job in jobs]
-    kind = stacked(fed)
-    assert [kind.takes(job) for job in (jobs[0], large[0])] == [True, False]
-    with pytest.raises(ValueError, match="the loop"):
-        kind.train(large)

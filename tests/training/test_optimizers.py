@@ -37,30 +37,6 @@ def scaled():
     return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
 
 
-def test_every_turn_begins_with_the_first_scale(scaled):
-    optimizer, step = scaled
-    for _ in range(3):
-        step()
-    assert optimizer._scaler.get_scale() == 2048.0
-    optimizer.reset()
-    assert optimizer._scaler.state_dict() == optimizer._scale
-    step()
-    assert optimizer._scaler.get_scale() == 1024.0
-
-
-def test_a_kept_state_brings_its_scale_along(scaled):
-    optimizer, step = scaled
-    for _ in range(3):
-        step()
-    kept = {name: value.clone() for name, value in optimizer.state().items()}
-    optimizer.reset()
-    optimizer.load(kept)
-    assert optimizer._scaler.get_scale() == 2048.0
-    step()  # the second good step at this scale
-    assert optimizer._scaler.get_scale() == 4096.0
-    assert {name.rsplit(".", 1)[0] for name in kept} == {"scaler", "step", "exp_avg", "exp_avg_sq"}
-
-
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
     scaled, clip, monkeypatch

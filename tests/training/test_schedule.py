@@ -1,7 +1,6 @@
 """Which batches a stretch of training takes: steps and epochs are two ways to cut one sequence."""
 
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,49 +10,10 @@ from torch import nn
 from watching import run_all
 
 from fl_lightning.configuration.config import FederationConfig
-from fl_lightning.data import ResidentPart
-from fl_lightning.data.augment import Augmentation
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.rng import FEW, key, keys
 from fl_lightning.methods.local import Local
-from fl_lightning.training.schedule import BatchSchedule, Length, stream
-
-
-def part(samples=23, augmented=False):
-    x = (
-        torch.arange(samples, dtype=torch.float32)[:, None, None, None]
-        .expand(-1, 1, 8, 8)
-        .contiguous()
-    )
-    return ResidentPart(
-        x, torch.arange(samples), Augmentation(True, torch.zeros(1, 1, 1)) if augmented else None
-    )
-
-
-def schedule(index, length, **more):
-    return BatchSchedule(3, "train", 1, index, length, 5, False, **more)
-
-
-def taken(parts, *schedules):
-    return [y.tolist() for s in schedules for _, y in stream(parts, s)]
-
-
-def test_lengths():
-    assert [Length(epochs=e).steps_of(7) for e in (0, 0.01, 0.5, 1, 1.5, 2)] == [0, 1, 4, 7, 10, 14]
-    assert [Length(steps=s).steps_of(7) for s in (0, 3, 20)] == [0, 3, 20]
-    assert Length(steps=3).steps_of(0) == Length(epochs=1).steps_of(0) == 0
-    assert Length(steps=9).at_most(2) == Length(steps=2)
-    assert Length(epochs=9).at_most(2) == Length(epochs=9)
-    for wrong in ({}, {"epochs": 1, "steps": 1}):
-        with pytest.raises(ValueError, match="epochs or in steps"):
-            Length(**wrong)
-
-
-def test_a_lone_last_sample_joins_its_batch():
-    lone = replace(schedule(0, Length(steps=4)), whole_last=True)
-    assert lone.steps_per_epoch(21) == 4
-    assert [len(y) for y in taken(part(21), lone)] == [5, 5, 5, 6]
 
 
 def test_one_of_the_two_is_set():
@@ -95,9 +55,7 @@ def test_the_steps_of_an_epoch_are_an_epoch(federation, name):
     want = models_of(one, name)
     for count, rounds in ((per_epoch, 3), (1, 3 * per_epoch), (3 * per_epoch, 1)):
         fed = federation(Local(), local_epochs=None, local_steps=count, rounds=rounds, **EVEN)
-        assert all(torch.equal(a, b) for a, b in zip(want, models_of(fed, name), strict=True)), (
-            count
-        )
+        assert all(map(torch.equal, want, models_of(fed, name))), count
 
 
 def test_a_part_of_an_epoch(federation):
@@ -131,7 +89,8 @@ def test_dropout_does_not_depend_on_the_cut(federation):
         fabric = made.worker.trainers[0].fabric
         fed = build(fabric, made.run.config, made.run.data, [model], Local(), [], made.run.folder)
         found.append(models_of(fed, "loop"))
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+    one, *others = found
+    assert all(all(map(torch.equal, one, other)) for other in others)
 
 
 @pytest.mark.parametrize("odd", [0, 2**32 - 1, 2**32, 2**70])

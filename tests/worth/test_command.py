@@ -172,7 +172,7 @@ def test_bad_input_is_one_line(
     ]
     assert main(["worth", *words_, *shlex.split(flags), "--out", "answer"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"fl-train: error: {key}: ") and error.count("\n") == 1
+    assert error.startswith(f"fl-train: error: {key}=") and error.count("\n") == 1
     assert not (tmp_path / "answer").exists()
 
 

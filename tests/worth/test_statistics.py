@@ -28,8 +28,7 @@ def made(n=60, cycles=3, classes=2, seed=0):
 
 
 def estimated(metric, alone, ours, samples):
-    parts = [worth.contributions(metric, one, samples) for one in (alone, ours)]
-    estimated = worth.estimate(metric, *parts, samples)
+    estimated = worth.estimate(metric, alone, ours, samples)
     assert estimated is not None
     return estimated
 
@@ -116,56 +115,90 @@ def test_metrics_are_scikit_learns(classes):
     """Balanced accuracy over a cycle; AUROC of one fold, where all scores are of one model."""
     alone, _, samples = made(cycles=1, classes=classes)
     whole = Samples(samples.labels, np.zeros((1, 60), int), samples.units)
-    parts = worth.contributions("balanced_accuracy", alone, samples)
     answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
-    assert worth.value("balanced_accuracy", parts) == pytest.approx(
+    assert worth.value("balanced_accuracy", alone, samples) == pytest.approx(
         balanced_accuracy_score(samples.labels, answers)
     )
     chances = softmax(alone.outputs[0], -1)  # type: ignore[index]
     truth = roc_auc_score(
         samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr"
     )
-    assert worth.value("auroc", worth.contributions("auroc", alone, whole)) == pytest.approx(truth)
+    assert worth.value("auroc", alone, whole) == pytest.approx(truth)
     assert worth.by_fold("auroc", alone, whole)[0, 0] == pytest.approx(truth)
 
 
-def test_auroc_has_delongs_variance():
-    """Two classes, one fold: the variances of placements, each over its class, and half a made-up
-    sample of each."""
+def fixed_models(rng, n, skills, cycles=1):
+    """The scores of two models that are the same in all folds, and differ by chance."""
+    labels = rng.permutation(np.arange(n) % 2)
+    shared = rng.normal(size=(n, 2))
+    both = []
+    for skill in skills:
+        outputs = skill * np.eye(2)[labels] + 0.8 * shared + 0.6 * rng.normal(size=(n, 2))
+        both.append(Scores(np.zeros((cycles, n)), np.repeat(outputs[None], cycles, 0)))
+    return *both, Samples(labels, folds_of(cycles, n, rng), np.arange(n))
+
+
+def test_auroc_counts_pairs_once():
+    """Two classes, one fold: DeLong's variances of placements, less what pairs owe to neither of
+    their two samples, and half a made-up sample of each class."""
     alone, ours, samples = made(cycles=1, n=80)
     whole = Samples(samples.labels, np.zeros((1, 80), int), samples.units)
     got = estimated("auroc", alone, ours, whole)
-    placed = []
+    ranked = []
     for one in (alone, ours):
         chance = softmax(one.outputs[0], -1)[:, 1]  # type: ignore[index]
-        below = np.sign(chance[whole.labels == 1][:, None] - chance[whole.labels == 0]) / 2 + 0.5
-        placed.append((below.mean(1), below.mean(0)))
-    expected = sum(
-        float((ours - alone).var(ddof=1)) / 40
-        + 0.5 * float(np.abs(ours - alone).max()) ** 2 / (40 * 39)
-        for alone, ours in zip(*placed, strict=True)
+        positive, negative = chance[whole.labels == 1], chance[whole.labels == 0]
+        ranked.append(np.sign(positive[:, None] - negative) / 2 + 0.5)
+    difference = ranked[1] - ranked[0]
+    delong = sum(difference.mean(axis).var(ddof=1) / 40 for axis in (0, 1))
+    pairs = difference.var() / 40**2
+    made_up = 2 * 0.5 * (2 / 40**2) ** 2 * 40 / 39
+    assert got.variance == pytest.approx(delong - pairs + made_up)
+
+
+def test_aurocs_pairs_are_of_persons():
+    """Every sample three times, as of one person: the interval stays about as wide."""
+    alone, ours, samples = made(cycles=2)
+    thrice = [Scores(*(np.repeat(x, 3, 1) for x in (s.right, s.outputs))) for s in (alone, ours)]
+    repeated = Samples(
+        *(np.repeat(x, 3, -1) for x in (samples.labels, samples.folds, samples.units))
     )
-    assert got.variance == pytest.approx(expected)
+    once, persons = estimated("auroc", alone, ours, samples), estimated("auroc", *thrice, repeated)
+    assert persons.gain == pytest.approx(once.gain)
+    apart = replace(repeated, units=np.arange(180))
+    assert persons.half > 1.05 * estimated("auroc", *thrice, apart).half
+    # two ranks of a made-up sample are less among three times as many
+    assert persons.half == pytest.approx(once.half, rel=0.06)
 
 
-def test_fixed_models_owe_nothing_to_luck_in_auroc():
-    """One cycle of models that are the same in all folds: V_x is near 0, and the interval about as
-    wide as it must be."""
-    rng, halves, gains, common = np.random.default_rng(0), [], [], []
-    for _ in range(150):
-        labels = rng.permutation(np.arange(200) % 2)
-        shared = rng.normal(size=(200, 2))
-        samples = Samples(labels, folds_of(1, 200, rng), np.arange(200))
-        both = [
-            skill * np.eye(2)[labels] + 0.8 * shared + 0.6 * rng.normal(size=(200, 2))
-            for skill in (1.0, 1.3)
-        ]
-        got = estimated("auroc", *(Scores(np.zeros((1, 200)), one[None]) for one in both), samples)
-        halves.append(got.half)
+@pytest.mark.parametrize("n", [60, 200])
+def test_fixed_models_owe_nothing_to_luck_in_auroc(n):
+    """One cycle of models that are the same in all folds: V_x is near 0, and the interval as wide
+    as it must be."""
+    rng, ends, gains, common = np.random.default_rng(0), [], [], []
+    truth = stats.norm.cdf(1.3) - stats.norm.cdf(1.0)
+    for _ in range(250):
+        got = estimated("auroc", *fixed_models(rng, n, (1.0, 1.3)))
+        ends.append(got.ends)
         gains.append(got.gain)
         common.append(got.common / got.variance)
+    low, high = np.transpose(ends)
     assert np.mean(common) < 0.1
-    assert 0.95 < np.median(halves) / (1.96 * np.std(gains)) < 1.35
+    assert 0.95 < np.median(high - low) / 2 / (1.96 * np.std(gains)) < 1.25
+    assert np.mean((low < truth) & (truth < high)) >= 0.95
+
+
+def test_models_that_rank_all_pairs_right_have_a_width():
+    """Perfect separation: the half-width is that of some four misplaced pairs, and more where one
+    model ranks a sample wrong; there it lies on that side."""
+    alone, ours, samples = fixed_models(np.random.default_rng(0), 60, (10.0, 10.0))
+    got = estimated("auroc", alone, ours, samples)
+    assert got.gain == 0 and got.ends == (-got.half, got.half)
+    assert 3 < got.half * 60 * 60 / 4 / 5 < 5
+    alone.outputs[0, np.flatnonzero(samples.labels == 0)[0]] = [0.0, 30.0]  # type: ignore[index]
+    worse = estimated("auroc", alone, ours, samples)
+    low, high = worse.ends
+    assert worse.gain - low == pytest.approx(worse.half) and high - worse.gain > worse.half
 
 
 def test_mae_is_better_where_it_is_less():
@@ -174,9 +207,7 @@ def test_mae_is_better_where_it_is_less():
     errors = np.abs(np.random.default_rng(1).normal(0, 1, (3, 60)))
     got = estimated("mae", Scores(errors), Scores(errors / 2), samples)
     assert got.gain == pytest.approx(errors.mean() / 2)
-    assert worth.value("mae", worth.contributions("mae", Scores(errors), samples)) == pytest.approx(
-        errors.mean()
-    )
+    assert worth.value("mae", Scores(errors), samples) == pytest.approx(errors.mean())
 
 
 def test_models_that_agree_have_a_width():
@@ -273,3 +304,16 @@ def test_cycles_cannot_narrow_by_more_than_their_number():
     )
     assert one.half_after(8) == pytest.approx(one.half / math.sqrt(2))
     assert one.half_after(4) == one.half
+
+
+def test_heavy_tails_are_seen_in_silos_of_all_sizes():
+    """Errors with two degrees of freedom, as far as their largest one shows; normal ones are not
+    taken for such."""
+    rng = np.random.default_rng(0)
+    for n, least in ((60, 0.4), (600, 0.6), (3000, 0.8)):
+        one = Samples(np.zeros(n, int), np.zeros((1, n), int), np.arange(n))
+        shares = []
+        for draw in (lambda n: rng.standard_t(2, n), rng.standard_normal):
+            errors = np.abs([draw(n) for _ in range(100)])
+            shares.append(np.mean([worth.heavy(row[None], row[None], one) for row in errors]))
+        assert shares[0] > least and shares[1] < 0.1

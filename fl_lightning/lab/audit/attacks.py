@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -64,30 +64,34 @@ class Finding(NamedTuple):
     """Rounds whose models were looked at."""
 
 
-def finding(
-    named: tuple[str, str, str, str],
-    value: float,
-    drawn: Sequence[float],
-    chance: float,
-    samples: int,
-    runs: int = 1,
-    rounds: int = 1,
-) -> Finding:
-    """A finding; its interval holds 95 % of the `drawn` values. `named`: method, viewer, attack and
-    measure."""
-    low = high = math.nan
-    defined = [number for number in drawn if not math.isnan(number)]
-    if defined:
-        low, high = np.percentile(defined, [2.5, 97.5]).tolist()
+def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> Finding:
+    """A finding without a value, for `found`."""
     return Finding(
-        *named,
-        value,
-        low,
-        high,
+        method,
+        viewer,
+        attack,
+        "",
+        math.nan,
+        math.nan,
+        math.nan,
         chance,
         samples,
-        runs,
-        rounds,
+    )
+
+
+def found(
+    like: Finding, measure: str, value: float, drawn: Sequence[float] = (), **fields: Any
+) -> Finding:
+    """A finding `like` another, with a value of its own; its interval holds 95 % of the `drawn`
+    values. `fields`: others that differ."""
+    defined = [number for number in drawn if not math.isnan(number)]
+    low, high = np.percentile(defined, [2.5, 97.5]).tolist() if defined else (math.nan, math.nan)
+    return like._replace(
+        measure=measure,
+        value=value,
+        low=low,
+        high=high,
+        **fields,
     )
 
 
@@ -132,55 +136,18 @@ def membership(
     rng = np.random.default_rng(0)
     size = len(member)
     draws = [rng.integers(0, size, size) for _ in range(DRAWS)]
-
-    def row(
-        measure: str,
-        value: float,
-        drawn: Sequence[float],
-        chance: float,
-        n: int,
-    ) -> Finding:
-        named = (method, view, attack, measure)
-        return finding(
-            named,
-            value,
-            drawn,
-            chance,
-            n,
-            runs,
-            rounds,
-        )
-
+    like = nothing_yet(method, view, attack, 0.5, size)._replace(runs=runs, rounds=rounds)
     drawn = [auc(member[draw], score[draw]) for draw in draws]
     shuffled = [auc(mixed, score_of_mixed) for _, mixed, score_of_mixed in controls]
     rows = [
-        row(
-            "AUC",
-            auc(member, score),
-            drawn,
-            0.5,
-            size,
-        ),
-        row(
-            CONTROL,
-            float(np.mean(shuffled)),
-            shuffled,
-            0.5,
-            size,
-        ),
+        found(like, "AUC", auc(member, score), drawn),
+        found(like, CONTROL, float(np.mean(shuffled)), shuffled),
     ]
     for words, level in LEVELS.items():
         drawn = [_true_positives(member[draw], score[draw], level) for draw in draws]
-        rows.append(
-            row(
-                words,
-                _true_positives(member, score, level),
-                drawn,
-                level,
-                size,
-            )
-        )
-    return rows + _by_client(scored, row)
+        value = _true_positives(member, score, level)
+        rows.append(found(like, words, value, drawn, chance=level))
+    return rows + _by_client(scored, like)
 
 
 def shuffle(client: Array, member: Array, rng: np.random.Generator) -> Array:
@@ -200,7 +167,7 @@ def _true_positives(member: Array, score: Array, level: float) -> float:
     return float((score[member] > threshold).mean())
 
 
-def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
+def _by_client(scored: Labelled, like: Finding) -> list[Finding]:
     """The worst client, and small against large ones."""
     client, member, score = scored
     values, sizes = [], []
@@ -212,36 +179,24 @@ def _by_client(scored: Labelled, row: Callable[..., Finding]) -> list[Finding]:
             sizes.append(members)
     if not values:
         return []
-
-    def mean(words: str, those: list[float]) -> list[Finding]:
-        return (
-            [
-                row(
-                    words,
-                    float(np.mean(those)),
-                    (),
-                    0.5,
-                    len(those),
-                )
-            ]
-            if those
-            else []
-        )
-
-    middle = np.median(sizes)
-    pairs = list(zip(values, sizes, strict=True))
-    return [
-        *mean("AUC, mean over clients", values),
-        row(
-            "AUC, worst client",
-            max(values),
-            (),
-            0.5,
-            len(values),
-        ),
-        *mean("AUC, clients with fewer samples", [v for v, size in pairs if size <= middle]),
-        *mean("AUC, clients with more samples", [v for v, size in pairs if size > middle]),
+    every, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
+    mean, worst = float(np.mean(every)), max(values)
+    rows = [
+        found(like, "AUC, mean over clients", mean, samples=len(every)),
+        found(like, "AUC, worst client", worst, samples=len(every)),
     ]
+    for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
+        if len(some):
+            measure = f"AUC, clients with {words} samples"
+            rows.append(
+                found(
+                    like,
+                    measure,
+                    float(np.mean(some)),
+                    samples=len(some),
+                )
+            )
+    return rows
 
 
 def thresholds(run: Observed) -> list[Finding]:
@@ -276,7 +231,13 @@ def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
     if all(run.rounds == rounds for run in runs):
         for way in runs[0].samples.over_rounds:
             by_run = [run.samples.over_rounds[way] for run in runs]
-            evidence.append(Evidence(f", {way} over rounds", len(rounds), by_run))
+            evidence.append(
+                Evidence(
+                    f", {way} over rounds",
+                    len(rounds),
+                    by_run,
+                )
+            )
     return evidence
 
 
@@ -288,7 +249,11 @@ def lira(runs: Sequence[Observed]) -> list[Finding]:
             scores = [confidence[view] for confidence in by_run]
             if any(np.isnan(score).any() for score in scores):
                 continue
-            scored = lira_ratios(runs, scores, [run.samples.member for run in runs])
+            scored = lira_ratios(
+                runs,
+                scores,
+                [run.samples.member for run in runs],
+            )
             if len(np.unique(scored[1])) == 2:
                 controls = by_chance(runs, scores)
                 attack = f"LiRA{suffix}"
@@ -438,14 +403,13 @@ def _related(
     rows = []
     for viewer, value, draws in viewers:
         permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
-        named = (run.method, viewer, question, f"{measure}, {where}")
+        like = nothing_yet(run.method, viewer, question, chance, len(R))
         rows.append(
-            finding(
-                named,
+            found(
+                like,
+                f"{measure}, {where}",
                 value(truth),
                 permuted,
-                chance,
-                len(R),
             )
         )
     return rows
@@ -478,14 +442,13 @@ def label_mixes(run: Observed) -> list[Finding]:
 
     rng = np.random.default_rng(0)
     permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
-    attack, measure = "label mix from the classifier's bias", "rank correlation by class"
-    named = (run.method, "server: upload", attack, measure)
+    attack = "label mix from the classifier's bias"
+    like = nothing_yet(run.method, "server: upload", attack, 0.0, count)
     return [
-        finding(
-            named,
+        found(
+            like,
+            "rank correlation by class",
             value(np.arange(count)),
             permuted,
-            0.0,
-            count,
         )
     ]

@@ -55,7 +55,12 @@ def audit(folder: Path, out: Path) -> Audit:
         RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
     """
     check("audit", str(folder), folder.is_dir(), "there is no such folder")
-    check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    check(
+        "out",
+        str(out),
+        not out.exists() or out.is_dir(),
+        "it is no folder",
+    )
     require("report", "audit", str(folder))
     listed = _runs(folder)
     from fl_lightning.lab.audit import page
@@ -79,17 +84,12 @@ def audit(folder: Path, out: Path) -> Audit:
         f"No whole model is kept or sent for {view}: {', '.join(labels)}."
         for view, labels in labels_without.items()
     ]
-    texts = (
-        page.as_json(rows, claims),
-        page.as_csv(rows),
-        page.as_html(
-            rows,
-            folder.name,
-            claims,
-            notes,
-        ),
-    )
-    for name, text in zip(FILES, texts, strict=True):
+    texts = {
+        "audit.json": page.as_json(rows, claims),
+        "audit.csv": page.as_csv(rows),
+        "audit.html": page.as_html(rows, folder.name, claims, notes),
+    }
+    for name, text in texts.items():
         write_whole(out / name, text)
     audited = Audit(rows, claims, out / FILES[-1])
     if broken := [label for label, claim in claims.items() if claim.broken]:
@@ -159,7 +159,12 @@ def _check_out(out: Path, marker: str) -> None:
     requirement = "it exists and is no audit, and is not written over: give another --out"
     for name in FILES[:-1]:
         table = out / name
-        check("out", str(table), has_page or not table.exists(), requirement)
+        check(
+            "out",
+            str(table),
+            has_page or not table.exists(),
+            requirement,
+        )
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:
@@ -168,7 +173,12 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
     study = StudyFolder(folder)
     if not study:
         is_finished = (folder / "summary.json").is_file()
-        check("audit", str(folder), is_finished, "it is neither a study nor a finished run")
+        check(
+            "audit",
+            str(folder),
+            is_finished,
+            "it is neither a study nor a finished run",
+        )
         return {folder.name: [folder]}
     listed: dict[str, list[Path]] = defaultdict(list)
     for cell in study.cells():
@@ -176,5 +186,10 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
         if study.finished(cell["folder"]):
             name = f"{cell['label']} ({setting})" if setting else cell["label"]
             listed[name].append(folder / cell["folder"])
-    check("audit", str(folder), bool(listed), "no run of this study has ended")
+    check(
+        "audit",
+        str(folder),
+        bool(listed),
+        "no run of this study has ended",
+    )
     return listed

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import xxhash
 from lightning.fabric import Fabric
+from pandas import DataFrame, concat
 from torch import Tensor
 
 from fl_lightning.callbacks.attack import Attack
@@ -94,20 +95,25 @@ def observed(config: Config, folder: Path) -> Observed:
         BadInput: it has no checkpoint, or its data no classes.
     """
     requirement = "it has no checkpoint: audit runs with callbacks.checkpoint, which keeps models"
-    check("audit", str(folder), has_checkpoint(folder / "checkpoints"), requirement)
+    check(
+        "audit",
+        str(folder),
+        has_checkpoint(folder / "checkpoints"),
+        requirement,
+    )
     task = config.data.task
-    check("audit", task, task == "classification", "an audit is of runs with classes")
+    check(
+        "audit",
+        task,
+        task == "classification",
+        "an audit is of runs with classes",
+    )
     return launch(alone(config), _observe_on_rank, folder)["observed"]
 
 
 def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     """Do the work of `observed` on a rank."""
-    fed = ended(
-        fabric,
-        config,
-        folder,
-        _transforms(config),
-    )
+    fed = ended(fabric, config, folder, _transforms(config))
     flipped = _flip_labels(fed)
     if flipped:
         clients = ", ".join(map(str, flipped))
@@ -115,12 +121,7 @@ def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, 
         log.say(f"audit: samples of clients {clients} are left out: {trained}")
     files, checkpoints = RunFolder(folder), folder / "checkpoints"
     relation = _relation(files, fed.run.clients)
-    by_round = _earlier(
-        fed,
-        config,
-        checkpoints,
-        flipped,
-    )
+    by_round = _earlier(fed, config, checkpoints, flipped)
     last = restore(fed.run, checkpoints, "last")
     samples = _samples(fed, flipped)
     by_round = {t: views for t, views in by_round.items() if t < last}
@@ -193,7 +194,7 @@ def _samples(fed: Federation, flipped: list[int]) -> Samples:
     """Samples of all clients but the `flipped` ones, with confidences under the models as they are
     now."""
     run = fed.run
-    rows: list[Samples] = []
+    rows = []
     for client in range(run.clients):
         data = run.data.client(client, run.device, run.dtype)
         size = run.config.evaluation.batch_size
@@ -202,30 +203,19 @@ def _samples(fed: Federation, flipped: list[int]) -> Samples:
         raw = [x.contiguous().cpu().numpy() for part in run.data.raw(client) for x in part]
         digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
         batches = [*trained, *tested]
+        columns = {
+            "client": client,
+            "digest": np.array(digests, dtype=np.uint64),
+            "member": np.repeat([True, False], counts),
+        }
         rows.append(
-            Samples(
-                np.full(len(digests), client),
-                np.array(digests, dtype=np.uint64),
-                np.repeat([True, False], counts),
-                {
-                    view: _confidence(
-                        fed,
-                        view,
-                        client,
-                        batches,
-                    )
-                    for view in VIEWS
-                },
-            )
+            DataFrame(columns | {view: _confidence(fed, view, client, batches) for view in VIEWS})
         )
-    clients = np.concatenate([row.client for row in rows])
-    is_honest = ~np.isin(clients, flipped)
-    return Samples(
-        clients[is_honest],
-        np.concatenate([row.digest for row in rows])[is_honest],
-        np.concatenate([row.member for row in rows])[is_honest],
-        {view: np.concatenate([row.confidence[view] for row in rows])[is_honest] for view in VIEWS},
-    )
+    table = concat(rows)
+    honest = table[~table.client.isin(flipped)]
+    values = {name: honest[name].to_numpy() for name in honest}
+    confidence = {view: values.pop(view) for view in VIEWS}
+    return Samples(**values, confidence=confidence)
 
 
 def _confidence(
@@ -303,7 +293,11 @@ def _heads(fed: Federation) -> Array | None:
         group, upload = run.group_of(client), _upload(fed, client)
         biases = [
             block
-            for block, is_sent in zip(group.layout.blocks, group.up_mask, strict=True)
+            for block, is_sent in zip(
+                group.layout.blocks,
+                group.up_mask,
+                strict=True,
+            )
             if is_sent and block.head and block.shape == (run.data.num_classes,)
         ]
         if not biases or upload is None:

@@ -87,7 +87,11 @@ def _places(table: DataFrame) -> DataFrame:
     """Where values lie on a row's bar, in percent from the left: from 0 to 1, of correlations from
     -1 to 1."""
     least = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
-    numbers = table[["value", "low", "high", "chance"]].clip(least, 1.0, axis=0)
+    numbers = table[["value", "low", "high", "chance"]].clip(
+        least,
+        1.0,
+        axis=0,
+    )
     places = numbers.sub(least, axis=0).div(1 - least, axis=0) * 100
     places["width"] = (places.high - places.low).clip(lower=0.5)
     return places.round(1).add_suffix("_at")
@@ -95,4 +99,14 @@ def _places(table: DataFrame) -> DataFrame:
 
 def _table(rows: Sequence[Finding]) -> DataFrame:
     table = DataFrame(rows, columns=list(Finding._fields))
-    return table.astype(dict.fromkeys(["value", "low", "high", "chance"], float))
+    return table.astype(
+        dict.fromkeys(
+            [
+                "value",
+                "low",
+                "high",
+                "chance",
+            ],
+            float,
+        )
+    )

@@ -84,11 +84,22 @@ def _part(
     """The samples of all clients, `counts[i]` of client i, and the indices of each client's."""
     total, shape = sum(counts), sizes.sample_shape
     if sizes.text is None:
-        raw = torch.randint(256, (total, *shape), generator=generator, dtype=torch.uint8)
+        raw = torch.randint(
+            256,
+            (total, *shape),
+            generator=generator,
+            dtype=torch.uint8,
+        )
     else:
         raw = inputs(total, shape, sizes.text, generator)
     is_regression = sizes.task == "regression"
-    labels = targets(total, shape, sizes.classes, sizes.text, floats=is_regression)
+    labels = targets(
+        total,
+        shape,
+        sizes.classes,
+        sizes.text,
+        floats=is_regression,
+    )
     by_channel = torch.ones(shape[0], *[1] * (len(shape) - 1))
     order = np.random.default_rng(0).permutation(total)
     # Mean and deviation of pixels from 0 to 255.

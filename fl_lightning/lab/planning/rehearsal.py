@@ -66,12 +66,30 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
             requirement = "a rehearsal needs the data, which are not here: put them there"
             raise BadInput("data.root", config.data.root, requirement)
     with _one_run_alone(rehearsal):
-        _, first = _run(rehearsal, data, accelerator, most_batches=1, rounds=1)
+        _, first = _run(
+            rehearsal,
+            data,
+            accelerator,
+            most_batches=1,
+            rounds=1,
+        )
         seconds = first.metrics["seconds_client"]
         batches = max(data.train_sizes) // config.federation.batch_size + 1
         most_batches = min(batches, max(1, int(BUDGET / max(seconds, 1e-3))))
-        fed, record = _run(rehearsal, data, accelerator, most_batches, rounds=2)
-    return _scaled(config, fed, record, most_batches, samples if data.made_up else 0)
+        fed, record = _run(
+            rehearsal,
+            data,
+            accelerator,
+            most_batches,
+            rounds=2,
+        )
+    return _scaled(
+        config,
+        fed,
+        record,
+        most_batches,
+        samples if data.made_up else 0,
+    )
 
 
 def _bare(config: Config) -> Config:
@@ -128,7 +146,14 @@ def _run(
     fabric.launch()
     with tempfile.TemporaryDirectory() as folder:
         callbacks = [instantiate(f"callbacks.{k}", c) for k, c in config.callbacks.items()]
-        fed = assemble(fabric, config, Path(folder), callbacks, data, most_batches)
+        fed = assemble(
+            fabric,
+            config,
+            Path(folder),
+            callbacks,
+            data,
+            most_batches,
+        )
         fed.prepare()
         for t in range(1, min(rounds, config.federation.rounds) + 1):
             record = fed.round(t, _chosen(fed))
@@ -239,7 +264,12 @@ def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for component in config.callbacks.values():
         if getattr(component.load(), "accounts", False):
-            report |= component.build().planned(config, run.method, sends, run.data.train_sizes)
+            report |= component.build().planned(
+                config,
+                run.method,
+                sends,
+                run.data.train_sizes,
+            )
     return report
 
 

@@ -45,7 +45,13 @@ def check_start(config: Config, data: FederatedData | None) -> None:
     fabric = one_process(config.fabric.precision)
     fabric.launch()
     with tempfile.TemporaryDirectory() as folder:
-        fed = assemble(fabric, config, Path(folder), in_order(callbacks.values()), data)
+        fed = assemble(
+            fabric,
+            config,
+            Path(folder),
+            in_order(callbacks.values()),
+            data,
+        )
         ours = [callbacks[name] for name, c in config.callbacks.items() if _is_ours(c)]
         fed.check(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
 
@@ -54,7 +60,12 @@ def data_here(config: Config) -> FederatedData | None:
     """The data of `config`; None where they are absent: nothing is downloaded for a check."""
     here = replace(config.data, download=False)
     try:
-        return prepare(here, config.federation.clients, config.seed, config.smoke)
+        return prepare(
+            here,
+            config.federation.clients,
+            config.seed,
+            config.smoke,
+        )
     except Absent:
         return None
 

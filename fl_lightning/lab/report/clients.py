@@ -25,9 +25,8 @@ class Split:
 
     runs: list[int]
     """Numbers of these runs."""
-    classes: list[str]
-    clients: list[str]
-    counts: list[list[int]]
+    counts: DataFrame
+    """A row for each client, a column for each class."""
 
 
 def splits(runs: Runs) -> list[Split]:
@@ -35,22 +34,11 @@ def splits(runs: Runs) -> list[Split]:
     different: dict[str, Split] = {}
     for number, run in enumerate(runs):
         rows = run.rows("split")
-        columns = dict.fromkeys(name for row in rows for name in row if name.startswith("class_"))
-        if columns:
-            shown = rows[:MOST_CLIENTS]
-            classes = [name.removeprefix("class_") for name in columns]
-            names = [run.called(int(row["client"])) for row in shown]
-            counts = [[int(row.get(name, 0)) for row in shown] for name in columns]
-            split = different.setdefault(
-                repr(rows),
-                Split(
-                    [],
-                    classes,
-                    names,
-                    counts,
-                ),
-            )
-            split.runs.append(number)
+        counts = DataFrame(rows[:MOST_CLIENTS]).filter(like="class_").fillna(0).astype(int)
+        if counts.size:
+            counts.columns = counts.columns.str.removeprefix("class_")
+            counts.index = [run.called(int(row["client"])) for row in rows[:MOST_CLIENTS]]
+            different.setdefault(repr(rows), Split([], counts)).runs.append(number)
     return list(different.values())
 
 
@@ -91,8 +79,7 @@ def unlike_words(run: RunResult) -> str:
 def split_table(split: Split) -> DataFrame:
     """Training samples, a row for each client and a column for each class; an empty cell stands for
     none."""
-    counts = DataFrame(split.counts, columns=split.clients).T
-    counts.columns = [f"class {name}" for name in split.classes]
+    counts = split.counts.add_prefix("class ")
     rows = MOST_CELLS // (1 + counts.shape[1])
     return counts.astype(str).replace("0", "")[:rows].rename_axis("client")
 
@@ -122,16 +109,17 @@ def table(runs: Runs) -> DataFrame:
     clients = sorted(split.keys() | {client for of_run in scores for client in of_run})
     shown, rows = runs[0].metric.shown, []
     for client in clients[:MOST_CLIENTS]:
-        sizes = []
+        cells = {"client": " / ".join(dict.fromkeys(run.called(client) for run in runs))}
         if row := split.get(client):
-            numbers = [f"{row[name]:.0f}" for name in ("train_samples", "test_samples")]
-            sizes = [*numbers, str(_classes(row))]
-        name = " / ".join(dict.fromkeys(run.called(client) for run in runs))
-        cells = [shown(of_run[client]) if client in of_run else NONE for of_run in scores]
-        rows.append([name, *sizes, *cells])
-    columns = ["training samples", "test samples", "classes"] if split else []
-    names = ["client", *columns, *(run.name for run in runs)]
-    return DataFrame(rows, columns=names).set_index("client")
+            cells["training samples"] = f"{row['train_samples']:.0f}"
+            cells["test samples"] = f"{row['test_samples']:.0f}"
+            cells["classes"] = str(_classes(row))
+        for run, of_run in zip(runs, scores, strict=True):
+            cells[run.name] = shown(of_run[client]) if client in of_run else NONE
+        rows.append(cells)
+    names = ["training samples", "test samples", "classes"] if split else []
+    columns = ["client", *names, *(run.name for run in runs)]
+    return DataFrame(rows, columns=columns).set_index("client")
 
 
 def _classes(row: Mapping[str, Any]) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pandas import DataFrame, Series, concat
 
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.lab.report import clients, newcomers
@@ -53,15 +54,20 @@ def drawn_columns(metric: Metric) -> dict[str, str]:
 
 def draw(runs: Runs) -> Figures:
     """The charts of the page by the names of their places and files."""
-    drawn = score_curves(runs) | losses(runs) | fairness(runs) | ledger(runs) | costs(runs)
-    drawn |= newcomer_curve(runs)
+    drawn: Figures = {}
+    for charts in (score_curves, losses, fairness, sizes, kinds, costs, newcomer_curve):
+        drawn |= charts(runs)
     for number, split in enumerate(clients.splits(runs)):
         drawn[f"split-{number}"] = _split(split)
     for number, run in enumerate(runs):
         drawn |= certainty(run, number)
         if run.ledger and not words_if_constant(run.ledger.share):
             ways = (("down", "received"), ("up", "sent"))
-            for share, (way, verb) in zip(run.ledger.share, ways, strict=True):
+            for share, (way, verb) in zip(
+                run.ledger.share,
+                ways,
+                strict=True,
+            ):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
                 figure = heat(
                     share,
@@ -94,47 +100,17 @@ def relations(runs: Runs) -> Figures:
             names,
         )
         names = ("source client", "layer", words)
-        for receiver, rows in zip(view.receivers[:RECEIVERS], view.rows, strict=False):
-            figure = heat(
-                rows,
-                view.layers,
-                sources,
-                names,
-            )
-            drawn[f"relation-{number}-client-{receiver:03d}"] = figure
+        for receiver, rows in zip(
+            view.receivers[:RECEIVERS],
+            view.rows,
+            strict=False,
+        ):
+            name = f"relation-{number}-client-{receiver:03d}"
+            drawn[name] = heat(rows, view.layers, sources, names)
     return drawn
 
 
 # ---------------------------------------------------------------- by round
-
-
-def band_groups(runs: Runs, columns: Sequence[str]) -> list[list[int]]:
-    """Numbers of runs that differ in their seed alone, by group, each of two or more that a band is
-    made of.
-
-    A run is left out of its group if it has values in `columns` of metrics.csv in at most half as
-    many rounds as the furthest run: the band would end where it ends.
-    """
-    groups = []
-    for members in seed_groups(runs):
-        scored_rounds = {}
-        for number in members:
-            rows = runs[number].rows("metrics")
-            scored_rounds[number] = sum(any(column in row for column in columns) for row in rows)
-        furthest = max(scored_rounds.values())
-        groups.append([number for number in members if 2 * scored_rounds[number] > furthest])
-    return [members for members in groups if len(members) > 1]
-
-
-def cut_bands(runs: Runs) -> list[tuple[RunResult, RunResult]]:
-    """Of each band that ends before its furthest run: the first run, and the run that ends it."""
-    cut = []
-    for members in band_groups(runs, tuple(drawn_columns(runs[0].metric))):
-        done = [len(runs[number].rows("metrics")) for number in members]
-        least = min(done)
-        if least < max(done):
-            cut.append((runs[members[0]], runs[members[done.index(least)]]))
-    return cut
 
 
 def score_curves(runs: Runs) -> Figures:
@@ -144,34 +120,18 @@ def score_curves(runs: Runs) -> Figures:
     words = drawn_columns(metric)
     columns = [name for name in words if any(run.has(name) for run in runs)]
     drawn = {}
+    title = f"{metric.words} ({words.get(compared)})"
     for axis in AXES if compared in columns else ():
         figure, [axes] = panels([""], 3.9)
-        _curves(
-            axes,
-            runs,
-            {compared: ("-", "")},
-            axis,
-        )
-        if axes.lines or axes.containers:
-            title = f"{metric.words} ({words[compared]})"
-            finish(
-                axes,
-                _axis_words(runs, axis),
-                title,
-                metric.rises,
-            )
+        if _curves(axes, runs, {compared: ("-", "")}, axis):
+            finish(axes, _axis_words(runs, axis), title, metric.rises)
             drawn["accuracy" if axis == "round" else f"accuracy-{axis}"] = figure
     others = [name for name in columns if name != compared]
     if others:
         figure, every = panels([words[name] for name in others])
         for axes, name in zip(every, others, strict=True):
             _curves(axes, runs, {name: ("-", "")})
-            finish(
-                axes,
-                "round",
-                metric.words,
-                metric.rises,
-            )
+            finish(axes, "round", metric.words, metric.rises)
         drawn["accuracy-kinds"] = figure
     return drawn
 
@@ -188,62 +148,73 @@ def unmeasured(runs: Runs) -> list[str]:
 
 def losses(runs: Runs) -> Figures:
     """Losses of local training by round, the proximal term alone where there is one."""
-    columns = {
-        "train_loss": ("-", " · loss"),
-        "coaching_loss": (":", " · proximal term alone"),
-    }
-    figure, [axes] = panels([""])
-    _curves(
-        axes,
+    columns = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
+    return _from_zero("losses", runs, columns, "mean over the clients", least=0.0)
+
+
+def sizes(runs: Runs) -> Figures:
+    """Bytes by round."""
+    columns = {"upload_bytes": ("-", " · up"), "download_bytes": (":", " · down")}
+    name, size = unit([value for run in runs for column in columns for value in run.column(column)])
+    return _from_zero(
+        "ledger-bytes",
         runs,
         columns,
-        least=0.0,
+        f"{name} in the round",
+        size=size,
     )
-    finish(axes, "round", "mean over the clients")
+
+
+def _from_zero(
+    name: str, runs: Runs, columns: Mapping[str, tuple[str, str]], title: str, **keys: Any
+) -> Figures:
+    """A chart by round whose axis begins at 0; none without values. `keys`: of `_curves`."""
+    figure, [axes] = panels([""])
+    if not _curves(axes, runs, columns, **keys):
+        return {}
+    finish(axes, "round", title)
     axes.set_ylim(bottom=0)
-    return {"losses": figure} if axes.lines or axes.containers else {}
+    return {name: figure}
 
 
 def _curves(
     axes: Any,
     runs: Runs,
-    columns: dict[str, tuple[str, str]],
+    columns: Mapping[str, tuple[str, str]],
     axis: str = "round",
+    size: int = 1,
     least: float = -math.inf,
-) -> None:
-    """Lines of columns of metrics.csv over an axis; by round runs that differ in their seed alone
-    are one line with a band.
+) -> bool:
+    """Draws lines of columns of metrics.csv over an axis; by round runs that differ in their seed
+    alone are one line with a band, over those that have got so far. Returns whether there is any.
 
     Args:
         columns: the dashes of each, and how the names of its lines end.
+        size: what values are divided by.
         least: columns without a value above it are left out.
     """
-    groups = band_groups(runs, tuple(columns)) if axis == "round" else []
-    banded = {number for members in groups for number in members}
-    groups += [[number] for number in range(len(runs)) if number not in banded]
+    bands = seed_groups(runs) if axis == "round" else []
+    single = set(range(len(runs))).difference(*bands)
     colour = colours(runs)
-    for members in sorted(groups):
-        run = runs[members[0]]
-        places, label = run.axis(axis), run.name
+    scale = MIB / _unit_of(runs)[1] if axis == "mib" else 1
+    for members in sorted([*bands, *([number] for number in single)]):
+        label = runs[members[0]].name
         if others := len(members) - 1:
             label += f" and {others} more seed{'s' * (others > 1)}"
+        places: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
         for column, (dashes, ending) in columns.items():
-            values = [runs[number].column(column) for number in members]
-            done = min(map(len, values))
-            table = np.array([of_run[:done] for of_run in values])
-            if places and (table > least).any():
-                scale = MIB / _unit_of(runs)[1] if axis == "mib" else 1
-                look = {
-                    "color": colour[members[0]],
-                    "linestyle": dashes,
-                }
+            rows = [Series(runs[number].column(column), dtype=float) for number in members]
+            table = concat(rows, axis=1).T / size
+            if places and (table > least).any(axis=None):
+                look = {"color": colour[members[0]], "linestyle": dashes}
                 curve(
                     axes,
-                    np.array(places[:done]) * scale,
+                    np.array(places) * scale,
                     table,
                     label + ending,
                     look,
                 )
+    return bool(axes.lines or axes.containers)
 
 
 def _axis_words(runs: Runs, axis: str) -> str:
@@ -273,22 +244,18 @@ def fairness(runs: Runs) -> Figures:
         scores = sorted(defined, key=metric.merit)
         if scores:
             places = (np.arange(len(scores)) + 0.5) / len(scores)
+            label = legend_label(run.name)
             axes.plot(
                 places,
                 scores,
                 "o-",
                 color=colour,
                 markersize=4,
-                label=legend_label(run.name),
+                label=label,
             )
     words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
-    finish(
-        axes,
-        "clients, from worst to best",
-        words,
-        metric.rises,
-    )
+    finish(axes, "clients, from worst to best", words, metric.rises)
     return {"fairness-order": figure} if axes.lines else {}
 
 
@@ -306,8 +273,7 @@ def newcomer_curve(runs: Runs) -> Figures:
     ):
         if scores:
             x = [counts.index(count) for count in scores]
-            means = [np.mean(values) for values in scores.values()]
-            spread = [np.std(values) for values in scores.values()]
+            means, spread = zip(*((np.mean(v), np.std(v)) for v in scores.values()), strict=True)
             look: dict[str, Any] = {
                 "color": colour,
                 "marker": "o",
@@ -323,12 +289,7 @@ def newcomer_curve(runs: Runs) -> Figures:
     axes.set_xticks(range(len(counts)), map(str, counts))
     # of a regression: in all
     samples = "labelled samples" + (" of each class" if metric.rises else "")
-    finish(
-        axes,
-        samples,
-        f"{metric.words}, mean and spread",
-        metric.rises,
-    )
+    finish(axes, samples, f"{metric.words}, mean and spread", metric.rises)
     return {"newcomers-curve": figure} if counts else {}
 
 
@@ -353,10 +314,7 @@ def certainty(run: RunResult, number: int) -> Figures:
     figure, every = panels(titles, 3.9)
     by_client = itertools.islice(table.groupby("client"), len(COLOURS))
     for colour, (client, rows) in zip(COLOURS, by_client, strict=False):
-        look: dict[str, Any] = {
-            "color": colour,
-            "linewidth": 1.2,
-        }
+        look: dict[str, Any] = {"color": colour, "linewidth": 1.2}
         name = legend_label(run.called(client))
         if is_binary and rows.true.nunique() == 2:
             false_rate, true_rate, _ = roc_curve(rows.true, rows.certain)
@@ -373,14 +331,11 @@ def certainty(run: RunResult, number: int) -> Figures:
             n_bins=BINS,
             strategy="quantile",
         )
-        every[-1].plot(
-            mean,
-            share,
-            marker=".",
-            label=name,
-            **look,
-        )
-    for axes in every:
+        every[-1].plot(mean, share, marker=".", label=name, **look)
+    whose = classes[1] if is_binary else "the predicted class"
+    words = [("false alarms", f"cases found ({whose})")] if is_binary else []
+    words.append((f"probability of {whose}", "how often it is true"))
+    for axes, names in zip(every, words, strict=True):
         axes.plot(
             [0, 1],
             [0, 1],
@@ -388,114 +343,47 @@ def certainty(run: RunResult, number: int) -> Figures:
             linewidth=0.8,
             linestyle=":",
         )
-    whose = "the predicted class"
-    if is_binary:
-        whose = classes[1]
-        finish(
-            every[0],
-            "false alarms",
-            f"cases found ({whose})",
-            True,
-        )
-    finish(
-        every[-1],
-        f"probability of {whose}",
-        "how often it is true",
-        True,
-    )
+        finish(axes, *names, percent=True)
     return {f"certainty-{number}": figure}
 
 
 def _split(split: clients.Split) -> Figure:
     """A dot for each client and class, its area in proportion to the samples."""
-    counts = np.array(split.counts)
+    counts = split.counts.to_numpy().T
     rows, columns = np.nonzero(counts)
     figure, [axes] = panels([""])
-    axes.scatter(
-        columns,
-        rows,
-        s=counts[rows, columns] / counts.max() * 90,
-        color="#440154",
-    )
-    name_places(
-        axes,
-        split.clients,
-        split.classes,
-        "client",
-        "class",
-    )
+    area = counts[rows, columns] / counts.max() * 90
+    axes.scatter(columns, rows, s=area, color="#440154")
+    name_places(axes, split.counts.index, split.counts.columns, "client", "class")
     return figure
 
 
 # ---------------------------------------------------------------- bytes and costs
 
 
-def ledger(runs: Runs) -> Figures:
-    """Bytes and layers by round, and what the bytes were."""
-    return _ledger_by_round(runs) | _ledger_kinds(runs)
-
-
-def _ledger_by_round(runs: Runs) -> Figures:
-    columns = {
-        "upload_bytes": ("-", " · up"),
-        "download_bytes": (":", " · down"),
-    }
-    sizes = [value for run in runs for column in columns for value in run.column(column)]
-    name, size = unit(sizes)
-    by_bytes, [sent] = panels([""])
-    by_layers, [travelled] = panels([""])
-    for run, colour in zip(runs, colours(runs), strict=True):
-        for way, (column, (dashes, ending)) in enumerate(columns.items()):
-            label, look = (
-                run.name + ending,
-                {
-                    "color": colour,
-                    "linestyle": dashes,
-                },
-            )
-            if run.has(column):
-                values = np.array([run.column(column)]) / size
-                curve(
-                    sent,
-                    run.column("round"),
-                    values,
-                    label,
-                    look,
-                )
-            if run.ledger:
-                layers = run.ledger.share[1 - way].sum(axis=0)[None]
-                curve(
-                    travelled,
-                    run.ledger.rounds,
-                    layers,
-                    label,
-                    look,
-                )
-    charts = {"ledger-bytes": (by_bytes, sent, f"{name} in the round")}
-    # words say it, where all are constant
-    if any(run.ledger and not words_if_constant(run.ledger.share) for run in runs):
-        charts["ledger-layers"] = (by_layers, travelled, "layers, mean over the cohort")
-    drawn = {}
-    for place, (figure, axes, title) in charts.items():
-        if axes.lines or axes.containers:
-            finish(axes, "round", title)
-            axes.set_ylim(bottom=0)
-            drawn[place] = figure
-    return drawn
-
-
-def _ledger_kinds(runs: Runs) -> Figures:
+def kinds(runs: Runs) -> Figures:
     """Bars of the bytes of each run by kind."""
-    by_run = {run.name: run.ledger.kinds for run in runs if run.ledger}
-    every = [pair for kinds in by_run.values() for pair in kinds.items()]
-    names = dict.fromkeys(kind for kind, ways in every if any(ways))
-    name, size = unit([value for _, ways in every for value in ways])
-    parts = {}
-    for kind in names:
-        ways = [kinds.get(kind, (0, 0)) for kinds in by_run.values()]
-        parts[kind] = [value / size for down, up in ways for value in (up, down)]
-    rows = [f"{run} {way}" for run in by_run for way in ("up", "down")]
-    return {"ledger-kinds": bars(rows, parts, f"{name} in all")} if parts else {}
+    table = DataFrame(
+        {
+            f"{run.name} {way}": {kind: sizes[k] for kind, sizes in run.ledger.kinds.items()}
+            for run in runs
+            if run.ledger
+            for k, way in ((1, "up"), (0, "down"))
+        }
+    ).fillna(0)
+    sent = table[(table > 0).any(axis=1)]
+    if sent.empty:
+        return {}
+    name, size = unit(sent.to_numpy().ravel())
+    parts = {
+        kind: values / size
+        for kind, values in zip(
+            sent.index,
+            sent.to_numpy(),
+            strict=True,
+        )
+    }
+    return {"ledger-kinds": bars(list(sent), parts, f"{name} in all")}
 
 
 def words_if_constant(share: np.ndarray) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning import __version__
 from fl_lightning.lab.report import clients, figures, newcomers, pictures, tables, vector
 from fl_lightning.results.result import AXES, TABLES
-from fl_lightning.results.runs import Runs
+from fl_lightning.results.runs import Runs, seed_groups
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -39,14 +39,17 @@ def render(runs: Runs) -> str:
         constant={
             name: figures.words_if_constant(ledger.share) for name, ledger in ledgers if ledger
         },
-        cut_bands=figures.cut_bands(runs),
         unmeasured=figures.unmeasured(runs),
-        banded=bool(figures.band_groups(runs, tuple(figures.drawn_columns(metric)))),
+        banded=bool(seed_groups(runs)),
         channel=any(run.axis("channel") for run in runs),
         tables=tables,
         newcomers=newcomers,
         relation=relation,
-        data=htmlsafe_json_dumps(relation, separators=(",", ":"), allow_nan=False),
+        data=htmlsafe_json_dumps(
+            relation,
+            separators=(",", ":"),
+            allow_nan=False,
+        ),
         clients=_clients(relation),
         splits=[(clients.split_words(s, runs), clients.split_table(s)) for s in splits],
         by_client=clients.table(runs),

@@ -8,13 +8,12 @@ it; and long runs show some rounds only.
 from __future__ import annotations
 
 import base64
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fl_lightning.results.ledger import unread
 from fl_lightning.results.record import RelationView
-from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import Runs
 
 STEPS, OVER, MISSING = 253, 254, 255
@@ -112,71 +111,41 @@ def relations(runs: Runs) -> dict[str, Any]:
     }
 
 
-class Size(NamedTuple):
-    """Characters that the pictures of one round of a run take."""
-
-    receivers: int
-    overview: int
-    detail: int
-    """Of one receiver's layers."""
-
-    @property
-    def total(self) -> int:
-        """With all receivers in detail."""
-        return self.overview + self.receivers * self.detail
-
-
 def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[str, int]]:
-    """Rounds to show, and by run the number of receivers in detail: `BUDGET` is shared out by size.
+    """Rounds to show, and by run the number of receivers in detail: `BUDGET` is shared out evenly.
     A run that is too large even for overviews is left out."""
     every = sorted(set().union(*rounds_of.values()))
-    if not every:
-        return [], {}
-    sizes = {run.name: size for run in runs if (size := _size(run, rounds_of[run.name]))}
-    total = sum(size.total for size in sizes.values())
-    fitting_rounds = min(len(every), MOST_ROUNDS)
-    fewest = min(fitting_rounds, FEWEST_ROUNDS)
+    shown = min(len(every), MOST_ROUNDS)
+    fewest = min(shown, FEWEST_ROUNDS)
     details: dict[str, int] = {}
     for run in runs:
-        size = sizes.get(run.name)
-        if size is None:
+        views = map(run.files.intact_relation, reversed(rounds_of[run.name]))
+        view = next((view for view in views if view is not None), None)
+        if view is None:
+            run.notes["relation"] += ["no relation file can be read"] * bool(rounds_of[run.name])
             continue
-        budget = BUDGET * size.total / total
+        receivers, layers, sources = view.rows.shape
+        overview, detail = _cost(receivers, sources), _cost(layers, sources)
+        budget = BUDGET / len(runs)
         # as many receivers as fit where few rounds are shown, then as many rounds as fit
-        for_details = budget / fewest - size.overview
-        if for_details < 0:
-            run.notes["relation"].append(f"{size.receivers} clients are too many for this page")
+        count = int((budget / fewest - overview) // detail)
+        if count < 0:
+            run.notes["relation"].append(f"{receivers} clients are too many for this page")
             continue
-        details[run.name] = count = min(size.receivers, int(for_details // size.detail))
-        if count < size.receivers:
+        details[run.name] = count = min(receivers, count)
+        if count < receivers:
             run.notes["relation"].append(
                 f"layer by layer, only the first {count} of each round's cohort are shown"
             )
-        fitting_rounds = min(fitting_rounds, int(budget // (size.overview + count * size.detail)))
-    places = np.linspace(0, len(every) - 1, fitting_rounds).round().astype(int)
+        shown = min(shown, int(budget // (overview + count * detail)))
+    places = np.linspace(0, len(every) - 1, shown).round().astype(int)
     last = {numbers[-1] for numbers in rounds_of.values() if numbers}
     return sorted(last | {every[place] for place in places}), details
 
 
-def _size(run: RunResult, rounds: list[int]) -> Size | None:
-    """Of the last round that can be read; None without one."""
-    views = (run.files.intact_relation(number) for number in reversed(rounds))
-    view = next((view for view in views if view is not None), None)
-    if view is None:
-        run.notes["relation"] += ["no relation file can be read"] if rounds else []
-        return None
-    receivers, layers, sources = view.rows.shape
-    overview = _cost(receivers, sources, receivers)
-    return Size(receivers, overview, _cost(layers, sources, layers))
-
-
-def _cost(
-    rows: int,
-    columns: int,
-    over: int,
-) -> int:
+def _cost(rows: int, columns: int) -> int:
     """Characters of a picture: its codes in base64, the numbers beyond, labels."""
-    return rows * columns * 4 // 3 + 8 * over + 90
+    return rows * columns * 4 // 3 + 8 * rows + 90
 
 
 def _same(view: RelationView) -> str:

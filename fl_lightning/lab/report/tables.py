@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -29,7 +29,11 @@ Rows = dict[str, list[str]]
 
 def of_runs(runs: Runs, rows: Rows) -> DataFrame:
     """A table with a column for each run."""
-    return DataFrame.from_dict(rows, orient="index", columns=[run.name for run in runs])
+    return DataFrame.from_dict(
+        rows,
+        orient="index",
+        columns=[run.name for run in runs],
+    )
 
 
 def of_facts(runs: Runs, facts: dict[str, Fact]) -> Rows:
@@ -212,36 +216,21 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
     return f"{begin}, and its bytes and seconds count them"
 
 
-class Reached(NamedTuple):
-    """What a run took to reach a target."""
-
-    run: int
-    """Number of the run."""
-    cells: list[str]
-    """Round, MiB, seconds of the channel and on the clock."""
-
-
-class Target(NamedTuple):
-    """A target, and what each run took to reach it."""
-
-    words: str
-    runs: list[Reached]
-
-
-def time_to_accuracy(runs: Runs) -> list[Target]:
-    """What it took each run to reach each target."""
+def time_to_accuracy(runs: Runs) -> list[tuple[str, list[list[str]]]]:
+    """Targets, and what it took each run to reach each: round, MiB, seconds of the channel and on
+    the clock."""
     table, by = [], Comparison.of(runs)
     for target in targets(runs):
         lines = []
-        for number, run in enumerate(runs):
+        for run in runs:
             costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
                 cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
-            lines.append(Reached(number, cells))
+            lines.append(cells)
         words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
-        table.append(Target(words, lines))
+        table.append((words, lines))
     return table
 
 
@@ -376,9 +365,17 @@ def scores(runs: Runs) -> DataFrame:
 
     facts: dict[str, Fact] = {
         "upload": total("upload_bytes", mib, MIB),
-        "upload, parameters only": total("upload_parameter_bytes", mib, MIB),
+        "upload, parameters only": total(
+            "upload_parameter_bytes",
+            mib,
+            MIB,
+        ),
         "download": total("download_bytes", mib, MIB),
-        "download, parameters only": total("download_parameter_bytes", mib, MIB),
+        "download, parameters only": total(
+            "download_parameter_bytes",
+            mib,
+            MIB,
+        ),
         "modelled channel time": total("channel_s", seconds),
         "wall time of the rounds": total("seconds", seconds),
         "operations": lambda run: known(flops(run), operations),
@@ -416,7 +413,11 @@ def fairness(runs: Runs) -> DataFrame:
                 "scores of": whose,
                 "clients": str(len(values)),
             }
-            column |= zip(names, map(run.metric.shown, map(float, numbers)), strict=True)
+            column |= zip(
+                names,
+                map(run.metric.shown, map(float, numbers)),
+                strict=True,
+            )
         columns[run.name] = column
     return DataFrame(columns)
 

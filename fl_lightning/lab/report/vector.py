@@ -34,14 +34,14 @@ LISTED = "figures.json"
 WIDTH = 5.5
 """Inches of a panel: a column of most papers, or the text of a page with one."""
 DPI = 150
-LETTER, LINE = 0.08, 0.18
-"""Inches of a letter and of a line, about."""
+LINE = 0.18
+"""Inches of a line of a legend, about."""
 ABREAST = 45
 """Letters of all names below a picture, beyond which they would run into each other."""
 LONGEST = 46
 """Letters of a name; a longer one would leave its axes no room."""
-LONG = 30
-"""Letters of a name, from which on a legend has a line for each."""
+LETTERS = 66
+"""Of a legend's line, with six for each dash."""
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -65,70 +65,43 @@ def panels(
 
     across = min(2, len(titles))
     down = math.ceil(len(titles) / across)
-    figure = Figure(figsize=(WIDTH * across, height * down), dpi=DPI)
-    every = (
-        figure.subplots(
-            down,
-            across,
-            squeeze=False,
-            sharex=one_scale,
-        )
-        .ravel()
-        .tolist()
-    )
+    size = (WIDTH * across, height * down)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    every = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel().tolist()
+    for axes in every[len(titles) :]:
+        axes.remove()
     for axes, title in zip(every, titles, strict=False):
-        axes.set_title(literal(title), fontsize=10, y=1.0)
+        axes.set_title(literal(title), fontsize=10)
         axes.tick_params(labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in every[len(titles) :]:
-        axes.set_visible(False)
     return figure, every[: len(titles)]
 
 
-def curve(
-    axes: Axes,
-    x: Any,
-    values: np.ndarray,
-    label: str,
-    look: Any,
-) -> Any:
-    """A line of means over `values` (seeds, T), in a band of one standard deviation (n - 1) on
-    either side; places without a value are left out, a single place is a point with a bar."""
-    mean = values.mean(axis=0)
-    finite = np.isfinite(mean)
-    x, mean = np.asarray(x)[finite], mean[finite]
-    spread = values.std(axis=0, ddof=1)[finite] if len(values) > 1 else None
+def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:
+    """A line of means over `values` (seeds, T) that are there, in a band of one standard deviation
+    (n - 1) on either side; places without a value are left out, a single place is a point with a
+    bar."""
+    from pandas import DataFrame
+
+    table = DataFrame(values).set_axis(list(x), axis=1).dropna(axis=1, how="all")
+    x, mean, spread = (part.to_numpy() for part in (table.columns, table.mean(), table.std()))
     look = {"linewidth": 1.5, "label": legend_label(label), **look}
     if len(x) == 1:
-        return axes.errorbar(
-            x,
-            mean,
-            spread,
-            fmt="o",
-            capsize=3,
-            **look,
-        )
-    if spread is not None:
-        shade = {
-            "color": look["color"],
-            "alpha": 0.18,
-            "linewidth": 0,
-        }
+        return axes.errorbar(x, mean, spread, fmt="o", capsize=3, **look)
+    if np.isfinite(spread).any():
+        colour = look["color"]
         axes.fill_between(
             x,
             mean - spread,
             mean + spread,
-            **shade,
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
         )
     return axes.plot(x, mean, **look)
 
 
-def finish(
-    axes: Axes,
-    x: str,
-    y: str,
-    percent: bool = False,
-) -> None:
+def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
     """Name the axes and draw grid and legend, above the axes where names are many or long."""
     from matplotlib.ticker import PercentFormatter
 
@@ -142,78 +115,27 @@ def finish(
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _, labels = axes.get_legend_handles_labels()
-    if not labels:
-        return
-    look: dict[str, Any] = {
-        "frameon": False,
-        "fontsize": "small",
-    }
-    if columns := _columns_above(labels):
+    look: dict[str, Any] = {"frameon": False, "fontsize": "small"}
+    longest = max(map(len, labels), default=0)
+    columns = max(1, min(3, LETTERS // (6 + longest)))
+    if columns == 1 or len(labels) > 4:
         look |= {
             "loc": "lower left",
             "bbox_to_anchor": (0.0, 1.06),
             "ncols": columns,
         }
-        figure: Any = axes.figure
-        figure.set_figheight(figure.get_figheight() + LINE * _lines_above(labels))
-    axes.legend(**look)
+        _heighten(axes, LINE * math.ceil(len(labels) / columns))
+    if labels:
+        axes.legend(**look)
 
 
-def _columns_above(labels: Sequence[str]) -> int:
-    """Columns of a legend that is too large to lie within the axes; 0: it lies there."""
-    if max(map(len, labels)) > LONG:
-        return 1
-    return 3 if len(labels) > 4 else 0
+def _heighten(axes: Axes, inches: float) -> None:
+    """Make room for more text: what else is there keeps its size."""
+    figure: Any = axes.figure
+    figure.set_figheight(figure.get_figheight() + inches)
 
 
-def _lines_above(labels: Sequence[str]) -> float:
-    """Lines that such a legend takes."""
-    columns = _columns_above(labels)
-    return math.ceil(len(labels) / columns) + 1.5 if columns else 0.0
-
-
-def place(figure: Figure) -> None:
-    """Leave room around each panel for its texts, by the number of their letters.
-
-    The layouts of matplotlib measure all texts several times, which takes longer than to draw them.
-    """
-    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
-    legends = [legend for axes in panels if (legend := axes.get_legend())]
-    labels = [[text.get_text() for text in legend.get_texts()] for legend in legends]
-    lines = max([0.0, *map(_lines_above, labels)]) + 1.3 * len(figure.legends)
-    lines += 1.5 * any(axes.get_title() for axes in panels)
-    left = 0.45 + LETTER * max(_longest(axes.yaxis) for axes in panels)
-    right = 0.15 + 0.7 * (len(panels) < len(figure.axes))
-    bottom = 0.6 + 0.7 * LETTER * max(_longest(axes.xaxis, ABREAST) for axes in panels)
-    top = 0.1 + LINE * lines
-    first: Any = panels[0].get_subplotspec()
-    rows, columns = first.get_topmost_subplotspec().get_gridspec().get_geometry()
-    width, height = figure.get_size_inches()
-    across, down = width / columns - left - right, height / rows - bottom - top
-    figure.subplots_adjust(
-        left / width,
-        bottom / height,
-        1 - right / width,
-        1 - top / height,
-    )
-    figure.subplots_adjust(wspace=(left + right) / across, hspace=(bottom + top) / down)
-    for axes in panels:
-        axes.xaxis.set_label_coords(0.5, -(bottom - 0.25) / down)
-        axes.yaxis.set_label_coords(-(left - 0.25) / across, 0.5)
-
-
-def _longest(axis: Any, abreast: int = 0) -> int:
-    """Letters of the longest tick label on an axis, 6 for numbers; 0 if all labels together have at
-    most `abreast` letters, and so fit side by side."""
-    letters = [len(name) for name in getattr(axis.get_major_formatter(), "seq", ["0.0125"])]
-    return max(letters) if sum(letters) > abreast else 0
-
-
-def bars(
-    rows: Sequence[str],
-    parts: Mapping[str, Any],
-    title: str,
-) -> Figure:
+def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
     """Stacked bars, one for each row, with the `parts` of each."""
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
@@ -227,7 +149,7 @@ def bars(
             label=legend_label(name),
         )
         left = left + values
-    name_ticks(axes.yaxis, places, [*map(literal, rows)])
+    axes.set_yticks(places, [*map(literal, rows)])
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
@@ -235,7 +157,7 @@ def bars(
     figure.legend(
         frameon=False,
         fontsize="small",
-        loc="upper left",
+        loc="outside upper left",
         ncols=3,
     )
     return figure
@@ -261,16 +183,8 @@ def heat(
 
     figure, [axes] = panels([""])
     colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
-    norm: Normalize = Normalize(0.0, 1.0)
-    ticks: dict[str, Any] = {}
-    if weights:
-        norm, ticks = (
-            weight_scale(),
-            {
-                "ticks": WEIGHT_TICKS,
-                "format": "%g",
-            },
-        )
+    norm = weight_scale() if weights else Normalize(0.0, 1.0)
+    ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if weights else {}
     picture = axes.imshow(
         values,
         colours,
@@ -280,57 +194,22 @@ def heat(
     )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
     ends: Any = extension(float(low), float(high), 1.0)
-    bar = figure.colorbar(
-        picture,
-        ax=axes,
-        label=names[2],
-        extend=ends,
-        **ticks,
-    )
-    bar.minorticks_off()
-    name_places(
-        axes,
-        columns,
-        rows,
-        names[0],
-        names[1],
-    )
+    figure.colorbar(picture, ax=axes, label=names[2], extend=ends, **ticks).minorticks_off()
+    name_places(axes, columns, rows, names[0], names[1])
     return figure
 
 
-def name_places(
-    axes: Axes,
-    columns: Sequence[Any],
-    rows: Sequence[Any],
-    x: str,
-    y: str,
-) -> None:
+def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
     """Name both axes and the places on them, of many some ten each; long names below are turned,
     side by side."""
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         texts = [literal(str(names[k])) for k in shown]
-        name_ticks(axis, shown, texts)
+        axis.set_ticks(shown, labels=texts)
         if axis is axes.xaxis and sum(map(len, texts)) > ABREAST:
-            name_ticks(
-                axis,
-                shown,
-                texts,
-                rotation=40,
-                ha="right",
-            )
-            # what else is there keeps its room
-            figure: Any = axes.figure
-            figure.set_figheight(figure.get_figheight() + 0.06 * max(map(len, texts)))
+            axis.set_ticks(shown, labels=texts, rotation=40, ha="right")
+            _heighten(axes, 0.06 * max(map(len, texts)))
     axes.set(xlabel=x, ylabel=y)
-
-
-def name_ticks(axis: Any, places: Sequence[int], texts: Sequence[str], **look: Any) -> None:
-    """Write the texts at their places on an axis."""
-    from matplotlib.ticker import FixedFormatter
-
-    axis.set_ticks(places, texts, **look)
-    axis.set_major_formatter(FixedFormatter(texts))
 
 
 def legend_label(label: str) -> str:
@@ -363,8 +242,6 @@ def image(
         "pdf": {"CreationDate": None},
         "png": {"Software": made_by},
     }
-    if figure.get_layout_engine() is None:
-        place(figure)
     buffer = io.BytesIO()
     letters: Any = {
         "svg.fonttype": "none",
@@ -390,50 +267,32 @@ def svg(name: str, figure: Figure) -> str:
 
 def write(
     pictures: Mapping[str, Figure], folder: Path, kind: Kind, made_by: str = "fl-train report"
-) -> list[Path]:
+) -> None:
     """Write each picture to a file of its own, as `write_and_prune`."""
-    contents = {
-        name: image(
-            name,
-            figure,
-            kind,
-            made_by,
-        )
-        for name, figure in pictures.items()
-    }
-    return write_and_prune(folder, kind, contents)
+    contents = {name: image(name, figure, kind, made_by) for name, figure in pictures.items()}
+    write_and_prune(folder, kind, contents)
 
 
-def write_and_prune(
-    folder: Path,
-    kind: Kind,
-    pictures: Mapping[str, bytes],
-) -> list[Path]:
-    """Write these pictures, and delete others that an earlier report has written in this format;
-    returns their files.
+def write_and_prune(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> None:
+    """Write these pictures, and delete others that an earlier report has written in this format.
 
     Raises:
         BadInput: a file that was not written by a report has one of their names.
     """
-    before: list[str] = []
+    before: set[str] = set()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = [str(name) for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))]
+        before = {
+            Path(name).name for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))
+        }
     contents = {f"{name}.{kind}": content for name, content in pictures.items()}
     for name in contents:
         is_free = name in before or not (folder / name).exists()
         requirement = "exists and was not written by a report: move it, or give another --out"
         check("figures", kind, is_free, f"{folder / name} {requirement}")
-    # first: after a kill the next report knows them
-    _list(folder, {*before, *contents})
+    stale = {name for name in before - contents.keys() if name.endswith(f".{kind}")}
+    for name in stale:
+        (folder / name).unlink(missing_ok=True)
+    # before the pictures: after a kill the next report knows them
+    write_whole(folder / LISTED, json.dumps(sorted({*before, *contents} - stale)))
     for name, content in contents.items():
         write_whole(folder / name, content)
-    of_kind = {name for name in before if name.endswith(f".{kind}")}
-    for name in of_kind.difference(contents):
-        if Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
-    _list(folder, {*contents, *before} - (of_kind - contents.keys()))
-    return [folder / name for name in contents]
-
-
-def _list(folder: Path, names: Iterable[str]) -> None:
-    write_whole(folder / LISTED, json.dumps(sorted(names)))

@@ -55,7 +55,11 @@ def _curves(**titles: str) -> tuple[Panel, ...]:
 
 SECTIONS: dict[str, tuple[Panel, ...]] = {
     "Who receives from whom": (
-        Panel("Who receives from whom, by round and run", ("relation/overview",), "pictures"),
+        Panel(
+            "Who receives from whom, by round and run",
+            ("relation/overview",),
+            "pictures",
+        ),
         Panel(
             "What single clients receive, layer by layer",
             ("relation/client-000", "relation/client-001"),
@@ -84,22 +88,34 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         )
         for metric in FURTHER.values()
     ),
-    "Gain over local, share harmed": _curves(
-        gain__over_local="Accuracy above training alone, mean over clients",
-        gain__share_harmed="Share of clients below training alone",
-    ),
     "Unseen clients, where data.held_out_clients holds some out": (
-        Panel("Accuracy by labelled samples of each class", _NEWCOMERS, "bars"),
+        Panel(
+            "Accuracy by labelled samples of each class",
+            _NEWCOMERS,
+            "bars",
+        ),
     ),
     "Bytes and time to accuracy": (
-        Panel("Accuracy over MiB, up and down", (_JUDGE,), x="communication/mib_so_far"),
+        Panel(
+            "Accuracy over MiB, up and down",
+            (_JUDGE,),
+            x="communication/mib_so_far",
+        ),
         Panel("Accuracy over seconds", (_JUDGE,), x="cost/seconds_so_far"),
-        Panel("Accuracy over the channel's seconds", (_JUDGE,), x="communication/channel_s_so_far"),
+        Panel(
+            "Accuracy over the channel's seconds",
+            (_JUDGE,),
+            x="communication/channel_s_so_far",
+        ),
         Panel("Bytes in a round", ("communication/upload_bytes", "communication/download_bytes")),
     ),
     "Privacy": (
         Panel("Epsilon of the run", ("privacy/epsilon",), "bars"),
-        Panel("Epsilon of a round", ("privacy/privacy_epsilon_round",), "bars"),
+        Panel(
+            "Epsilon of a round",
+            ("privacy/privacy_epsilon_round",),
+            "bars",
+        ),
     ),
     "Machine": (
         Panel("Seconds of a round", ("cost/seconds", "cost/seconds_client", "cost/seconds_server")),
@@ -122,15 +138,19 @@ def view(
     Raises:
         BadInput: the package wandb-workspaces is not installed.
     """
-    model = _workspace(entity, project, name)._to_model()
-    spec = model.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
     return {
         "displayName": name,
         "entity": entity,
         "project": project,
         "type": "project-view",
-        "spec": spec,
+        "spec": _spec(_workspace(entity, project, name)),
     }
+
+
+def _spec(workspace: Workspace) -> Any:
+    """The panels of a workspace as W&B keeps them."""
+    spec = workspace._to_model().spec
+    return spec.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def save(
@@ -168,8 +188,7 @@ def save(
     there = next((node for node in nodes if node["displayName"] == name), None)
     if there is not None:
         workspace._internal_id, workspace._internal_name = there["id"], there["name"]
-        spec = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
-        if json.loads(there["spec"]) == spec:
+        if json.loads(there["spec"]) == _spec(workspace):
             return workspace.url, False
     wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
     try:
@@ -196,7 +215,11 @@ def _workspace(
             "curve": lambda: panels.LinePlot(
                 title=panel.title, x=panel.x, y=[*panel.keys], **_BANDS
             ),
-            "bars": lambda: panels.BarPlot(title=panel.title, metrics=[*panel.keys], **_BANDS),
+            "bars": lambda: panels.BarPlot(
+                title=panel.title,
+                metrics=[*panel.keys],
+                **_BANDS,
+            ),
             "table": lambda: panels.WeavePanelSummaryTable(table_name=panel.keys[0]),
             "pictures": lambda: panels.MediaBrowser(
                 title=panel.title,
@@ -212,7 +235,11 @@ def _workspace(
         return drawn_panel
 
     sections = [
-        workspaces.Section(name=title, panels=[drawn(panel) for panel in contents], is_open=True)
+        workspaces.Section(
+            name=title,
+            panels=[drawn(panel) for panel in contents],
+            is_open=True,
+        )
         for title, contents in SECTIONS.items()
     ]
     columns = [

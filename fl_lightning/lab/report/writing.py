@@ -28,7 +28,12 @@ def report(
         figures: format of the charts' files.
         accept_changed_code: for a study, as in `compare`.
     """
-    check("run", None, bool(folders), "it must be given: fl-train report RUN [RUN ...]")
+    check(
+        "run",
+        None,
+        bool(folders),
+        "it must be given: fl-train report RUN [RUN ...]",
+    )
     for folder in folders:
         check_path("run", Path(folder))
     is_single = len(folders) == 1
@@ -64,7 +69,11 @@ def report(
     text, charts = render(runs), None
     if figures is not None:
         charts = file.with_name(f"{file.stem}-figures")
-        vector.write(drawing.draw(runs) | drawing.relations(runs), charts, figures)
+        vector.write(
+            drawing.draw(runs) | drawing.relations(runs),
+            charts,
+            figures,
+        )
     write_whole(file, text)
     return _where(file, charts)
 

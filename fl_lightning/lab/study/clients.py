@@ -46,7 +46,17 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
     of_local = tidy(runs[runs.method == local])
     alone = of_local.groupby(["setting", "client"]).value.mean()
     numbers = DataFrame([row for group in groups for row in _numbers(group, alone)])
-    numbers = numbers.astype(dict.fromkeys(["alone", "difference", "low", "high"], float))
+    numbers = numbers.astype(
+        dict.fromkeys(
+            [
+                "alone",
+                "difference",
+                "low",
+                "high",
+            ],
+            float,
+        )
+    )
     labels = dict.fromkeys(label for group in groups for label in group.methods)
     methods = [label for label in labels if label != local]
     heads = _heads(methods)

@@ -24,9 +24,9 @@ from fl_lightning.lab.study.groups import (
     ALL,
     UNIT,
     Group,
-    complete,
     grouped,
     no_pairs,
+    over_seeds,
     training_alone,
 )
 from fl_lightning.lab.study.scores import tidy
@@ -39,44 +39,37 @@ INTERVALS = {
     "bootstrap": f"from {statistics.FEW} seeds on the outer ends of Student's t over seeds and of "
     "hierarchical bootstrap-t (seeds, then clients within a seed)",
 }
-COUNTS = ["seeds", "runs", "reached", "pairs", "wins", "ties", "losses"]
-NUMBERS = [
-    "mean",
-    "std",
-    "worst_tenth",
-    "harmed",
-    "mib",
-    "seconds",
-    "channel_seconds",
-]
-AGAINST = [
-    "baseline",
-    "pairs",
-    "difference",
-    "low",
-    "high",
-    "interval",
-    "wins",
-    "ties",
-    "losses",
-]
-COLUMNS = [
-    *(
-        "judge",
-        "setting",
-        "method",
-        "seeds",
-        *NUMBERS,
-        "runs",
-        "reached",
-        *AGAINST,
-    ),
-    *("p", "p_holm", "chosen", "star", "target"),
-]
+KINDS = {
+    "judge": object,
+    "setting": object,
+    "method": object,
+    "seeds": "Int64",
+    "mean": float,
+    "std": float,
+    "worst_tenth": float,
+    "harmed": float,
+    "mib": float,
+    "seconds": float,
+    "channel_seconds": float,
+    "runs": "Int64",
+    "reached": "Int64",
+    "baseline": object,
+    "pairs": "Int64",
+    "difference": float,
+    "low": float,
+    "high": float,
+    "interval": object,
+    "wins": "Int64",
+    "ties": "Int64",
+    "losses": "Int64",
+    "p": float,
+    "p_holm": float,
+    "chosen": object,
+    "star": object,
+    "target": float,
+}
 """Of the table, a row for each method by one judge in one setting, and in all; docs/compare.md says
 what each is."""
-
-
 NO_COSTS = dict.fromkeys(("mib", "wall", "channel"), np.nan)
 
 
@@ -133,8 +126,9 @@ def compare(
     best: list[int] = []
     for group in groups:
         units = _units(group, harmed, target)
+        means = group.units()
         for name, settings in group.blocks():
-            winner = _best(group, settings)
+            winner = _best(group, means, settings)
             in_block = units[units.setting.isin(settings)]
             for label in group.methods:
                 of_row = in_block[in_block.method == label]
@@ -151,8 +145,7 @@ def compare(
                 if label != group.baseline:
                     row |= _against(group, settings, label)
                 rows.append(row)
-    table = DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys([*NUMBERS, "p"], float))
-    table = table.astype(dict.fromkeys(COUNTS, "Int64"))
+    table = DataFrame(rows, columns=list(KINDS)).astype(KINDS)
     of_baseline = table if baseline is None else table[table.baseline.eq(baseline)]
     if not of_baseline.pairs.fillna(0).any():
         raise no_pairs(groups, baseline)
@@ -194,32 +187,22 @@ def _units(
         costs: Any = {name: run.run.spent(name) for name in NO_COSTS}
         if target is not None:
             costs = reached(run.run, target, run.column)
-        rows.append(
-            {
-                "mean": float(of_clients.mean()),
-                "worst_tenth": worst_tenth(of_clients),
-                "reached": costs is not None,
-                **(costs or NO_COSTS),
-            }
-        )
+        row = {"mean": float(of_clients.mean()), "worst_tenth": worst_tenth(of_clients)}
+        rows.append(row | {"reached": costs is not None} | (costs or NO_COSTS))
     columns = DataFrame(rows, index=group.runs.index)
     return group.runs[["method", *UNIT]].assign(harmed=harmed, **columns)
 
 
-def _means(
-    of_row: DataFrame,
-    settings: list[str],
-    target: float | None,
-) -> dict[str, Any]:
+def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict[str, Any]:
     """The columns of a method alone; means are over the seeds that ran in all `settings`."""
-    means = _over_seeds(of_row, settings, "mean")
-    seeds = len(means)
+    units = of_row.set_index(UNIT)
+    means = over_seeds(units["mean"], settings)
     return {
-        "seeds": seeds,
-        "mean": means.mean() if seeds else None,
-        "std": means.std(ddof=1) if seeds > 1 else None,
-        "worst_tenth": _mean(_over_seeds(of_row, settings, "worst_tenth")),
-        "harmed": _mean(_over_seeds(of_row, settings, "harmed")),
+        "seeds": len(means),
+        "mean": means.mean(),
+        "std": means.std(),
+        "worst_tenth": over_seeds(units.worst_tenth, settings).mean(),
+        "harmed": over_seeds(units.harmed, settings).mean(),
         "mib": _mean(of_row.mib),
         "seconds": _mean(of_row.wall),
         "channel_seconds": _mean(of_row.channel),
@@ -229,20 +212,6 @@ def _means(
     }
 
 
-def _over_seeds(
-    of_row: DataFrame,
-    settings: list[str],
-    column: str,
-) -> np.ndarray:
-    """Of each seed that ran in all `settings` the mean over these."""
-    units = zip(of_row.setting, of_row.seed, strict=True)
-    values = dict(zip(units, of_row[column], strict=True))
-    seeds = complete(settings, values)
-    table = [[values[setting, seed] for setting in settings] for seed in seeds]
-    by_seed = np.array(table, dtype=float).reshape(len(seeds), len(settings))
-    return by_seed.mean(axis=1)
-
-
 def _mean(values: Any) -> float | None:
     """None unless there are values, and all are known."""
     numbers = [float(value) for value in values if value is not None]
@@ -250,11 +219,7 @@ def _mean(values: Any) -> float | None:
     return sum(numbers) / len(numbers) if are_known else None
 
 
-def _against(
-    group: Group,
-    settings: list[str],
-    label: str,
-) -> dict[str, Any]:
+def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
     """The columns of a method beside the baseline."""
     paired = group.paired(label, group.baseline, settings)
     row: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
@@ -277,21 +242,21 @@ def _against(
     return row
 
 
-def _best(group: Group, settings: list[str]) -> str | None:
+def _best(group: Group, means: DataFrame, settings: list[str]) -> str | None:
     """The method with the best mean, where the interval of its difference to the next best lies
     above 0; None where methods have not the same seeds: their means are then of unlike runs."""
-    means, seeds = {}, set()
-    for label in group.methods:
-        scores = group.scores[label].dropna().groupby(level=UNIT).mean()
-        of_label = complete(settings, scores.index)
-        if of_label:
-            seeds.add(tuple(of_label))
-            units = [(setting, seed) for seed in of_label for setting in settings]
-            means[label] = np.mean([scores[unit] for unit in units])
-    if len(means) < 2 or len(seeds) > 1:
+    by_method = {label: over_seeds(means[label], settings) for label in group.methods}
+    ran = {label: by_seed for label, by_seed in by_method.items() if len(by_seed)}
+    if len(ran) < 2 or len({tuple(by_seed.index) for by_seed in ran.values()}) > 1:
         return None
-    first, second, *_ = sorted(means, key=lambda label: -means[label])
-    interval = statistics.interval(group.differences(first, second, settings))
+    first, second, *_ = sorted(ran, key=lambda label: -ran[label].mean())
+    interval = statistics.interval(
+        group.differences(
+            first,
+            second,
+            settings,
+        )
+    )
     return first if interval and interval[0] > 0 else None
 
 
@@ -312,7 +277,11 @@ def share_harmed(runs: DataFrame) -> Series:
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
     units = zip(both["at"], both.client, strict=True)
     tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
-    floor = statistics.noise(both.value.to_numpy(), both.alone.to_numpy(), tested)
+    floor = statistics.noise(
+        both.value.to_numpy(),
+        both.alone.to_numpy(),
+        tested,
+    )
     is_worse = both.alone - both.value > floor
     return is_worse.groupby(both["at"]).mean().reindex(runs.index)
 
@@ -360,7 +329,7 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
     ranked, notes = [], []
     for group in groups:
         labels = group.methods
-        means = group.scores.groupby(level=UNIT, sort=False).mean().dropna()
+        means = group.units().dropna()
         table = means.groupby(level="setting", sort=False).mean().to_numpy()
         if len(table) >= statistics.MIN_PAIRS and len(labels) >= MIN_METHODS:
             chi_square, p, ranks = statistics.friedman(table)

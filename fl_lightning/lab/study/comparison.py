@@ -56,7 +56,12 @@ class Options:
             fits = value is None or self.format == "latex"
             check(key, value, fits, "it is for --format latex")
         fits = self.columns is None or self.format not in ("csv", "json")
-        check("columns", self.columns, fits, f"{self.format} has all columns")
+        check(
+            "columns",
+            self.columns,
+            fits,
+            f"{self.format} has all columns",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.configuration.config import Config, check, flat
+from fl_lightning.configuration.files import drop_gone
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import (
     Taken,
@@ -123,10 +124,15 @@ class StudyFolder:
 
     def definition(self) -> dict[str, Any]:
         """What `study.yaml` holds; `BadInput` if it cannot be read."""
-        with reading("study", str(self.path), "its study.yaml cannot be read"):
+        with reading(
+            "study",
+            str(self.path),
+            "its study.yaml cannot be read",
+        ):
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
                 raise TypeError("it is no mapping")
+        drop_gone(content.get("base"))
         return content
 
     def is_regression(self) -> bool:

@@ -80,7 +80,12 @@ class Run:
     def folder(self) -> str:
         """Relative to the study's."""
         setting = safe(",".join(words(self.setting)))
-        parts = ["runs", setting, place(self.entry.label), f"seed-{self.seed}"]
+        parts = [
+            "runs",
+            setting,
+            place(self.entry.label),
+            f"seed-{self.seed}",
+        ]
         return "/".join(filter(None, parts))
 
     def cells(self) -> list[dict[str, Any]]:
@@ -138,7 +143,12 @@ class Study:
             requirement = f"no such key{near}; keys of a study: {', '.join(KEYS)}"
             check(str(key), value, key in KEYS, requirement)
         for key in ("base", "methods", "seeds"):
-            check(key, None, content.get(key) is not None, "a study must have it")
+            check(
+                key,
+                None,
+                content.get(key) is not None,
+                "a study must have it",
+            )
         forced, paper = content.get("forced", True), content.get("paper")
         check(
             "forced",
@@ -151,12 +161,25 @@ class Study:
         requirement = "it must be a list of names, or of mappings of a name and arguments"
         check("methods", methods, is_list, requirement)
         is_mapping = isinstance(paper, dict | None)
-        check("paper", paper, is_mapping, "it must be a mapping (docs/studies.md)")
+        check(
+            "paper",
+            paper,
+            is_mapping,
+            "it must be a mapping (docs/studies.md)",
+        )
         together = content.get("together", "auto")
         check_together(together)
         grid = _grid(content["grid"]) if "grid" in content else {}
         seeds = read_seeds(content["seeds"])
-        study = cls(content["base"], methods, seeds, grid, forced, together, paper)
+        study = cls(
+            content["base"],
+            methods,
+            seeds,
+            grid,
+            forced,
+            together,
+            paper,
+        )
         study.check()
         return study
 
@@ -174,7 +197,12 @@ class Study:
                 alike = f"{namesake.key} is called so, too: give one of them a `label`"
                 check(entry.key, label, namesake is entry, alike)
             twice = sorted(entry.settings.keys() & varied)
-            check(entry.key, ", ".join(twice), not twice, "the grid sets it, too")
+            check(
+                entry.key,
+                ", ".join(twice),
+                not twice,
+                "the grid sets it, too",
+            )
             for word in entry.when:
                 check(
                     f"{entry.key}.when",
@@ -321,7 +349,13 @@ def _forced(everyone: bool) -> list[Entry]:
         for label, judge in judges.items()
     ]
     if everyone:
-        fedavg = [replace(fedavg[0], label="fedavg personalised", judges=judges)]
+        fedavg = [
+            replace(
+                fedavg[0],
+                label="fedavg personalised",
+                judges=judges,
+            )
+        ]
     return [
         Entry(
             "forced",
@@ -356,7 +390,12 @@ def read_seeds(seeds: Any) -> list[int]:
         return list(range(first, last + 1))
     is_list = isinstance(seeds, list) and len(seeds) > 0
     are_seeds = is_list and all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds)
-    check("seeds", seeds, are_seeds and len(set(seeds)) == len(seeds), requirement)
+    check(
+        "seeds",
+        seeds,
+        are_seeds and len(set(seeds)) == len(seeds),
+        requirement,
+    )
     return list(seeds)
 
 
@@ -384,7 +423,12 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             _check_axis(key, name, values, AXES)
             check(key, values, is_list, "it must be a list of values")
         texts = {json.dumps(_as_number(value), default=str) for value in values}
-        check(key, values, len(texts) == len(values), "it has a value twice")
+        check(
+            key,
+            values,
+            len(texts) == len(values),
+            "it has a value twice",
+        )
         varied += keys
     twice = sorted({key for key in varied if varied.count(key) > 1})
     check("grid", ", ".join(twice), not twice, "it is set twice")

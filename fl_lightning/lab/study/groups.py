@@ -3,11 +3,10 @@ have scored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from pandas import DataFrame, concat
+from pandas import DataFrame, Series, concat
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
@@ -48,6 +47,10 @@ class Group:
         single = [(setting, [setting]) for setting in self.settings]
         return single if len(single) == 1 else [*single, (ALL, self.settings)]
 
+    def units(self) -> DataFrame:
+        """The means over clients, by setting and seed, a column for each method."""
+        return self.scores.groupby(level=UNIT, sort=False).mean()
+
     def paired(
         self, label: str, baseline: str, settings: list[str]
     ) -> dict[tuple[str, int], np.ndarray]:
@@ -56,17 +59,20 @@ class Group:
         units = differences.groupby(level=UNIT, sort=False)
         return {unit: values.to_numpy() for unit, values in units if unit[0] in settings}
 
-    def differences(
-        self,
-        label: str,
-        baseline: str,
-        settings: list[str],
-    ) -> list[list[np.ndarray]]:
+    def differences(self, label: str, baseline: str, settings: list[str]) -> list[list[np.ndarray]]:
         """Differences [seed][setting] of each client, for the seeds with which both methods have
         run in all of `settings`."""
         units = self.paired(label, baseline, settings)
-        seeds = complete(settings, units)
-        return [[units[setting, seed] for setting in settings] for seed in seeds]
+        seeds = sorted({seed for _, seed in units})
+        complete = [seed for seed in seeds if all((s, seed) in units for s in settings)]
+        return [[units[setting, seed] for setting in settings] for seed in complete]
+
+
+def over_seeds(units: Series, settings: list[str]) -> Series:
+    """By seed the mean over `settings`, of the seeds that have run in all of them; `units`: a value
+    for each setting and seed."""
+    table = units.unstack("setting").reindex(columns=settings)
+    return table.dropna().mean(axis=1)
 
 
 def grouped(
@@ -84,7 +90,12 @@ def grouped(
     """
     labels = list(runs.method.unique())
     missing = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
-    check("baseline", baseline, baseline is None or baseline in labels, missing)
+    check(
+        "baseline",
+        baseline,
+        baseline is None or baseline in labels,
+        missing,
+    )
     table = tidy(runs)
     groups, notes, last = [], [], []
     for judge in [judge for judge in MODELS if (runs.model == judge).any()]:
@@ -92,7 +103,11 @@ def grouped(
         of_judge = runs[runs.model == judge]
         methods = list(of_judge.method.unique())
         of_clients = table[table.model == judge]
-        wide = of_clients.pivot(index=[*UNIT, "client"], columns="method", values="value")
+        wide = of_clients.pivot(
+            index=[*UNIT, "client"],
+            columns="method",
+            values="value",
+        )
         units = []
         for _, of_unit in wide.groupby(level=UNIT, sort=False):
             units.append(of_unit.dropna(axis=1, how="all"))
@@ -102,7 +117,14 @@ def grouped(
         first = training_alone(of_judge) or methods[0]
         against = str(baseline) if baseline in methods else first
         groups.append(Group(judge, of_judge, common, against))
-        notes += [f"{words}: {note}" for note in _notes(of_judge, incomplete, len(units))]
+        notes += [
+            f"{words}: {note}"
+            for note in _notes(
+                of_judge,
+                incomplete,
+                len(units),
+            )
+        ]
         if len(methods) == 1:
             nothing = "nothing with the same judge to compare with"
             last.append(f"{words}: {methods[0]}: {nothing}")
@@ -164,7 +186,11 @@ def no_pairs(groups: list[Group], baseline: str | None) -> BadInput:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
         advice = "--judge KIND compares all by one, where all runs were scored so"
         key, value = ("baseline", baseline) if baseline else ("judge", "mixed")
-        return BadInput(key, value, f"judges are not mixed ({judged}); {advice}")
+        return BadInput(
+            key,
+            value,
+            f"judges are not mixed ({judged}); {advice}",
+        )
     alone = "there is one method alone, and nothing to compare it with"
     return BadInput("compare", groups[0].methods[0], alone)
 
@@ -173,13 +199,3 @@ def training_alone(runs: DataFrame) -> str | None:
     """The label of training alone; where that was run in several ways, `local`, else the first."""
     labels = list(runs.method[runs.name == "local"].unique())
     return "local" if "local" in labels else next(iter(labels), None)
-
-
-def complete(
-    settings: list[str],
-    units: Iterable[tuple[str, int]],
-) -> list[int]:
-    """The seeds that have run in every one of `settings`."""
-    pairs = set(units)
-    seeds = sorted({seed for _, seed in pairs})
-    return [seed for seed in seeds if all((setting, seed) in pairs for setting in settings)]

@@ -149,7 +149,12 @@ def check_over(over: Sequence[Layer]) -> None:
     """Raise `BadInput` for settings that are not those of a study's base."""
     requirement = "a study lists its methods; a key of data, federation, ... may be set"
     for layer in over:
-        check("method", layer.get("method"), "method" not in layer, requirement)
+        check(
+            "method",
+            layer.get("method"),
+            "method" not in layer,
+            requirement,
+        )
         for key in layer.keys() & _START:
             raise BadInput(key, layer[key], "a study sets it for each run")
 
@@ -190,7 +195,12 @@ def start(
     most_together = definition.together if options.together is None else options.together
     # Jobs train one run each: nothing is measured for them, and they keep what the study has.
     at_once = 1 if options.slurm else most_together
-    chosen, executors = together.with_executors(folder, chosen, at_once, pairs)
+    chosen, executors = together.with_executors(
+        folder,
+        chosen,
+        at_once,
+        pairs,
+    )
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, options.accept_changed_code)
     samples.check_same(folder, pairs, todo)
@@ -208,7 +218,14 @@ def start(
     fetch([config for _, config in todo])
     with folder.locked():
         write()
-        return _run(folder, chosen, len(pairs), options.workers, most_together, line)
+        return _run(
+            folder,
+            chosen,
+            len(pairs),
+            options.workers,
+            most_together,
+            line,
+        )
 
 
 def resolved_in(
@@ -281,7 +298,13 @@ def train(
 def run_one(job: Training, put_together: Any = None) -> str | None:
     """Run one job of a worker, its code checked before; None, or one line that says why it
     failed."""
-    return run_safely(lambda: train(*job, accept=True, put_together=put_together))
+    return run_safely(
+        lambda: train(
+            *job,
+            accept=True,
+            put_together=put_together,
+        )
+    )
 
 
 def run_safely(work: Callable[[], None]) -> str | None:
@@ -321,7 +344,11 @@ def _base(base: Any) -> Iterator[Layer]:
             layers = own_layers("base", part)
         for layer in layers:
             for key in layer.keys() & (_START - {"seed", "smoke"}):
-                raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
+                raise BadInput(
+                    f"base.{key}",
+                    layer[key],
+                    "a study sets it for each run",
+                )
             layer.pop("seed", None)  # each run has its own
         yield from layers
 
@@ -346,7 +373,11 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
-        raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.requirement) from None
+        raise BadInput(
+            f"{run.entry.key}{dot}{rest}",
+            error.value,
+            error.requirement,
+        ) from None
 
 
 def _check_different(runs: list[Run], configs: list[Config]) -> None:
@@ -376,8 +407,8 @@ def _run(
     `total`: runs of the whole study; `at_once`: at most so many in each process at once, or "auto".
     """
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning.lab.study.runner import Runner
-    from fl_lightning.lab.study.workers import one_by_one
+    from fl_lightning.lab.study.runner import follow
+    from fl_lightning.lab.study.workers import one_by_one, serve_all
 
     provenance.look()  # likewise
     configs = [config for _, config in chosen]
@@ -387,25 +418,26 @@ def _run(
     together_each = together.within_memory(together_each, processes, configs)
     if together_each > 1:
         chosen = together.by_method(chosen)
-    jobs: list[Training] = [(config, folder.path / run.folder) for run, config in chosen]
+    missing = [pair for pair in chosen if not folder.finished(pair[0].folder)]
+    jobs: list[Training] = [(config, folder.path / run.folder) for run, config in missing]
     worker = one_by_one(run_one) if together_each == 1 else partial(together.drive, run_one)
-    runner = Runner(
-        folder,
-        [run for run, _ in chosen],
-        worker,
-        jobs,
-    )
-    before, start = len(chosen) - len(runner.todo), time.monotonic()
-    with opening.when_stopped(
-        lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"
-    ):
-        runner.run(processes, together_each)
-    done = f" ({before} were there)" if before else ""
-    done += f", of the {total} of the whole study" if len(chosen) < total else ""
-    took = time.monotonic() - start
+    logs, count, begin = folder.path / "logs", len(chosen), time.monotonic()
+
+    def progress() -> str:
+        ended = sum(folder.finished(run.folder) for run, _ in chosen)
+        return f"{ended} of {count} runs finished"
+
+    with opening.when_stopped(lambda: f"study: stopped with {progress()}; it goes on with: {line}"):
+        all_ended = serve_all(
+            worker, jobs, processes, logs, lambda numbers: signals.raise_swallowed(), together_each
+        )
+        follow(folder, [run for run, _ in missing], all_ended, count)
+    done = f" ({count - len(missing)} were there)" if len(missing) < count else ""
+    done += f", of the {total} of the whole study" if count < total else ""
+    took = time.monotonic() - begin
     is_regression = configs[0].data.task == "regression"
     shown = "page: fl-train report" if is_regression else "table: fl-train compare"
-    return f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
+    return f"study: {progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
 
 
 def fetch(configs: list[Config]) -> None:
@@ -485,7 +517,14 @@ def _hand_over(
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
         new = {place: config for place, config in free.items() if _changed(place, config)}
         places = [place for place in missing if place not in busy]
-        arrays = [places[k : k + MOST_RUNS] for k in range(0, len(places), MOST_RUNS)]
+        arrays = [
+            places[k : k + MOST_RUNS]
+            for k in range(
+                0,
+                len(places),
+                MOST_RUNS,
+            )
+        ]
         scripts: dict[str, tuple[str, list[Any]]] = {}
         for number, array in enumerate(arrays, 1):
             name = folder.path.resolve().name

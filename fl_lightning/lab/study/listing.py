@@ -87,7 +87,11 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
         shown = Table(title=escape(title), title_justify="left", box=SIMPLE)
         for number, key in enumerate(rows):
             justify: Any = "right" if number else "left"
-            shown.add_column(listing.heads[key], justify=justify, no_wrap=number == 0)
+            shown.add_column(
+                listing.heads[key],
+                justify=justify,
+                no_wrap=number == 0,
+            )
         for row in rows.to_numpy():
             shown.add_row(*map(escape, row))
         console.print(shown)

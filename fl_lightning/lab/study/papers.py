@@ -81,7 +81,16 @@ class Ours:
     def words(self) -> str:
         """What it is, for readers."""
         of = self.column or (MODELS[self.kind] if self.kind else "")
-        return ", ".join(filter(None, [self.label, of, FIGURES[self.figure]]))
+        return ", ".join(
+            filter(
+                None,
+                [
+                    self.label,
+                    of,
+                    FIGURES[self.figure],
+                ],
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,11 @@ def cells_of(study: Study) -> list[Printed]:
     paper = study.paper
     if paper is None:
         requirement = "the study has no key `paper`, whose numbers would stand beside its own"
-        raise BadInput("paper", None, f"{requirement}: run it with fl-train study")
+        raise BadInput(
+            "paper",
+            None,
+            f"{requirement}: run it with fl-train study",
+        )
     _check(study, paper)
     printed = _rows_of(paper)
     for key, column in (
@@ -137,7 +150,11 @@ def cells_of(study: Study) -> list[Printed]:
     check("paper", paper.get("where"), len(cells) > 0, requirement)
     order = [*paper["settings"], *paper["figures"]]
     columns = ["setting", "metric"]
-    cells = cells.sort_values(columns, key=lambda names: names.map(order.index), kind="stable")
+    cells = cells.sort_values(
+        columns,
+        key=lambda names: names.map(order.index),
+        kind="stable",
+    )
     return [_cell(row, paper) for row in cells.to_dict("records")]
 
 
@@ -159,24 +176,48 @@ def reason(cell: Printed) -> tuple[str, str]:
 def _check(study: Study, paper: Mapping[str, Any]) -> None:
     """Raise `BadInput` where the key `paper` cannot work, whatever the tables hold."""
     for key in paper:
-        check(f"paper.{key}", paper[key], key in KEYS, f"keys: {', '.join(KEYS)}")
+        check(
+            f"paper.{key}",
+            paper[key],
+            key in KEYS,
+            f"keys: {', '.join(KEYS)}",
+        )
     for key in ("settings", "figures", "rows"):
         is_mapping = isinstance(paper.get(key), dict)
-        check(f"paper.{key}", paper.get(key), is_mapping, "it must be a mapping")
+        check(
+            f"paper.{key}",
+            paper.get(key),
+            is_mapping,
+            "it must be a mapping",
+        )
     where, runs = paper.get("where", {}), paper.get("runs", 1)
     requirement = "it must be a mapping of columns and what they hold"
     check("paper.where", where, isinstance(where, dict), requirement)
     is_count = type(runs) is int and runs >= 1
-    check("paper.runs", runs, is_count, "it must be a whole number, at least 1")
+    check(
+        "paper.runs",
+        runs,
+        is_count,
+        "it must be a whole number, at least 1",
+    )
     _check_label("paper.alone", paper.get("alone"), study)
     for name, content in paper["figures"].items():
-        _check_figure(f"paper.figures.{name}", _spec(content, "figure"), list(FIGURES))
+        _check_figure(
+            f"paper.figures.{name}",
+            _spec(content, "figure"),
+            list(FIGURES),
+        )
     for name, content in paper["rows"].items():
         key, spec = f"paper.rows.{name}", _spec(content, "label")
         _check_figure(key, spec, [None, *FIGURES], ("label", "absent"))
         if "absent" not in spec:
             requirement = "it must name a method of ours by its label, or say `absent`"
-            check(key, content, isinstance(spec.get("label"), str), requirement)
+            check(
+                key,
+                content,
+                isinstance(spec.get("label"), str),
+                requirement,
+            )
             _check_label(key, spec["label"], study)
     for name, setting in paper["settings"].items():
         key = f"paper.settings.{name}"
@@ -201,7 +242,12 @@ def _check_figure(
     figure, kind, column = map(spec.get, ("figure", "kind", "column"))
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
-    check(f"{key}.column", column, is_text, "it must be a column of metrics.csv")
+    check(
+        f"{key}.column",
+        column,
+        is_text,
+        "it must be a column of metrics.csv",
+    )
     check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
     check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
     check(

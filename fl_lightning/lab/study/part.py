@@ -48,7 +48,12 @@ def part_of(
         BadInput: the study has no such method or setting, or these are no seeds.
     """
     labels = [entry.label for entry in study.entries()[: len(study.methods)]]
-    listed = _listed("methods", methods, "the study has no such method", labels)
+    listed = _listed(
+        "methods",
+        methods,
+        "the study has no such method",
+        labels,
+    )
     setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
     missing = "the study's grid has no such setting"
     chosen = _listed("settings", settings, missing, list(setting_words))

@@ -6,22 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.lab.report.vector import (
-    curve,
-    finish,
-    literal,
-    looks,
-    name_ticks,
-    panels,
-)
+from fl_lightning.lab.report.vector import curve, finish, literal, looks, panels
 from fl_lightning.lab.study.compare import Compared, Ranks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -44,18 +35,13 @@ def draw(
         if len(scored):
             band = "mean over seeds; bands are one standard deviation over seeds on either side"
             caption = f"{metric.words} by round{words}: {band}"
-            drawn[f"{metric.name}-by-round{end}"] = (
-                _curves(scored, methods, metric.words),
-                caption,
-            )
+            figure = _curves(scored, methods, metric.words)
+            drawn[f"{metric.name}-by-round{end}"] = figure, caption
         rows = table[(table.judge == judge) & table.difference.notna()]
         if len(rows):
             kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
             name = f"differences-to-{_plain(rows.baseline.iloc[0])}{end}"
-            drawn[name] = (
-                _forest(rows, methods),
-                f"paired differences{words}: {kind}",
-            )
+            drawn[name] = _forest(rows, methods), f"paired differences{words}: {kind}"
     if compared.ranks:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
@@ -78,11 +64,16 @@ def _curves(
     figure, every = panels(list(settings.groups), 3.7)
     for axes, (_, of_setting) in zip(every, settings, strict=True):
         for label, of_method in of_setting.groupby("method", sort=False):
-            scores = [_scores(run) for run in of_method.itertuples()]
-            rounds = sorted(set.intersection(*map(set, scores)))
-            values = np.array([[by_round[t] for t in rounds] for by_round in scores])
-            if rounds:
-                curve(axes, rounds, values, label, methods[label])
+            scores = DataFrame([_scores(run) for run in of_method.itertuples()])
+            by_round = scores.dropna(axis=1).sort_index(axis=1)
+            if by_round.size:
+                curve(
+                    axes,
+                    by_round.columns,
+                    by_round,
+                    label,
+                    methods[label],
+                )
         finish(axes, "round", f"{words}, mean over clients", percent=True)
     return figure
 
@@ -113,7 +104,7 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
             )
         axes.axvline(0, color="grey", linewidth=1)
         names = [literal(method) for method in of_setting.method]
-        name_ticks(axes.yaxis, range(len(names)), names)
+        axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(of_setting) - 0.5, -0.5)
         axes.set_xlabel(f"difference to {literal(of_setting.baseline.iloc[0])}, points")
         axes.grid(alpha=0.3, axis="x")
@@ -126,48 +117,26 @@ def _plain(label: str) -> str:
 
 
 def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
-    """The critical-difference picture (Demsar, JMLR 2006), a panel for each judge.
+    """Mean ranks, a panel for each judge and a line for each method, the best at the top.
 
-    Bars join methods that pairwise Wilcoxon-Holm cannot tell apart.
+    Bars join methods that pairwise Wilcoxon-Holm cannot tell apart (Demsar, JMLR 2006).
     """
-    from matplotlib.figure import Figure
-
-    lines = [1 + (len(rank.methods) + 1) // 2 + len(rank.cliques) for rank in ranks]
-    size = (9.0, 0.6 * len(ranks) + 0.32 * sum(lines))
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    every = figure.subplots(len(ranks), 1, squeeze=False, height_ratios=lines)
-    for axes, rank in zip(every[:, 0], ranks, strict=True):
-        _scale(axes, rank)
+    titles = []
+    for rank in ranks:
+        test = f"Friedman p = {rank.p:.2g}"
+        titles.append(f"{MODELS[rank.judge]}: {rank.settings} settings ({test})")
+    most = max(len(rank.methods) for rank in ranks)
+    figure, every = panels(titles, 1.3 + 0.28 * most)
+    for axes, rank in zip(every, ranks, strict=True):
+        places = Series(rank.ranks, rank.methods).sort_values(kind="stable")
+        names = [f"{literal(method)}  {place:.2f}" for method, place in places.items()]
+        for number, clique in enumerate(rank.cliques, start=1):
+            ends = places.index.get_indexer([clique[0], clique[-1]])
+            edge = places.max() + 0.1 * number
+            axes.plot([edge, edge], ends, linewidth=4, color="grey")
+        axes.plot(places, range(len(names)), "o", color="black")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlabel("mean rank over settings")
+        axes.grid(alpha=0.3, axis="x")
     return figure
-
-
-def _scale(axes: Axes, rank: Ranks) -> None:
-    """The scale on top, rank 1 at its right; bars below it, then the names, the better half at the
-    right."""
-    number = len(rank.methods)
-    half = (number + 1) // 2
-    height = half + len(rank.cliques) + 0.5
-    axes.set(xlim=(number + 0.05, 0.95), ylim=(height, 0), yticks=[])
-    axes.xaxis.tick_top()
-    axes.set_xticks(range(1, number + 1))
-    axes.spines[["left", "right", "bottom"]].set_visible(False)
-    words = f"mean ranks over {rank.settings} settings (Friedman p = {rank.p:.2g})"
-    axes.set_title(f"{MODELS[rank.judge]}: {words}", fontsize=10)
-    place = dict(zip(rank.methods, rank.ranks, strict=True))
-    for line, clique in enumerate(rank.cliques, start=1):
-        ends = [place[clique[0]] - 0.03, place[clique[-1]] + 0.03]
-        heights = [0.6 * line, 0.6 * line]
-        axes.plot(ends, heights, linewidth=4, solid_capstyle="butt", color="black")
-    order = sorted(rank.methods, key=lambda method: place[method])
-    sides = (
-        (order[:half], 0.95, "left"),
-        (order[half:][::-1], number + 0.05, "right"),
-    )
-    for methods, end, side in sides:
-        edge = end - 0.05 if side == "left" else end + 0.05
-        for line, method in enumerate(methods):
-            height = 0.6 * len(rank.cliques) + 1 + line
-            corners = [place[method], place[method], end], [0, height, height]
-            axes.plot(*corners, color="grey", linewidth=1, clip_on=False)
-            text = f"{method}  {place[method]:.2f}"
-            axes.text(edge, height, text, ha=side, va="center", fontsize=9)

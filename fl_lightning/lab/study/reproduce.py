@@ -126,7 +126,15 @@ def reproduce(
         line = command.line("reproduce", name)
         with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
             try:
-                print(start(definition, [*over, *length], options, line, part))
+                print(
+                    start(
+                        definition,
+                        [*over, *length],
+                        options,
+                        line,
+                        part,
+                    )
+                )
             except RunFailed as error:
                 failure = error
     comparison = write(_beside_paper(study, cells, folder, name), form)
@@ -148,7 +156,11 @@ def _beside_paper(
     if notes:
         title += "; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: "
         title += ", ".join(notes)
-    return listing_of(beside(cells, folder, reasons=not changes), title, _missing(folder))
+    return listing_of(
+        beside(cells, folder, reasons=not changes),
+        title,
+        _missing(folder),
+    )
 
 
 def _changed(study: Study, folder: StudyFolder) -> list[str]:
@@ -246,7 +258,13 @@ def beside(
     for cell in cells:
         numbers = [] if cell.ours is None else _numbers(cell.ours, table)
         values = [number for number in numbers if not math.isnan(number)]
-        row = verdict_on(values, cell.value, cell.std, cell.runs, cell.decimals)
+        row = verdict_on(
+            values,
+            cell.value,
+            cell.std,
+            cell.runs,
+            cell.decimals,
+        )
         why = written = ""
         if row["verdict"] == NOT_RUN:
             why = cell.absent or ("its runs have no such number" if numbers else "")
@@ -367,7 +385,14 @@ def listing_of(
 
 def _reasons(lines: DataFrame) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    explained = lines[lines.why != ""].groupby(["verdict", "why", "written"], sort=False)
+    explained = lines[lines.why != ""].groupby(
+        [
+            "verdict",
+            "why",
+            "written",
+        ],
+        sort=False,
+    )
     sentences = []
     for (verdict, why, written), methods in explained.method:
         place = f" ({written})" if written else ""

@@ -1,146 +1,62 @@
-"""Runs what is missing of a study, in worker processes, and shows how it goes."""
+"""Says of each run of a study how it has ended, and keeps why some failed."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from typing import Any
-
-from rich.console import Console
-from rich.live import Live
+from collections.abc import Generator, Sequence
 
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.foundation.signals import raise_swallowed
-from fl_lightning.lab.study.board import (
-    Board,
-    CellState,
-    State,
-    called,
-    progress_line,
-)
+from fl_lightning.lab.study.board import called, state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Run
-from fl_lightning.lab.study.workers import Ended, Serve, serve_all
+from fl_lightning.lab.study.workers import Ended
 
 NAMED = 3
 """Failed runs that the last line names."""
-SECONDS = 1.0
-"""Between two pictures of the table: each reads the tables of the runs that are going on."""
 
 
-class Runner:
-    """One call of `fl-train study`.
+def follow(
+    folder: StudyFolder,
+    runs: Sequence[Run],
+    all_ended: Generator[Ended, None, None],
+    total: int,
+) -> None:
+    """Print a line for each of `runs` as it ends.
 
     Args:
         folder: the study's.
-        runs: that are to be; those that have finished are left alone.
-        serve: what a worker does (study/workers.py).
-        jobs: what it is given, in the order of `runs`.
+        runs: that are run, in the order of their jobs.
+        all_ended: of `workers.serve_all`.
+        total: number of runs that are to be, those that were there included.
+
+    Raises:
+        RunFailed: runs have failed; the others have been run.
     """
-
-    def __init__(
-        self,
-        folder: StudyFolder,
-        runs: list[Run],
-        serve: Serve,
-        jobs: list[Any],
-    ) -> None:
-        self.folder, self.serve = folder, serve
-        pairs = zip(runs, jobs, strict=True)
-        missing = [pair for pair in pairs if not folder.finished(pair[0].folder)]
-        self.todo = [run for run, _ in missing]
-        self.jobs = [job for _, job in missing]
-        self.board = Board(folder, [cell for run in runs for cell in run.cells()])
-        self.number = len(runs)
-        self.ended = len(runs) - len(missing)
-        self.failures: dict[str, str] = {}
-        # but for those that are tried again
-        self._earlier_failures = folder.failures()
-        for run in self.todo:
-            self._earlier_failures.pop(run.folder, None)
-        self._console = Console(stderr=True)
-        self._live: Live | None = None
-        self._shown = -SECONDS
-
-    def run(self, count: int, most: int = 1) -> None:
-        """Run what is missing in `count` workers, `most` runs at a time in each.
-
-        Raises:
-            RunFailed: runs have failed; the others have been run.
-        """
-        self.folder.write_failures(self._earlier_failures)
-        if self._console.is_terminal:
-            # No thread of its own: workers that take a dead one's place are forked from this
-            # process.
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-        try:
-            logs = self.folder.path / "logs"
-            ends = serve_all(self.serve, self.jobs, count, logs, self._show, most)
-            with contextlib.closing(ends):
-                for ended in ends:
-                    self._tell(ended)
-            self._show([], last=True)
-        finally:
-            if self._live is not None:
-                self._live.stop()
-        if self.failures:
-            names = [called(run.cells()) for run in self.todo if run.folder in self.failures]
-            more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            first = next(iter(self.failures.values()))
-            raise RunFailed(
-                f"{len(names)} of {self.number} runs failed ({'; '.join(names[:NAMED])}{more}), "
-                f"the first: {first}; the same command tries them again"
-            )
-
-    def progress(self) -> str:
-        """The number of runs in each state."""
-        return progress_line(self.board.cells, self._states([]))
-
-    def _states(self, running: list[int]) -> list[CellState]:
-        busy = {self.todo[k].folder for k in running}
-
-        def now(run: str) -> State | None:
-            if run in busy:
-                return "running"
-            return "failed" if run in self.failures else None
-
-        return self.board.look(now)
-
-    def _show(
-        self,
-        running: list[int],
-        last: bool = False,
-    ) -> None:
-        """Draw the table anew, where there is a terminal."""
-        raise_swallowed()
-        now = time.monotonic()
-        if self._live is None or (now - self._shown < SECONDS and not last):
-            return
-        self._shown = now
-        most = max(1, self._console.height - 6)  # title, frame and heading
-        self._live.update(self.board.table(self._states(running), most), refresh=True)
-
-    def _tell(self, ended: Ended) -> None:
-        """Keep a failure, and say what has ended: a line each, where there is no terminal (failures
-        always)."""
-        run = self.todo[ended.job]
-        name = called(run.cells())
-        if ended.error is not None:
-            self.failures[run.folder] = ended.error
-            self.folder.write_failures(self._earlier_failures | self.failures)
-            self._print(f"{name} failed: {ended.error}")
-            return
-        self.ended += 1
-        if self._live is None:
-            states = Board(self.folder, run.cells()).look(lambda run: None)
-            scores = [f"{state.metric.shown(state.score)} ({state.judge})" for state in states]
-            begin = f"[{self.ended}/{self.number}] {name}"
-            self._print(f"{begin}: {', '.join(scores)}, {states[0].seconds:.1f} s")
-
-    def _print(self, line: str) -> None:
-        if self._live is not None:
-            self._live.console.print(line, soft_wrap=True, markup=False, highlight=False)
-        else:
+    names = [run.folder for run in runs]
+    # but for those that are tried again
+    earlier = {name: why for name, why in folder.failures().items() if name not in names}
+    failures: dict[str, str] = {}
+    folder.write_failures(earlier)
+    number = total - len(runs)
+    with contextlib.closing(all_ended):
+        for ended in all_ended:
+            cells = runs[ended.job].cells()
+            if ended.error is None:
+                number += 1
+                states = [state_of(folder, cell, lambda run: None) for cell in cells]
+                scores = ", ".join(f"{state.shown_score} ({state.judge})" for state in states)
+                line = f"[{number}/{total}] {called(cells)}: {scores}, {states[0].seconds:.1f} s"
+            else:
+                failures[names[ended.job]] = ended.error
+                folder.write_failures(earlier | failures)
+                line = f"{called(cells)} failed: {ended.error}"
             print(line, file=sys.stderr, flush=True)
+    if failures:
+        failed = [called(run.cells()) for run in runs if run.folder in failures]
+        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        first = next(iter(failures.values()))
+        raise RunFailed(
+            f"{len(failed)} of {total} runs failed ({'; '.join(failed[:NAMED])}{more}), "
+            f"the first: {first}; the same command tries them again"
+        )

@@ -100,7 +100,11 @@ def read(
     _check_pairs(runs)
     _check_methods(runs)
     let_in = code.accepted(paths[0])
-    return runs, notes + samples.notes(runs) + code.check_rows(runs, let_in, accept_code)
+    return runs, notes + samples.notes(runs) + code.check_rows(
+        runs,
+        let_in,
+        accept_code,
+    )
 
 
 def tidy(runs: DataFrame) -> DataFrame:
@@ -220,7 +224,12 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for number, (run, label, setting) in enumerate(columns):
         seed = run.setting("seed")
         is_seed = type(seed) is int
-        check("run", str(run.folder), is_seed, "its config.yaml names no seed")
+        check(
+            "run",
+            str(run.folder),
+            is_seed,
+            "its config.yaml names no seed",
+        )
         entry = {
             "number": number,
             "label": label,
@@ -252,7 +261,11 @@ def _scored(
     scores, whose = run.scores(kind, metric) if kind in MODELS else ({}, "")
     unscored = f"{run.folder} was not scored so"
     if not scores and metric in FURTHER and run.scores(kind)[0]:
-        raise BadInput("metric", metric, f"{unscored}: its evaluation.metrics must name it")
+        raise BadInput(
+            "metric",
+            metric,
+            f"{unscored}: its evaluation.metrics must name it",
+        )
     kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
     there = f"{unscored}; it has {', '.join(kinds) or 'no scores'}"
     check("judge", kind, bool(scores), there)

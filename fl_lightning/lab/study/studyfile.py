@@ -40,7 +40,12 @@ def read(
     if "like" not in content:
         return content
     like = content.pop("like")
-    check("like", like, isinstance(like, str), "it must be a study's name or file")
+    check(
+        "like",
+        like,
+        isinstance(like, str),
+        "it must be a study's name or file",
+    )
     liked = read(like, file.parent, (*like_it, path))
     if not isinstance(liked, dict):
         return liked

@@ -27,7 +27,18 @@ def listing_of(compared: Compared) -> Listing:
         baselines = block.baseline.dropna()
         against = f"differences to {baselines.iloc[0]}" if len(baselines) else ""
         judge = f"judge: {MODELS[row.judge]}"
-        titles.append("; ".join(filter(None, [judge, row.setting, against])))
+        titles.append(
+            "; ".join(
+                filter(
+                    None,
+                    [
+                        judge,
+                        row.setting,
+                        against,
+                    ],
+                )
+            )
+        )
     heads = _heads(compared)
     words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
     notes = [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
@@ -95,7 +106,12 @@ def _words(row: Any) -> dict[str, str]:
         "mean": known(row.mean, "{:.2f}".format, 0.01) + spread,
         "worst_tenth": known(row.worst_tenth, "{:.2f}".format, 0.01),
         "harmed": known(row.harmed, "{:.0%}".format),
-        "difference": known(row.difference, "{:+.2f}".format, 0.01) + row.star,
+        "difference": known(
+            row.difference,
+            "{:+.2f}".format,
+            0.01,
+        )
+        + row.star,
         "interval": NONE if isna(row.low) else interval,
         "p": known(row.p_holm, "{:.3g}".format),
         "wins": NONE if isna(row.wins) else f"{row.wins}/{row.ties}/{row.losses}",

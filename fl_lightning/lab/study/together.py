@@ -175,7 +175,11 @@ def _record(path: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        raise BadInput("out", str(path), "a part of it is a file, and no folder") from None
+        raise BadInput(
+            "out",
+            str(path),
+            "a part of it is a file, and no folder",
+        ) from None
     except (OSError, ValueError) as error:
         requirement = f"its {RECORD} cannot be read ({error}): delete it"
         raise BadInput("out", str(path), requirement) from None
@@ -196,7 +200,14 @@ def _gain(config: Config) -> tuple[str, str]:
     """The executor, and how it was found."""
     from fl_lightning.run import launch
 
-    single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
+    single = replace(
+        config,
+        fabric=replace(
+            config.fabric,
+            devices=1,
+            num_nodes=1,
+        ),
+    )
     try:
         answers = launch(single, _faster, FULL)["answers"]
     except Exception as error:
@@ -218,7 +229,13 @@ def _faster(
     from fl_lightning.training.executors.together import Together
 
     with tempfile.TemporaryDirectory() as folder:
-        fed = assemble(fabric, config, Path(folder), [], together=Together())
+        fed = assemble(
+            fabric,
+            config,
+            Path(folder),
+            [],
+            together=Together(),
+        )
         return {"answers": [faster_together(trainer, jobs) for trainer in fed.worker.trainers]}
 
 

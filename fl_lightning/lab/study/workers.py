@@ -139,7 +139,13 @@ def in_a_process(
             return RunFailed(f"{type(error).__name__}: {error}")
 
     with tempfile.TemporaryDirectory() as logs:
-        ends = run_all(tried, [argument], 1, Path(logs), lambda numbers: None)
+        ends = run_all(
+            tried,
+            [argument],
+            1,
+            Path(logs),
+            lambda numbers: None,
+        )
         with contextlib.closing(ends):
             # in place of an error: what `tried` returns, or a line on a process that died
             answer: Any = next(ends).error

@@ -20,7 +20,7 @@ from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, statistics, words
 from fl_lightning.lab.worth import row as row_name
-from fl_lightning.lab.worth.measure import best_alone, contributions
+from fl_lightning.lab.worth.measure import best_alone
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import read, silo_like
@@ -318,7 +318,7 @@ def _missed(
         [method.name],
         facts,
     )
-    there, away = (contributions(silo, metric)[method.name] for silo in (with_j, without_j))
+    there, away = (silo.rows[method.name] for silo in (with_j, without_j))
     return statistics.estimate(
         metric,
         away,
@@ -419,11 +419,10 @@ def _point(
         return None
     estimates = []
     for silo, (alone, _) in zip(silos, best_alone(silos, metric), strict=True):
-        federated = contributions(silo, metric)[measured.method]
         estimate = statistics.estimate(
             metric,
             alone,
-            federated,
+            silo.rows[measured.method],
             silo.samples,
         )
         estimates += [estimate] if estimate is not None else []

@@ -12,14 +12,12 @@ import numpy as np
 from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import HEAVY, Array, Estimate, Name, Samples, Verdict
+from fl_lightning.lab.worth.statistics import Array, Estimate, Name, Samples, Scores, Verdict
 
 FEWEST = 3
 """With fewer silos that have enough samples, nothing is said of the consortium."""
 PRECISIONS = (0.01, 0.02, 0.03, 0.05)
 """Half-widths that "so many more samples" is judged for."""
-Parts = Mapping[str, Array]
-"""Contributions (C, n) by row."""
 
 
 def measure(
@@ -44,18 +42,11 @@ def measure(
     picks, best = statistics.choose_by_other_folds(tables, sizes)
     answers = []
     for silo, (alone, kind) in zip(silos, best_alone(silos, metric), strict=True):
-        parts = contributions(silo, metric)
-        federated = _composed(
-            parts,
-            methods,
-            picks,
-            silo,
-        )
+        federated = _composed(silo, methods, picks)
         answers.append(
             _answer(
                 silo,
                 metric,
-                parts,
                 alone,
                 kind,
                 federated,
@@ -78,17 +69,9 @@ def measure(
     return measured
 
 
-def contributions(silo: Silo, metric: Name) -> Parts:
-    """What each sample adds to the metric, by row."""
-    return {
-        label: statistics.contributions(metric, scores, silo.samples)
-        for label, scores in silo.rows.items()
-    }
-
-
-def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
-    """For each silo: the contributions (C, n) of the row of `ALONE` that each sample's *other*
-    folds chose, and the label of the row that is best over all folds.
+def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
+    """For each silo: the scores of the row of `ALONE` that each sample's *other* folds chose, and
+    the label of the row that is best over all folds.
 
     Rows are chosen by the sum of a silo's own score and the mean over silos. The own score of a
     silo of 60 samples owes too much to chance; the mean would choose one row for large and small
@@ -102,13 +85,7 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Array, str]]:
     for c, silo in enumerate(silos):
         own_and_mean = tables[:, [c]] + mean_over_silos
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
-        composed = _composed(
-            contributions(silo, metric),
-            labels,
-            picks,
-            silo,
-        )
-        answers.append((composed, labels[best]))
+        answers.append((_composed(silo, labels, picks), labels[best]))
     return answers
 
 
@@ -130,26 +107,24 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
     return tables, sizes
 
 
-def _composed(
-    parts: Parts,
-    labels: Sequence[str],
-    picks: Array,
-    silo: Silo,
-) -> Array:
-    """The contributions (C, n) of the row that was picked for each sample's fold."""
+def _composed(silo: Silo, labels: Sequence[str], picks: Array) -> Scores:
+    """The scores of the row that was picked for each sample's fold."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
-    stacked = np.stack([parts[label] for label in labels])
-    composed: Array = np.take_along_axis(stacked, chosen[None], 0)[0]
-    return composed
+    rows = [silo.rows[label] for label in labels]
+    right = np.stack([row.right for row in rows])
+    outputs = None
+    if rows[0].outputs is not None:
+        outputs = np.stack([row.outputs for row in rows if row.outputs is not None])
+        outputs = np.take_along_axis(outputs, chosen[None, ..., None], 0)[0]
+    return Scores(np.take_along_axis(right, chosen[None], 0)[0], outputs)
 
 
 def _answer(
     silo: Silo,
     metric: Name,
-    parts: Parts,
-    alone: Array,
+    alone: Scores,
     kind: str,
-    federated: Array,
+    federated: Scores,
     margin: float | None,
 ) -> Answer:
     samples, reason = silo.samples, words.why_not(silo, metric)
@@ -159,7 +134,7 @@ def _answer(
         federated,
         samples,
     )
-    score = statistics.value(metric, alone) if len(samples) else math.nan
+    score = statistics.value(metric, alone, samples) if len(samples) else math.nan
     rows = {
         label: _gain(
             metric,
@@ -167,17 +142,13 @@ def _answer(
             row,
             samples,
         )[1]
-        for label, row in parts.items()
+        for label, row in silo.rows.items()
     }
     if margin is None:
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        # errors are skewed, and so may be twice as far apart
-        if metric == "mae" and (
-            statistics.heavy(federated - alone, samples)
-            or statistics.heavy(alone, samples, 2 * HEAVY)
-        ):
+        if metric == "mae" and statistics.heavy(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)
@@ -199,14 +170,14 @@ def _answer(
 
 
 def _gain(
-    metric: Name, alone: Array, row: Array, samples: Samples
+    metric: Name, alone: Scores, row: Scores, samples: Samples
 ) -> tuple[Estimate | None, dict[str, float]]:
     """The gain of a row over `alone`, if it is defined; the row's score, and the gain with the ends
     of its interval."""
     figures = dict.fromkeys(("score", "gain", "low", "high"), math.nan)
     if not len(samples):
         return None, figures
-    figures["score"] = statistics.value(metric, row)
+    figures["score"] = statistics.value(metric, row, samples)
     estimate = statistics.estimate(
         metric,
         alone,
@@ -216,12 +187,11 @@ def _gain(
     if estimate is None:
         return None, figures
     most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
-    low = max(estimate.gain - estimate.half, -most)
-    high = min(estimate.gain + estimate.half, most)
+    low, high = estimate.ends
     return estimate, figures | {
         "gain": estimate.gain,
-        "low": low,
-        "high": high,
+        "low": max(low, -most),
+        "high": min(high, most),
     }
 
 

@@ -9,9 +9,8 @@ samples. What is independent are the samples (or units: recordings, persons), no
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,9 +42,9 @@ LEAST_UNITS = 10
 verdict. Ours: intervals over 5 to 20 recordings cover 94 to 98 % (simulated:
 docs/decisions/0027), but not what so few of them owe to chance in training."""
 HEAVY = 0.2
-"""Share of the variance that one of 40 or more samples or units makes up, above which errors have a
+"""Share of the variance that one of `LEAST` samples or units makes up, above which errors have a
 heavy tail, and an interval holds for these samples alone. Ours: of 40 normal errors it is above 0.2
-in 16 %, of errors with two degrees of freedom in 78 % (simulated: docs/decisions/0027)."""
+in 15 %, of errors with two degrees of freedom in 85 % (simulated: docs/decisions/0027)."""
 CAREFUL = 1.4
 """Factor of the half-width that is foretold for more samples: 95 of 100 are narrower
 (docs/decisions/0027)."""
@@ -109,11 +108,25 @@ class Estimate:
     by_cycles: float
     """How fast more cycles narrow the interval: B in variance(C') = variance - B (1/C - 1/C')."""
     cycles: int
+    skew: float = 0.0
+    """Third central moment over the variance."""
 
     @property
     def half(self) -> float:
         """Half of the width of the interval."""
         return float(WIDER * stats.t.ppf(1 - LEVEL / 2, self.degrees) * math.sqrt(self.variance))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the interval.
+
+        It reaches further on the side to which samples are skewed, by what Hall's expansion of t
+        shifts both ends (1992): of models that rank nearly all pairs right, few and rare samples
+        make the difference. The other end stays, or more gains would be named.
+        """
+        t = float(stats.t.ppf(1 - LEVEL / 2, self.degrees))
+        shift = (2 * t**2 + 1) / 6 * self.skew
+        return self.gain - self.half + min(shift, 0.0), self.gain + self.half + max(shift, 0.0)
 
     @property
     def between(self) -> float:
@@ -174,12 +187,7 @@ def contributions(metric: Name, scores: Scores, samples: Samples) -> Array:
     if metric == "balanced_accuracy":
         weight = 1 / (counts[np.searchsorted(classes, samples.labels)] * len(classes))
         return scores.right * weight
-    return _auroc(
-        scores,
-        samples,
-        classes,
-        counts,
-    )
+    return _auroc(scores, samples)
 
 
 def share(metric: Name) -> float:
@@ -187,40 +195,91 @@ def share(metric: Name) -> float:
     return 0.5 if metric == "auroc" else 1.0
 
 
-def _auroc(
-    scores: Scores,
-    samples: Samples,
-    classes: Array,
-    counts: Array,
-) -> Array:
+def _auroc(scores: Scores, samples: Samples) -> Array:
     """Placements of each sample within its fold, (C, n), by each class against the rest; of two
     classes the second's."""
-    assert scores.outputs is not None
     total = np.zeros(samples.folds.shape)
-    if len(classes) < 2:
+    if len(np.unique(samples.labels)) < 2:
         return total + np.nan
-    chances = softmax(scores.outputs.astype(np.float64), axis=-1)
-    sizes = dict(zip(classes, counts.tolist(), strict=True))
-    ones = classes if len(classes) > 2 else classes[1:]
-    for cycle, folds in enumerate(samples.folds):
-        for fold, k in itertools.product(np.unique(folds), ones):
-            tested = np.flatnonzero(folds == fold)
-            is_k = samples.labels[tested] == k
-            positive, negative = tested[is_k], tested[~is_k]
-            if not len(positive) or not len(negative):
-                total[cycle, tested] = np.nan
-                continue
-            chance = chances[cycle, :, k]
-            above = np.sign(chance[positive][:, None] - chance[negative]) / 2 + 0.5
-            others = len(samples) - sizes[k]
-            total[cycle, positive] += above.mean(1) / (sizes[k] * len(ones))
-            total[cycle, negative] += above.mean(0) / (others * len(ones))
+    for pairs in _pairs(scores, samples):
+        if not pairs.above.size:
+            total[pairs.cycle, [*pairs.positive, *pairs.negative]] = np.nan
+            continue
+        total[pairs.cycle, pairs.positive] += pairs.above.mean(1) * pairs.weights[0]
+        total[pairs.cycle, pairs.negative] += pairs.above.mean(0) * pairs.weights[1]
     return total
 
 
-def value(metric: Name, parts: Array) -> float:
-    """The metric of these `contributions`, mean over cycles; of mae the error itself. NaN where it
-    is not defined."""
+@dataclass(frozen=True)
+class Pairs:
+    """The samples of a class and all others that a fold of a cycle tested, by number, and whether
+    each of the first is ranked above each of the others, (positive, negative).
+
+    `weights`: what a placement of each side is multiplied by in `contributions`.
+    """
+
+    cycle: int
+    positive: Array
+    negative: Array
+    above: Array
+    weights: tuple[float, float]
+
+
+def _pairs(scores: Scores, samples: Samples) -> Iterator[Pairs]:
+    """Of each cycle, fold and class that counts (of two the second)."""
+    assert scores.outputs is not None
+    chances = softmax(scores.outputs.astype(np.float64), axis=-1)
+    classes, counts = np.unique(samples.labels, return_counts=True)
+    first = 0 if len(classes) > 2 else 1
+    for cycle, folds in enumerate(samples.folds):
+        for fold in np.unique(folds):
+            tested = np.flatnonzero(folds == fold)
+            for k, count in zip(classes[first:], counts[first:], strict=True):
+                is_k = samples.labels[tested] == k
+                positive, negative = tested[is_k], tested[~is_k]
+                chance = chances[cycle, :, k]
+                above = np.sign(chance[positive][:, None] - chance[negative]) / 2 + 0.5
+                ones = len(classes) - first
+                weights = 1 / (count * ones), 1 / ((len(samples) - count) * ones)
+                yield Pairs(
+                    cycle,
+                    positive,
+                    negative,
+                    above,
+                    weights,
+                )
+
+
+def _counted_twice(alone: Scores, federated: Scores, samples: Samples) -> float:
+    """What the variance of an AUROC's gain has twice where it is that of placements: what pairs of
+    units owe to neither of the two.
+
+    A placement is a mean over few samples of the other class, and varies with them, too. Of more
+    than two classes about half of it.
+    """
+    total = 0.0
+    for ours, theirs in zip(_pairs(federated, samples), _pairs(alone, samples), strict=True):
+        difference = ours.above - theirs.above
+        positive, negative = ours.weights
+        weight = (positive / difference.shape[1] + negative / difference.shape[0]) / 2
+        by_unit = weight * (difference - difference.mean())
+        for members in (ours.positive, ours.negative):
+            by_unit = _by_unit(by_unit, samples.units[members]).T
+        total += float(np.square(by_unit).sum())
+    return total / len(samples.folds) ** 2
+
+
+def _by_unit(table: Array, units: Array) -> Array:
+    """Sums of the rows that are of one unit."""
+    order = np.argsort(units, kind="stable")
+    begins = np.unique(units[order], return_index=True)[1]
+    sums: Array = np.add.reduceat(table[order], begins)
+    return sums
+
+
+def value(metric: Name, scores: Scores, samples: Samples) -> float:
+    """The metric, mean over cycles; of mae the error itself. NaN where it is not defined."""
+    parts = contributions(metric, scores, samples)
     with np.errstate(invalid="ignore"):
         total = float(share(metric) * _over_cycles(parts).sum())
     return -total if metric == "mae" else total
@@ -245,28 +304,42 @@ def by_fold(metric: Name, scores: Scores, samples: Samples) -> Array:
 
 def estimate(
     metric: Name,
-    alone: Array,
-    federated: Array,
+    alone: Scores,
+    federated: Scores,
     samples: Samples,
 ) -> Estimate | None:
-    """The gain of `federated` over `alone`, both `contributions`; None where the metric is not
-    defined.
+    """The gain of `federated` over `alone`; None where the metric is not defined.
 
     The variance is V_s + a + V_x: V_s that of the mean over units of what their samples contribute,
     class by class; a what `MADE_UP` samples would add; V_x that of fits, as far as it exceeds what
     their samples explain. Satterthwaite gives the degrees of freedom.
     """
-    difference = federated - alone
+    difference = _difference(
+        metric,
+        alone,
+        federated,
+        samples,
+    )
     if np.isnan(_over_cycles(difference)).any() or len(samples) < 2:
         return None
-    cycles = len(difference)
-    variance, degrees, common = _variance(metric, difference, samples)
+    cycles, every = len(difference), slice(None)
+    variance, degrees, common, skew = _variance(
+        metric,
+        alone,
+        federated,
+        samples,
+    )
     by_cycles = 0.0
     if cycles > 1:
-        single = [
-            _variance(metric, difference[[cycle]], samples.part([cycle], slice(None)))[0]
-            for cycle in range(cycles)
-        ]
+        single = []
+        for cycle in range(cycles):
+            of_cycle = _variance(
+                metric,
+                alone.part([cycle], every),
+                federated.part([cycle], every),
+                samples.part([cycle], every),
+            )
+            single.append(of_cycle[0])
         by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
     gain = float(share(metric) * _over_cycles(difference).sum())
     return Estimate(
@@ -277,7 +350,19 @@ def estimate(
         _fits(samples),
         by_cycles,
         cycles,
+        skew,
     )
+
+
+def _difference(
+    metric: Name,
+    alone: Scores,
+    federated: Scores,
+    samples: Samples,
+) -> Array:
+    """What each tested sample adds to the gain, (C, n)."""
+    ours, theirs = (contributions(metric, scores, samples) for scores in (federated, alone))
+    return ours - theirs
 
 
 def _fits(samples: Samples) -> int:
@@ -285,9 +370,20 @@ def _fits(samples: Samples) -> int:
     return sum(len(np.unique(folds)) for folds in samples.folds)
 
 
-def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float, float, float]:
-    """Variance of the gain, its degrees of freedom, and the part of it that all samples of a fit
-    have in common."""
+def _variance(
+    metric: Name,
+    alone: Scores,
+    federated: Scores,
+    samples: Samples,
+) -> tuple[float, float, float, float]:
+    """Variance of the gain, its degrees of freedom, the part of it that all samples of a fit have
+    in common, and of AUROC its third central moment over the variance."""
+    difference = _difference(
+        metric,
+        alone,
+        federated,
+        samples,
+    )
     mean = _over_cycles(difference)
     strata = samples.labels
     if metric in ("accuracy", "mae"):
@@ -296,14 +392,14 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
     _, unit = np.unique(samples.units, return_inverse=True)
     centre = np.bincount(stratum, mean) / np.bincount(stratum)
 
-    # V_s + a, and Satterthwaite's sum of squares over degrees of freedom
-    v_samples, squares = 0.0, 0.0
+    # V_s and a by class
+    v_units, made_up, freedom, cubes = [], [], [], 0.0
     for k, middle in enumerate(centre):
         members = stratum == k
         sums = np.bincount(unit[members], mean[members] - middle)
         count = len(np.unique(unit[members]))
-        others = max(count - 1, 1)
-        factor = count / others
+        freedom.append(max(count - 1, 1))
+        factor = count / freedom[-1]
         # a single unit has no variance of its own: assume that all its samples could differ
         could_differ = int(members.sum()) if count == 1 else 1
         most = could_differ * _largest(
@@ -311,10 +407,16 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
             difference,
             samples,
             members,
+            count,
         )
-        v_stratum = factor * float(np.square(sums).sum()) + MADE_UP * factor * most**2
-        v_samples += v_stratum
-        squares += v_stratum**2 / others
+        v_units.append(factor * float(np.square(sums).sum()))
+        made_up.append(MADE_UP * factor * most**2)
+        cubes += float((sums**3).sum())
+    kept, twice = 1.0, 0.0
+    if metric == "auroc" and any(v_units):
+        twice = _counted_twice(alone, federated, samples)
+        kept = max(sum(v_units) - twice, *v_units) / sum(v_units)
+    v_strata = kept * np.array(v_units) + made_up
 
     # V_x: squares of the sums over a fit's samples, less those that its units explain alone
     rest = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
@@ -325,11 +427,13 @@ def _variance(metric: Name, difference: Array, samples: Samples) -> tuple[float,
         by_unit = np.bincount(folds * (int(unit.max()) + 1) + unit, values)
         of_fits += float(np.square(by_fit).sum())
         of_units += float(np.square(by_unit).sum())
-    v_fits = max(0.0, (of_fits - of_units) / len(difference) ** 2)
+    v_fits = max(0.0, (of_fits - of_units) / len(difference) ** 2 + twice)
 
-    variance = v_samples + v_fits
-    degrees = variance**2 / (squares + v_fits**2 / max(_fits(samples) - 1, 1))
-    return variance, degrees, v_fits
+    # Satterthwaite's sum of squares over degrees of freedom
+    variance = float(v_strata.sum()) + v_fits
+    squares = float(np.sum(v_strata**2 / freedom)) + v_fits**2 / max(_fits(samples) - 1, 1)
+    skew = cubes / variance if metric == "auroc" else 0.0
+    return variance, variance**2 / squares, v_fits, skew
 
 
 def _largest(
@@ -337,17 +441,25 @@ def _largest(
     difference: Array,
     samples: Samples,
     members: Array,
+    units: int,
 ) -> float:
-    """The most that one sample of a class, `members` (n,), can contribute to the difference; of
-    errors and placements, which are hardly ever that far apart, the most that was seen."""
+    """The most that one sample of a class, `members` (n,) of so many units, can contribute to the
+    difference.
+
+    Of errors, which are hardly ever that far apart, the most that was seen; of placements two ranks
+    in a fold, so that models that agree get a half-width of some 4 / pairs: the rule of three, and
+    a sample out of place is so for several others.
+    """
     count = int(members.sum())
     if metric == "accuracy":
         return 1 / len(samples)
     if metric == "balanced_accuracy":
         return 1 / (count * len(np.unique(samples.labels)))
+    if metric == "auroc":
+        pairs = count * (len(samples) - count) / len(np.unique(samples.folds[0]))
+        return 1 / count if units == 1 else 2 / pairs
     # equal models: hardly any width, but one
-    least = 1e-12 if metric == "mae" else 1 / (count * len(samples))
-    return max(float(np.nanmax(np.abs(difference[:, members]))), least)
+    return max(float(np.nanmax(np.abs(difference[:, members]))), 1e-12)
 
 
 def _over_cycles(parts: Array) -> Array:
@@ -358,14 +470,28 @@ def _over_cycles(parts: Array) -> Array:
     return mean
 
 
-def heavy(parts: Array, samples: Samples, share: float = HEAVY) -> bool:
-    """Whether a sample or unit makes up more than this share of the variance of `parts` (C, n)."""
+def heavy(alone: Array, federated: Array, samples: Samples) -> bool:
+    """Whether a sample or unit makes up too much of the variance of errors (C, n) trained alone, or
+    of their difference.
+
+    Of errors, which are skewed, twice `HEAVY`; of more than `LEAST` less, as the largest share
+    falls with three degrees of freedom. From these tails on no single training set tells its luck.
+    """
+    ratio = LEAST / len(np.unique(samples.units))
+    # one of fewer makes up more by chance
+    most = HEAVY * max(1.0, ratio)
+    of_difference = _largest_share(federated - alone, samples)
+    of_errors = _largest_share(alone, samples)
+    return of_difference > most or of_errors > 2 * most * min(1.0, ratio) ** (1 / 3)
+
+
+def _largest_share(parts: Array, samples: Samples) -> float:
+    """The largest part of the variance of `parts` (C, n) that is one unit's; 0 without variance."""
     mean = _over_cycles(parts)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
-    # one of fewer makes up more by chance
-    most = share * max(1.0, LEAST / len(sums))
-    return bool(sums.max() > most * sums.sum() > 0)
+    total = float(sums.sum())
+    return float(sums.max()) / total if total else 0.0
 
 
 def too_few(

@@ -136,8 +136,6 @@ class ExecutorSpec:
     """Clients that take part in a round."""
     whole_last: bool
     """As in `BatchSchedule`."""
-    channels_last: bool = False
-    """Images come with their channels side by side."""
     text: Text | None = None
     """The text data's description; None: samples are no tokens."""
     weighted: bool = False

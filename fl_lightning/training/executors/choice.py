@@ -88,8 +88,6 @@ def unfit(
         return "16-mixed scales each client's loss"
     if spec.weighted:
         return "data.balance weights gives each client a loss of its own"
-    if spec.channels_last:
-        return "it knows no fabric.channels_last"
     if spec.whole_last:
         return "BatchNorm mixes the samples of a batch"
     return None
@@ -121,7 +119,6 @@ def _probed(
         spec.text,
         floats=floats,
     ).to(device)
-    assert binding.vector is not None
     buffers = dict(model.named_buffers())
     copies = [buffers[name].detach().clone() for name in module.layout.own_names]
     binding.bind(binding.vector.clone(), copies)

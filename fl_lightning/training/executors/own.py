@@ -168,8 +168,7 @@ class OwnLosses:
             reason = f"{type(error).__name__}: {redact(str(error))}".splitlines()[0]
         finally:
             module.train_only(None)
-            if vector is not None:
-                module.binding.bind(vector, buffers)
+            module.binding.bind(vector, buffers)
         if reason is None:
             return traits
         name = getattr(loss.function, "__qualname__", "it")

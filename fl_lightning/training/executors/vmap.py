@@ -139,7 +139,6 @@ class Vmap(Executor):
         """
         stack = self.stack
         binding = module.binding
-        assert binding.vector is not None
         stack.place([(binding.vector, binding.buffers)] * stack.width)
         self._reached = module.trainable.copy()
         self._reached[module.trainable] = [g is not None for g in gradients]
