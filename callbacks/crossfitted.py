@@ -129,7 +129,7 @@ def components(near: Tensor) -> list[list[int]]:
     """
     from scipy.sparse.csgraph import connected_components
 
-    rows = (near > 0).double().fill_diagonal_(1)
+    rows = near.double().fill_diagonal_(1)
     common = rows @ rows.T
     sizes = rows.sum(1)
     either = sizes[:, None] + sizes - common
