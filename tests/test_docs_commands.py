@@ -63,19 +63,3 @@ def test_commands_run(folder, capsys):  # noqa: F811
         words += ["--federation.rounds", "2"] if "--resume" in words else []
         assert main(words) == 0, (line, capsys.readouterr().err)
     assert {"client3.safetensors", "view.json"} <= {file.name for file in folder.iterdir()}
-
-
-@pytest.mark.slow
-def test_noise_of_the_privacy_page_is_possible_in_whole_runs(tmp_path, monkeypatch, capsys):
-    """A target epsilon needs more noise over all rounds than over one, and models diverge only
-    after some rounds."""
-    monkeypatch.chdir(tmp_path)
-    lines = [
-        shlex.split(line)[2:]
-        for line in shown(ROOT / "docs" / "privacy.md")
-        if line.startswith("fl-train fit ")
-    ]
-    quantile = next(words for words in lines if "--callbacks.centralprivacy.quantile" in words)
-    assert main(["plan", *quantile]) == 0, capsys.readouterr().err
-    noisy = next(words for words in lines if "--callbacks.localprivacy.noise" in words)
-    assert main(["fit", *noisy, *QUICK, "--federation.rounds", "3"]) == 0, capsys.readouterr().err

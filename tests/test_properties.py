@@ -1,8 +1,5 @@
 """What must hold of any input: configs, partitions, payloads, robust means, tables (hypothesis)."""
 
-import dataclasses
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 from fl_lightning.callbacks.compression import largest, quantised
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.files import read_config
-from fl_lightning.configuration.keys import keys, run_parser
 from fl_lightning.configuration.resolve import resolve, to_yaml
 from fl_lightning.data import partition
 from fl_lightning.foundation.csvtable import CsvTable
@@ -120,35 +116,6 @@ def _at(config, key):
     for name in key.split("."):
         value = getattr(value, name)
     return value
-
-
-@same
-@given(
-    key=st.sampled_from(
-        [k for k in keys(run_parser()) if k not in ("config", "print_config", "smoke")]
-    ),
-    value=st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.lists(st.integers(), max_size=3),
-)
-def test_any_value_is_taken_or_refused_in_words(key, value):
-    """Nothing but `BadInput` comes of a value of any kind, and what is taken is finite."""
-    group, _, name = key.rpartition(".")
-    layer = {group: {name: value}} if group else {name: value}
-    try:
-        config = resolve([layer])
-    except BadInput:
-        return
-    flat = [
-        v
-        for part in dataclasses.asdict(config).values()
-        if isinstance(part, dict)
-        for v in part.values()
-    ]
-    assert all(math.isfinite(v) for v in flat if isinstance(v, float))
 
 
 # ---------------------------------------------------------------- partitions

@@ -94,15 +94,6 @@ def test_truncate_forgets_later_rounds_everywhere(folder):
     assert len(folder.read("metrics")) == 1
 
 
-def test_the_relation_comes_back(folder):
-    view = folder.read_relation(2)
-    assert (view.receivers, view.layers, view.sources) == ([0, 4], ["conv1", "fc", "head"], [0, 4])
-    assert view.rows.dtype == np.float32
-    np.testing.assert_array_equal(view.rows, np.full((2, 3, 2), np.float32(2 / 7)))
-    with pytest.raises(FileNotFoundError):
-        folder.read_relation(9)
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b"[1, 2]", None])
 def test_a_damaged_relation_is_one_line(folder, content):
     path = folder.relation_file(2)
@@ -166,19 +157,6 @@ def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_p
     assert {name for name in waited if "." in name} == {"metrics.csv"}
     folder.write_final([0.5])
     assert "final.csv" in waited
-
-
-def test_a_split_is_kept_with_its_classes_where_there_are_any(folder):
-    folder.write_split([3, 2], [1, 1], np.array([[3, 0], [1, 1]]))
-    assert folder.read("split")[1] == {
-        "client": 1,
-        "train_samples": 2,
-        "test_samples": 1,
-        "class_0": 1,
-        "class_1": 1,
-    }
-    folder.write_split([3, 2], [1, 1], None)
-    assert folder.read("split")[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "clients.csv"])

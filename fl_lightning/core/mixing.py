@@ -158,37 +158,20 @@ class Mixer:
         layers: int,
     ) -> Tensor:
         """Sums by layer (layers, width), on every rank, of the rows `here` (tiles, width) that each
-        rank has for its tiles.
-
-        A layer's tiles are added up on one rank, in their order: the same bits on any number of
-        ranks.
-        """
+        rank has for its tiles: added in the tiles' order, they have the same bits on any number of
+        ranks."""
         size = self.group.size
-        rank = self.group.rank
         width = here.shape[1]
-        total = here.new_zeros(layers, width)
-        # (place, tile) of each row: on one rank of all tiles, else of those in the layers that this
-        # rank adds up, l % size
-        numbered = list(enumerate(tiles))
+        rows = here
         if size > 1:
-            of_rank = [numbered[r::size] for r in range(size)]
-            numbered = []
-            parts = [here.new_empty(0)]  # a rank may have no row to send
-            leaving = []
-            coming = []
-            for r, entries in enumerate(of_rank):
-                rows_to = [k for k, (_, t) in enumerate(of_rank[rank]) if t.layer % size == r]
-                entries_from = [entry for entry in entries if entry[1].layer % size == rank]
-                parts += [here[k] for k in rows_to]
-                numbered += entries_from
-                leaving.append(len(rows_to) * width)
-                coming.append(len(entries_from) * width)
-            flat = self.group.all_to_all(parts, leaving, coming)
-            here = torch.cat(flat).view(-1, width)
-        rows = zip(numbered, here, strict=True)
-        for (_, tile), row in sorted(rows, key=lambda entry: entry[0][0]):
+            numbers = [width * len(tiles[rank::size]) for rank in range(size)]
+            rows = here.new_empty(len(tiles), width)
+            for rank, part in enumerate(self.group.gather_parts([here.flatten()], numbers)):
+                rows[rank::size] = part.view(-1, width)
+        total = here.new_zeros(layers, width)
+        for tile, row in zip(tiles, rows, strict=True):
             total[tile.layer] += row
-        return self.group.all_reduce(total)
+        return total
 
     def mix(
         self,

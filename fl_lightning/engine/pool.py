@@ -154,36 +154,29 @@ def moves(
     """Plan the moves of clients of `cohort`: (client, rank), in order. The same on every rank.
 
     Each step takes the ranks with the most and the least of the round's `work`, and moves the
-    client that makes the greater load of the two smallest, if that falls by `WORTH`. Of the steps,
-    those up to the shortest round are kept; none if it is not shorter by `WORTH`, as other ranks
-    may have as much to do.
+    client that makes the greater load of the two smallest, if that falls by `WORTH`. Nobody moves
+    if the round does not become shorter by `WORTH`, as other ranks may have as much to do.
     """
     load = [0.0] * ranks
     place = {c: home[c] for c in cohort}
     for c in cohort:
         load[place[c]] += work[c]
-    planned: list[tuple[int, int]] = []
-    lengths = [max(load)]
-    while len(planned) < len(cohort):
-        most = max(range(ranks), key=lambda r: (load[r], -r))
-        least = min(range(ranks), key=lambda r: (load[r], r))
+    longest = max(load)
+    for _ in cohort:
+        most = load.index(max(load))
+        least = load.index(min(load))
         movable = [c for c in cohort if place[c] == most]
         candidates = [(max(load[most] - work[c], load[least] + work[c]), c) for c in movable]
-        after, client = min(candidates, default=(load[most], -1))
         # without candidates no client of the cohort is on that rank
+        after, client = min(candidates, default=(load[most], -1))
         if client < 0 or after > (1 - WORTH) * load[most]:
             break
         load[most] -= work[client]
         load[least] += work[client]
         place[client] = least
-        planned.append((client, least))
-        lengths.append(max(load))
-    shortest = min(lengths)
-    if shortest > (1 - WORTH) * lengths[0]:
+    if max(load) > (1 - WORTH) * longest:
         return []
-    # of a client that moves twice, the last counts
-    rank_of = dict(planned[: lengths.index(shortest)])
-    return [(c, rank_of[c]) for c in cohort if rank_of.get(c, home[c]) != home[c]]
+    return [(c, place[c]) for c in cohort if place[c] != home[c]]
 
 
 def move(

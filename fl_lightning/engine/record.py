@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core import RoundRecord, RunContext, Server
+from fl_lightning.core import Payload, RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.foundation import log
@@ -50,6 +50,12 @@ class ClientResult:
     """Uploaded tensors beside vectors (on the CPU)."""
     uncounted: str = ""
     """Why some of its operations are not known; empty: all are."""
+
+    def count(self, download: Payload, upload: Payload) -> None:
+        """Count the bytes of both, and hand over the statistics for the server."""
+        self.traffic = np.array((download.by_layer, upload.by_layer))
+        self.sent = np.array((download.layers_sent, upload.layers_sent))
+        self.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
 
 
 @dataclass

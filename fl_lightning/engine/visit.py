@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -231,7 +230,7 @@ class Visit:
         self.transform("on_upload", upload)
         self.check_slots(upload)
         self.result.norms = self.norms(upload)
-        self.count_bytes(upload)
+        self.result.count(self.client.payload, upload)
         self.keep(upload)
         self.tell()
         self.count_operations()
@@ -286,14 +285,6 @@ class Visit:
         if parts:
             norms["upload_norm"] = norm(torch.stack(list(map(norm, parts))))
         return norms
-
-    def count_bytes(self, upload: Payload) -> None:
-        """Count the bytes of download and upload, and hand over the statistics for the server."""
-        result = self.result
-        download = self.client.payload
-        result.traffic = np.array((download.by_layer, upload.by_layer))
-        result.sent = np.array((download.layers_sent, upload.layers_sent))
-        result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
 
     def keep(self, upload: Payload) -> None:
         """Write the uploaded blocks to the server's copies, and count the round; blocks that were

@@ -278,14 +278,6 @@ class Group:
             dist.all_gather(gathered, padded)
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have
-        0."""
-        if self.size > 1:
-            with self._together():
-                dist.all_reduce(tensor)
-        return tensor
-
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of any shape and type to rank `to`, which has to `receive` it."""
         if tensor.numel():

@@ -154,9 +154,7 @@ class RemoteVisits:
                 memory = wire.check_memory(initial_memory, answer.get("memory"))
                 result = ClientResult(c, wire.values_of(answer))
                 result.uncounted = str(answer.get("uncounted", ""))
-                result.traffic = np.array((downloads[c].by_layer, upload.by_layer))
-                result.sent = np.array((downloads[c].layers_sent, upload.layers_sent))
-                result.statistics = upload.statistics | upload.extra
+                result.count(downloads[c], upload)
                 results.clients[c] = result
                 self._keep(c, upload, memory)
         return sorted(failures, key=lambda failure: failure.client)

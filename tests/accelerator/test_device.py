@@ -11,7 +11,7 @@ from lines import run_line
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.engine.federation import Federation
-from fl_lightning.foundation.device import count, module_of, wide
+from fl_lightning.foundation.device import module_of, wide
 from fl_lightning.foundation.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
@@ -81,23 +81,6 @@ def test_a_run_goes_on_on_another_kind_of_device(fit, device, to_device):
     one, other = (RunFolder(folder).read("metrics")[-1] for folder in (stayed, moved))
     for name in ("train_loss", "coaching_loss"):
         assert other[name] == pytest.approx(one[name], rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "",
-        "--method fedavg --federation.participation 0.5",
-        "--fabric.bank host --optimizer.keep_state true",
-    ],
-)
-def test_two_ranks_give_what_one_gives(flags, fit, device):
-    if count() < 2:
-        pytest.skip("one device")
-    flags += f" --fabric.accelerator {device} --federation.rounds 2 --callbacks checkpoint"
-    one = fit("one", flags)
-    assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
 
 
 SETTINGS = {

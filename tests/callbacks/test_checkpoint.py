@@ -65,28 +65,34 @@ def same(one, other):
     )
 
 
+def facts(run):
+    """What survives a round beside tensors."""
+    turns = {c: (state.rounds, own_copies(state)) for c, state in run.states.items()}
+    return run.server.round, run.server.uploaded, turns
+
+
+def tensors(run):
+    """All tensors that survive a round, by whose they are."""
+    parts = {"server": run.server.memory}
+    for k, group in enumerate(run.groups):
+        initial = dict(enumerate([group.initial, *group.initial_buffers]))
+        parts |= {f"vectors {k}": group.vectors, f"initial {k}": initial}
+    for c, state in run.states.items():
+        buffers = dict(enumerate(state.buffers))
+        of_client = {"vectors": state.vectors, "received": state.received}
+        of_client |= {"memory": state.memory, "buffers": buffers}
+        parts |= {(c, name): part for name, part in of_client.items()}
+    return parts
+
+
 def equal(one, other):
     """Whether all that survives a round is the same."""
+    ours, theirs = tensors(one), tensors(other)
     return (
-        one.states.keys() == other.states.keys()
-        and (one.server.round, one.server.uploaded) == (other.server.round, other.server.uploaded)
-        and same(one.server.memory, other.server.memory)
-        and all(same(a.vectors, b.vectors) for a, b in zip(one.groups, other.groups, strict=True))
-        and all(same(initial(a), initial(b)) for a, b in zip(one.groups, other.groups, strict=True))
-        and all(
-            state.rounds == other.states[c].rounds
-            and same(state.vectors, other.states[c].vectors)
-            and same(state.received, other.states[c].received)
-            and own_copies(state) == own_copies(other.states[c])
-            and same(dict(enumerate(state.buffers)), dict(enumerate(other.states[c].buffers)))
-            and same(state.memory, other.states[c].memory)
-            for c, state in one.states.items()
-        )
+        facts(one) == facts(other)
+        and ours.keys() == theirs.keys()
+        and all(same(part, theirs[name]) for name, part in ours.items())
     )
-
-
-def initial(group):
-    return dict(enumerate([group.initial, *group.initial_buffers]))
 
 
 def own_copies(state):

@@ -67,8 +67,6 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(make_run, make_cl
         change, wanted = ((v - known)[b.start : b.stop] for v in (up.vector, client["model"]))
         step = wanted.abs().max() / (2 ** (bits - 1) - 1)
         assert ((change - wanted).abs() <= 1.01 * step + 1e-6).all()
-    again = passed(make_run, make_client, Quantize(bits=bits))
-    assert torch.equal(again[1].vector, down.vector) and torch.equal(again[2].vector, up.vector)
     draws = seeded()
     sent = client.group.initial + 0.1 * torch.randn(client.layout.size, generator=draws)
     at = client.layout.blocks[0]

@@ -22,21 +22,12 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone():
     callbacks = {"heatmaps": Component("x.Heatmaps", {"every": 3})}
     same = [{"seed": 4}, {"fabric": FabricConfig(threads=1)}, {"callbacks": callbacks}]
     same += [{"data": DataConfig(root="elsewhere")}, {"loggers": {"wandb": Component("x.WandB")}}]
-    assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
     other = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
-    other += [
-        {"data": DataConfig(alpha=0.2)},
-        {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}},
-    ]
+    other += [{"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}}]
     # such a file is the data
     other += [{"data": DataConfig(root=f"here/{name}.csv")} for name in ("one", "two")]
-    assert (
-        len(
-            {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other}
-            - {group}
-        )
-        == 5
-    )
+    groups = [exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same + other]
+    assert groups[:5] == [group] * 5 and len({*groups}) == 5
 
 
 def test_the_newest_checkpoint_is_one_file(fit, tmp_path):

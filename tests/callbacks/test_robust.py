@@ -118,7 +118,7 @@ def sent(run, client):
 
 
 @pytest.mark.parametrize("aggregator", [TrimmedMean(0.25), Median(), Krum(0, keep=2)], ids=repr)
-@pytest.mark.parametrize("method", SHARED, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", SHARED, ids=repr)
 def test_it_replaces_the_mean_and_nothing_else(make_run, make_client, method, aggregator):
     """The shared columns are those that the uploads give; what is personal stays."""
     run = make_run(method, net="norm", callbacks=[aggregator])

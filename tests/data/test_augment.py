@@ -5,13 +5,6 @@ from fl_lightning.data.augment import PAD, Augmentation
 BLACK = torch.tensor([-1.0, -2.0])[:, None, None]
 
 
-def test_flip_by_hand():
-    x = torch.arange(12.0).reshape(2, 2, 1, 3)
-    flipped = Augmentation(False, BLACK).apply(x, torch.tensor([[0, 8, 8], [1, 0, 0]]))
-    assert torch.equal(flipped[0], x[0])
-    assert flipped[1].tolist() == [[[8, 7, 6]], [[11, 10, 9]]]
-
-
 def test_crop_by_hand():
     x = torch.arange(1.0, 13.0).reshape(1, 2, 2, 3).repeat(3, 1, 1, 1)
     cropped = Augmentation(True, BLACK).apply(

@@ -42,10 +42,8 @@ def test_every_domain_has_its_clients(pacs, per_domain):
         assert (raw[:, 0] // 50 == pool.groups // per_domain).all()
         assert (raw[:, 1] // 50 == pool.labels).all()
         assert set(np.bincount(pool.groups)) == {size // per_domain}
-    counts = np.zeros((clients, 3), int)
-    assert source.train.groups is not None
-    np.add.at(counts, (source.train.groups, source.train.labels), 1)
-    assert set(counts.ravel()) == {8 // per_domain}  # the class mix of the domain
+    mixes = 3 * source.train.groups + source.train.labels
+    assert set(np.bincount(mixes)) == {8 // per_domain}  # the class mix of the domain
 
 
 def test_domains_are_the_true_groups(pacs):
@@ -63,7 +61,4 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(Absent, match=r"data\.root=None.*DOMAIN/CLASS"):
         domains.load(DataConfig())
     with refuses(r"holds no folder"):
-        domains.load(DataConfig(root=str(tmp_path)))
-    (tmp_path / "photo" / "dog").mkdir(parents=True)
-    with refuses(r"class folder 'dog' in photo/ holds no picture"):
         domains.load(DataConfig(root=str(tmp_path)))

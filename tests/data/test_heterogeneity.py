@@ -56,9 +56,6 @@ def test_a_shift_of_inputs_is_in_deviations_and_not_made_by_label_mixes():
         > 0.6
         > 3 * alike["heterogeneity_feature_shift_within"]
     )
-    uneven = [0] * 150 + [int(k) for k in y[150:]]  # other mixes of the same classes
-    found = heterogeneity.measure(federated(x, y.tolist(), uneven, 2)).summary()
-    assert found["heterogeneity_feature_shift"] > 3 * found["heterogeneity_feature_shift_within"]
     assert shifted["heterogeneity_jensen_shannon"] == alike["heterogeneity_jensen_shannon"] == 0
 
 

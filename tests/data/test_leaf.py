@@ -78,10 +78,6 @@ def test_shakespeare(tmp_path):
     # the end of it
     assert [names[t] for t in source.test.read_all()[0]] == [*"e quick", "<unknown>"]
     assert source.test.read_all()[1, :3].tolist() == [0, 0, 0] and source.test.labels[0] == 0
-    data = prepare(
-        DataConfig(source="leaf", root=str(tmp_path), length=8, partition="natural"), 2, 0
-    )
-    assert data.vocabulary == len(names) == data.num_classes
 
 
 @pytest.mark.parametrize(

@@ -181,30 +181,24 @@ def test_settings_that_cannot_work(options, message):
 
 def test_natural_gives_each_client_a_group():
     groups = partition.Groups(np.array([2, 0, 1, 1, 0, 2]), np.array([0, 1, 2, 2]), ["a", "b", "c"])
-    data = DataConfig(partition="natural", group_column="site", min_samples=2)
-    train, test = partition.deal(
-        np.zeros(6, int), np.zeros(4, int), 3, data, np.random.default_rng(0), groups
-    )
+
+    def dealt(clients, groups, least=2):
+        data = DataConfig(partition="natural", group_column="site", min_samples=least)
+        train, test = np.zeros(6, int), np.zeros(4, int)
+        return partition.deal(train, test, clients, data, np.random.default_rng(0), groups)
+
+    train, test = dealt(3, groups)
     assert [share.tolist() for share in train] == [[1, 4], [2, 3], [0, 5]]
     assert [share.tolist() for share in test] == [[0], [1], [2, 3]]
-
-    def refused(clients, groups, message, **options):
-        config = DataConfig(partition="natural", group_column="site", **options)
-        with refuses(message):
-            partition.deal(
-                np.zeros(6, int),
-                np.zeros(4, int),
-                clients,
-                config,
-                np.random.default_rng(0),
-                groups,
-            )
-
-    refused(4, groups, r"federation\.clients=4.*it must be 3: .*'site'", min_samples=2)
-    refused(3, groups, r"data\.min_samples=3.*'a' has 2", min_samples=3)
-    refused(3, None, r"data\.partition='natural'.*group_column")
+    with refuses(r"federation\.clients=4.*it must be 3: .*'site'"):
+        dealt(4, groups)
+    with refuses(r"data\.min_samples=3.*'a' has 2"):
+        dealt(3, groups, 3)
+    with refuses(r"data\.partition='natural'.*group_column"):
+        dealt(3, None)
     without = partition.Groups(groups.train, np.array([0, 1, 1, 1]), groups.names)
-    refused(3, without, r"data\.client_test=.*'c' has no test", min_samples=2)
+    with refuses(r"data\.client_test=.*'c' has no test"):
+        dealt(3, without)
 
 
 def test_too_many_clients_says_the_most_there_can_be():

@@ -68,11 +68,7 @@ def test_a_file_without_labels_and_a_limit(tmp_path):
     some = prepare(config, 2, 0)
     assert some.public_size == 7
     assert set(rows(some.public())) < set(rows(data.public()))
-    assert (
-        rows(some.public())
-        == rows(prepare(config, 2, 0).public())
-        != rows(prepare(config, 2, 1).public())
-    )
+    assert rows(some.public()) != rows(prepare(config, 2, 1).public())
 
 
 def test_grey_public_images_for_colour_clients(tmp_path):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from fl_lightning.data.sampling import apportion, stratified
+from fl_lightning.data.sampling import apportion
 
 
 def test_apportion_by_hand():
@@ -9,11 +9,3 @@ def test_apportion_by_hand():
     assert apportion(np.array([1, 2, 3]), 10).tolist() == [2, 3, 5]
     assert apportion(np.zeros(4), 6).tolist() == [2, 2, 1, 1]
     assert apportion(np.array([0.0, 5.0]), 0).tolist() == [0, 0]
-
-
-def test_stratified_keeps_the_class_mix():
-    labels = np.repeat([0, 1, 3], [50, 30, 20])[np.random.default_rng(0).permutation(100)]
-    chosen = stratified(labels, 10, np.random.default_rng(1))
-    assert np.bincount(labels[chosen]).tolist() == [5, 3, 0, 2]
-    assert (np.diff(chosen) > 0).all()
-    assert not np.array_equal(chosen, stratified(labels, 10, np.random.default_rng(2)))

@@ -169,8 +169,7 @@ def test_the_command_prints_a_table_and_writes_a_page(faulty, capsys):
     assert main(words) == 0 == main(words)  # a page is written over
     printed = capsys.readouterr().out
     assert "creatinine" in printed and "Geneva" in printed
-    page = Path("p.html").read_text()
-    assert "What a silo would send" in page and "1.055 elsewhere" in page
+    assert "1.055 elsewhere" in Path("p.html").read_text()
     table = fl_lightning.check_data({"config": "c.yaml", "data.root": "t.csv"})
     assert list(table.columns) == list(silos.Finding._fields)
     assert table.iloc[0].column == "creatinine" and table.iloc[0].here > 80

@@ -25,23 +25,29 @@ def of_digits(folder, monkeypatch):
     return DataConfig()
 
 
+def table(folder, header, rows, **keys):
+    """The data of a table."""
+    (folder / "t.csv").write_text("\n".join([header, *rows]))
+    return DataConfig(root=str(folder / "t.csv"), **keys)
+
+
 def of_a_table(folder, monkeypatch):
-    lines = ["x,label", *(f"{k},{k % 2}" for k in range(COUNT))]
-    (folder / "t.csv").write_text("\n".join(lines))
-    return DataConfig(root=str(folder / "t.csv"))
+    return table(folder, "x,label", [f"{k},{k % 2}" for k in range(COUNT)])
+
+
+def pictures(folder):
+    for k in range(COUNT):
+        (folder / str(k % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
 
 
 def of_image_folders(folder, monkeypatch):
-    for k in range(COUNT):
-        (folder / str(k % 2)).mkdir(exist_ok=True)
-        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
+    pictures(folder)
     return DataConfig(source="images", root=str(folder))
 
 
 def of_domains(folder, monkeypatch):
-    for k in range(COUNT):
-        (folder / "art" / str(k % 2)).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / "art" / str(k % 2) / f"{k}.png")
+    pictures(folder / "art")
     return DataConfig(source="domains", root=str(folder))
 
 
@@ -138,23 +144,36 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
     assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
 
 
+@pytest.mark.parametrize(
+    "counts, rare",
+    [
+        ([96, 4], [1]),
+        ([95, 5], []),
+        ([100, 0], []),
+        ([50, 2, 48], [1]),
+        ([20] * 50, []),
+        ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
+    ],
+)
+def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts, rare):
+    assert imbalance.rare(counts) == rare
+
+
 @pytest.mark.parametrize("samples, lost", [(2, 4), (4, 0)])
 def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples, lost):
     """Two clients with one sample of each of ten classes, two held out: of the same two classes at
     both."""
     # half of them are test samples
     rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    table = DataConfig(
-        root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2
-    )
-    line = imbalance.untrained(prepare(replace(table, validation=0.2, client_test=0.5), 2, 0))
+    keys = {"group_column": "farm", "partition": "natural", "min_samples": 2, "client_test": 0.5}
+    farms = table(tmp_path, "x,label,farm", rows, **keys)
+    line = imbalance.untrained(prepare(replace(farms, validation=0.2), 2, 0))
     named = (
         "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; "
         "they tell little"
     )
     assert line == (named if lost else None)
-    assert imbalance.untrained(prepare(replace(table, client_test=0.5), 2, 0)) is None
+    assert imbalance.untrained(prepare(farms, 2, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -162,10 +181,8 @@ def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples
 )
 def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path, task, distinct):
     rows = [f"{k},{k % distinct + 0.5}" for k in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
-    data = prepare(
-        DataConfig(root=str(tmp_path / "t.csv"), task=task, partition="iid", fraction=1.0), 2, 0
-    )
+    keys = {"task": task, "partition": "iid", "fraction": 1.0}
+    data = prepare(table(tmp_path, "x,label", rows, **keys), 2, 0)
     many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
     named = f"{many}; for a number to predict, --data.task regression"
     assert imbalance.scattered(data) == (
@@ -179,17 +196,15 @@ def test_one_number_written_in_two_ways_is_refused(tmp_path, key):
     rows = [
         f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
     ]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
-    table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="iid")
+    farms = table(tmp_path, "x,label,farm", rows, group_column="farm", partition="iid")
     with refuses(f"column '{key}' holds '1' and '1.0', one number"):
-        load(table, 2, False)
+        load(farms, 2, False)
 
 
 def test_an_empty_first_cell_is_no_image(tmp_path):
     rows = [f"{'' if k == 0 else k},{k % 2}" for k in range(40)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
-    table = DataConfig(root=str(tmp_path / "t.csv"), partition="iid", impute="median", fraction=1.0)
-    assert prepare(table, 2, 0).input_shape == (1,)
+    keys = {"partition": "iid", "impute": "median", "fraction": 1.0}
+    assert prepare(table(tmp_path, "x,label", rows, **keys), 2, 0).input_shape == (1,)
 
 
 def test_data_with_other_contents_or_owners_have_another_digest(tmp_path):

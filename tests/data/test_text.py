@@ -46,13 +46,6 @@ def test_targets_are_the_next_characters_and_parts_share_none(plays):
     assert not seen[0] & seen[1] and min(map(len, seen)) > 150
 
 
-def test_a_character_that_only_the_test_part_has_is_unknown(tmp_path):
-    (tmp_path / "a.txt").write_text("ab" * 200 + "ZZ" * 50)
-    source = read(tmp_path, length=5)
-    assert source.class_names == ["<unknown>", "a", "b"]
-    assert set(source.test.read_all().ravel().tolist()) == {0}
-
-
 def test_folders_and_files_that_do_not_go(tmp_path):
     with pytest.raises(Absent, match=r"data\.root=None.*\.txt"):
         text.load(DataConfig(source="text"))

@@ -24,8 +24,8 @@ def written(folder, visits=4, persons=12, clash=False):
 
 def config(root, **keys):
     plain = {"label_column": "ill", "group_column": "hospital", "partition": "natural"}
-    plain["min_samples"] = 2
-    return DataConfig(root=str(root), unit_column="patient", **(plain | keys))
+    plain |= {"unit_column": "patient", "min_samples": 2}
+    return DataConfig(root=str(root), **(plain | keys))
 
 
 @pytest.mark.parametrize("keys", [{"folds": 4}, {"client_test": 0.25}, {"client_test": None}])
@@ -60,12 +60,8 @@ def test_the_unit_column_is_no_feature(tmp_path):
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path, made, keys, says):
-    chosen = config(written(tmp_path, **made), **keys) if "unit_column" not in keys else None
-    if chosen is None:
-        chosen = config(written(tmp_path))
-        chosen.unit_column = keys["unit_column"]
     with refuses(says):
-        prepare(chosen, 2, 0)
+        prepare(config(written(tmp_path, **made), **keys), 2, 0)
 
 
 def test_one_unit_is_refused():

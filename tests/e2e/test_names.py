@@ -11,6 +11,7 @@ import fl_lightning
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import prepare
 from fl_lightning.lab.report.page import render
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.runs import load
 
 SITES = ("Chur, old town", "Aarau", "Bülach")
@@ -40,7 +41,8 @@ def test_tables_and_the_report_have_their_names(hospitals):
     names = dict(enumerate(sorted(SITES)))  # in the order of a group column's values
     run = fl_lightning.Run(hospitals)
     for table in ("clients", "final", "split", "heterogeneity"):
-        assert {row["client"]: row["name"] for row in run.files.read(table)} == names
+        rows = RunFolder(hospitals).read(table)
+        assert {row["client"]: row["name"] for row in rows} == names
     assert list(run.split)[-2:] == ["class_healthy", "class_ill"]
     assert run.client_names == names
     page = render(load([hospitals]))

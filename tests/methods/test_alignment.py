@@ -75,13 +75,6 @@ def test_an_incomplete_batch_may_be_left_out_of_fishers_sum(federation):
         assert (float(every) > float(told)) == (n % min(size, n) > 0)
 
 
-def test_fishers_pass_leaves_running_statistics_alone(federation):
-    client = client_of(federation(FedAS(), net="norm"), 0)
-    before = client["model"].clone()
-    FedAS().upload(client, payload_of(client))
-    assert torch.equal(client["model"], before)
-
-
 @pytest.mark.parametrize("told, expected", [([2.0, 2.0, 2.0], 1 / 3), ([0.0, 0.0, 0.0], 1 / 3)])
 def test_equal_or_no_slopes_weigh_equally(federation, told, expected):
     """INV3, and no 0/0."""

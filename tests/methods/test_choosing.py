@@ -99,13 +99,6 @@ def test_fedfomos_sums_by_the_authors_code(federation):
         np.testing.assert_allclose(rows, [[0.4, 0.6, 0], [0, 0.5, 0.5]], atol=1e-7)
 
 
-def test_nobody_fetches_who_has_not_uploaded(federation):
-    fed = federation(FedFomo(models=3), clients=6, rounds=2, **VALIDATION)
-    fed.round(1, [0, 1])
-    record = fed.round(2, [1, 5])
-    assert [int(c["download_bytes"]) for c in record.clients] == [4 * NUMBERS, 2 * 4 * NUMBERS]
-
-
 def test_transforms_see_every_model_that_travels(federation):
     """Quantised candidates take fewer bytes, and are other numbers."""
     watch = Watch()

@@ -1,6 +1,5 @@
 """FEDORA: subspaces, propagation, selective pull and new clients (cards 1.34 and 1.34b)."""
 
-import hashlib
 from itertools import pairwise
 
 import numpy as np
@@ -162,12 +161,8 @@ def test_validation_data_are_asked_for(federation):
 # ---------------------------------------------------------------- new clients
 
 
-def hashes(folder):
-    return {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +182,7 @@ def test_join_writes_a_model_and_touches_nobody_else(
     labelled, finished, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    before = hashes(finished)
+    before = contents(finished)
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -198,7 +193,7 @@ def test_join_writes_a_model_and_touches_nobody_else(
     line = f"join --run {finished} --data new.npz --out new.safetensors".split()
     assert main(line) == 0
     said = capsys.readouterr().out
-    assert hashes(finished) == before
+    assert contents(finished) == before
     assert f"# labelled: {labelled}" in said
     assert ("# accuracy: " in said) == labelled
     assert (
@@ -215,10 +210,6 @@ def test_join_writes_a_model_and_touches_nobody_else(
     "arrays, said",
     [
         ({"x_train": np.zeros((5, 9, 9), np.uint8)}, "shape"),
-        (
-            {"x_train": np.zeros((5, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 3, 77])},
-            "classes",
-        ),
         ({"y_train": np.arange(5)}, "x_train"),
     ],
 )

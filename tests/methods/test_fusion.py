@@ -87,12 +87,6 @@ def test_feddf_wants_public_data_and_classes(federation):
         federation(FedDF()).prepare()
 
 
-def test_all_public_data_are_drawn_where_no_number_is_given(federation):
-    fed = federation(FedDF(), **PUBLIC)
-    assert public.drawn(fed.run, None) == fed.run.data.public_size > 40
-    assert public.drawn(fed.run, 7) == 7
-
-
 def test_who_has_not_answered_teaches_nothing(federation):
     fed = federation(FedDF(**SMALL), participation=0.5, **PUBLIC)
     fed.round(1)

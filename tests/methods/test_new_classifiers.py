@@ -76,7 +76,9 @@ def test_the_minimum_on_the_simplex_is_one():
         Q = (root + 2 * shift) @ (root + 2 * shift).T
         best = torch.from_numpy(by_supports(Q.numpy(), np.zeros(n)))
         for scale in (1e-6, 1.0, 1e6):
-            assert_close(simplex_minimum(scale * Q), best, rtol=0, atol=1e-5)
+            a = simplex_minimum(scale * Q)
+            assert (a >= 0).all() and float(a.sum()) == pytest.approx(1, abs=1e-12)
+            assert_close(a @ Q @ a, best @ Q @ best, rtol=1e-6, atol=1e-9)
     assert (simplex_minimum(torch.zeros(3, 3, dtype=torch.float64)) == 1 / 3).all()
 
 

@@ -236,8 +236,3 @@ def test_steps_too_small_to_see_leave_the_own_model(federation, capsys):
         fed.round(3).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1))
     )
     assert "samples to measure" not in capsys.readouterr().err
-
-
-def test_one_client_alone(federation):
-    fed = run_all(federation(SelfKAPC(), clients=1, rounds=3))
-    assert models(fed)[0].isfinite().all()

@@ -175,12 +175,6 @@ def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu):
     assert again.products == 2 * 4 + 5 * 4 * 4 + 4 * 7
 
 
-def test_without_the_last_relu_two_linear_layers_follow_each_other(federation):
-    fed = run_all(federation(PFedHN(hidden=3, hidden_layers=0, last_relu=False)))
-    assert [type(layer) for layer in hyper(fed.run)] == [nn.Embedding, nn.Linear, nn.Linear]
-    assert all(torch.isfinite(model).all() for model in models(fed))
-
-
 @pytest.mark.parametrize("method", [PFedHN(), SCAFFOLD()])
 def test_an_aggregator_has_nothing_to_aggregate(federation, method):
     with refuses(r"^callbacks"):

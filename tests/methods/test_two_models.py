@@ -128,7 +128,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("method", REFUSED, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", REFUSED, ids=repr)
 def test_settings_of_the_optimiser_that_do_not_suit_are_refused(federation, method):
     for key in REFUSED[method]:
         with refuses(rf"^optimizer\.{key}="):

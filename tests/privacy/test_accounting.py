@@ -58,14 +58,10 @@ def test_epsilon_is_dp_accountings(sent, delta):
     assert mine == pytest.approx(by_hand(sent, delta), rel=1e-3)
 
 
-SAMPLED = list(
-    zip(
-        DRAWS.uniform(0.6, 8, 50).tolist(),
-        DRAWS.integers(1, 3000, 50).tolist(),
-        DRAWS.uniform(0.005, 0.5, 50).tolist(),
-        strict=True,
-    )
-)
+SAMPLED = [
+    (float(DRAWS.uniform(0.6, 8)), int(DRAWS.integers(1, 3000)), float(DRAWS.uniform(0.005, 0.5)))
+    for _ in range(50)
+]
 
 
 @pytest.mark.sampled("setting-a")

@@ -372,17 +372,6 @@ def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study, base
     assert labels("before")[0] == [*kept, *after]
 
 
-def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(make_study):
-    """Two of four are left with the model they began with: the four are no scores before training
-    for that."""
-    before = {"before": [0.4] * 4}
-    study = make_study([cell(label, OURS, others=before) for label in ("local", "kapc")])
-    for file in study.glob("runs/**/summary.json"):
-        altered(file, final_kinds={"after": 2, "before": 2})
-    assert row(compared(study, judge="before"), "kapc").mean == pytest.approx(0.4)
-    assert row(compared(study), "kapc").mean == pytest.approx(0.7)
-
-
 # ---------------------------------------------------------------- what is written
 
 

@@ -55,9 +55,7 @@ def test_the_steps_of_an_epoch_are_an_epoch(federation, name):
     want = models_of(one, name)
     for count, rounds in ((per_epoch, 3), (1, 3 * per_epoch), (3 * per_epoch, 1)):
         fed = federation(Local(), local_epochs=None, local_steps=count, rounds=rounds, **EVEN)
-        assert all(torch.equal(a, b) for a, b in zip(want, models_of(fed, name), strict=True)), (
-            count
-        )
+        assert all(map(torch.equal, want, models_of(fed, name))), count
 
 
 def test_a_part_of_an_epoch(federation):
@@ -91,7 +89,8 @@ def test_dropout_does_not_depend_on_the_cut(federation):
         fabric = made.worker.trainers[0].fabric
         fed = build(fabric, made.run.config, made.run.data, [model], Local(), [], made.run.folder)
         found.append(models_of(fed, "loop"))
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+    one, *others = found
+    assert all(all(map(torch.equal, one, other)) for other in others)
 
 
 @pytest.mark.parametrize("odd", [0, 2**32 - 1, 2**32, 2**70])

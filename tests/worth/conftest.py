@@ -1,6 +1,8 @@
 """Six hospitals with everything that can be wrong with them, and one small `fl-train worth` over
 them."""
 
+import fcntl
+import os
 import shlex
 import shutil
 
@@ -47,12 +49,20 @@ def write_hospitals(folder):
 
 @pytest.fixture(scope="session")
 def out(tmp_path_factory):
-    """The folder of a finished `fl-train worth`, which all tests read."""
-    folder = tmp_path_factory.mktemp("worth")
-    write_hospitals(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "4"]) == 0
+    """The folder of a finished `fl-train worth`, which all tests read; one for all processes of the
+    tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "worth"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "answer" / "worth.html").exists():
+            write_hospitals(folder)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                assert (
+                    main(["worth", *shlex.split(SMALL), "--out", "answer", "--repeats", "4"]) == 0
+                )
     return folder / "answer"
 
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from fl_lightning.lab.worth.silos import Facts, Measured
 
 CYCLES, MOST_CYCLES = 2, 10
-"""Without --repeats; with --minutes at most. 2: ten silos then take ten minutes of two cores; more
-than 4 hardly narrow an interval, since samples decide then (simulated)."""
+"""Without --repeats; with --minutes at most. 2: ten silos of the tutorial then take four minutes of
+two cores (docs/hospitals.md); more than 4 hardly narrow an interval, since samples decide then
+(simulated)."""
 METHODS = ("fedper", "ditto", "crosskapc", "fedcac", "partialpooling")
 """Without --methods: the first in mean rank in the atlas (docs/results/crosskapc.md), and what the
 atlas's rule advises; FedPer, the best where labels conflict in many groups (none is significantly

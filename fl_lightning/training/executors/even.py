@@ -50,7 +50,7 @@ def even(
     """
     draws = torch.Generator().manual_seed(0)
     models = len(rows)
-    first: list[Tensor] = []  # each model's first results
+    first: Tensor | None = None  # each model's first results
     unlike = unlike_each_other(rows, 0.1, draws)
     labels = y.expand(models, *y.shape)
     images = x.expand(models, *x.shape)
@@ -63,14 +63,12 @@ def even(
             if len(order) < size:
                 continue
             rows[:size] = unlike[order]
-            results = run(size, images[order], labels[order])
-            if not first:
-                empty = [result.new_empty(models, *result.shape[1:]) for result in results]
-                first = [room.fill_(torch.nan) for room in empty]
-            for before, result in zip(first, results, strict=True):
-                is_first = before[order].isnan()
-                is_same = before[order] == result
-                if not bool((is_first | is_same).all()):
-                    return False
-                before[order] = result
+            parts = run(size, images[order], labels[order])
+            results = torch.cat([part.reshape(size, -1) for part in parts], 1)
+            if first is None:
+                first = results.new_full((models, results.shape[1]), torch.nan)
+            before = first[order]
+            if not bool((before.isnan() | (before == results)).all()):
+                return False
+            first[order] = results
     return True
