@@ -14,7 +14,7 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.worth import FOLDS
 from fl_lightning.lab.worth.silos import Silo, SiloFacts
-from fl_lightning.lab.worth.statistics import Array, Scores, TestedSamples
+from fl_lightning.lab.worth.statistics import Array, ScoredSamples, Scores
 from fl_lightning.results.folder import UNREADABLE
 
 Table = dict[str, Array]
@@ -159,7 +159,7 @@ def _silo(
     return Silo(
         client,
         name,
-        TestedSamples(first[0]["label"], folds, units),
+        ScoredSamples(first[0]["label"], folds, units),
         rows,
         keys,
         repeated=int(counts[counts > 1].sum()),
