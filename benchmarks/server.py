@@ -14,7 +14,7 @@ from workloads import launched
 from fl_lightning.core.layout import Layout, Segment
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.relation import RelationInputs
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models import head_of
 from fl_lightning.models.resnet18 import ResNet18
@@ -30,7 +30,7 @@ class Server:
     ) -> None:
         method = KAPC(solver=solver, start="server" if solver == "exact" else "own")
         fabric = launched(accelerator)
-        self.group = Group(fabric)
+        self.group = RankGroup(fabric)
         model = model.to(fabric.device)
         layout = Layout(model, head_of(model))
         shared = layout.mask(lambda block: method.scope(block) == "shared")

@@ -44,7 +44,7 @@ from fl_lightning.data import units as cutting
 from fl_lightning.lab.worth import LENGTHS, LINEAR, LOCAL
 from fl_lightning.lab.worth.measure import measure
 from fl_lightning.lab.worth.silos import Silo
-from fl_lightning.lab.worth.statistics import Name, Samples, Scores, estimate
+from fl_lightning.lab.worth.statistics import Name, ScoredSamples, Scores, estimate
 
 SIZES = (20, 60, 60, 200, 200, 600, 2000)
 KINDS = ("plain", "null", "coin", "units", "copies", "rare", "auroc", "mae", "heavy")
@@ -245,7 +245,7 @@ def measured(world: World, cycles: int) -> list[Silo]:
         for label, outputs in predictions[number].items():
             logits = np.stack([np.zeros_like(outputs), outputs], -1)
             rows[label] = Scores(world.scores(outputs, y), logits)
-        samples = Samples(labels[number], folds[number], person)
+        samples = ScoredSamples(labels[number], folds[number], person)
         units = len(np.unique(person)) if world.kind == "units" else 0
         silos.append(
             Silo(

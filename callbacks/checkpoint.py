@@ -32,7 +32,7 @@ from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.signals import undisturbed
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.storage import manifest as disk
-from fl_lightning.storage.manifest import Damaged, Manifest
+from fl_lightning.storage.manifest import DamagedCheckpoint, Manifest
 from fl_lightning.storage.state import MODEL, ClientState, spent_by
 
 CHEAP = 20
@@ -291,7 +291,7 @@ def restore(
         reason = ""
         try:
             loaded = _load(run, folder, t)
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             reason = str(error)
         reasons = [*filter(None, run.processes.gather_objects(reason))]
         if not reasons:

@@ -270,7 +270,7 @@ def export(
         cost: What a missed case costs, in false alarms, for the rule cost.
         case: The class that is a case, for the rule cost.
     """
-    from fl_lightning.exporting.calibration import Calibration
+    from fl_lightning.exporting.calibration import CalibrationRule
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*arguments: Any) -> Any:
@@ -278,7 +278,7 @@ def export(
 
         return exported(*arguments)
 
-    calibration = Calibration(temperature, threshold, cost, case)
+    calibration = CalibrationRule(temperature, threshold, cost, case)
     return write(Path(run), str(client), os.fspath(out), format, checkpoint, calibration, of_site)
 
 
@@ -539,7 +539,9 @@ def study(
     from fl_lightning.lab.study import launch
 
     part = (_text(methods), seeds, _text(settings))
-    options = launch.Options(os.fspath(out), workers, together, accept_changed_code, slurm, job)
+    options = launch.StudyOptions(
+        os.fspath(out), workers, together, accept_changed_code, slurm, job
+    )
     return _of_a_study(launch.study, definition, out, objects, config, part, options)
 
 
@@ -582,7 +584,7 @@ def reproduce(
     from fl_lightning.lab.study.reproduce import reproduce as run_again
 
     place = str(Path("studies") / definition.removesuffix(".yaml").replace("/", "-"))
-    options = launch.Options(os.fspath(out or place), workers, together, accept_changed_code)
+    options = launch.StudyOptions(os.fspath(out or place), workers, together, accept_changed_code)
     part = (_text(methods), seeds, _text(settings))
     return run_again(definition, layers_of(config, {})[0], part, options, rounds, format, no_run)
 
@@ -639,7 +641,7 @@ def tune(
     objects = _objects(locals())
     from fl_lightning.lab.study import tuning
 
-    options = tuning.Options(
+    options = tuning.TuneOptions(
         os.fspath(out),
         workers,
         accept_changed_code=accept_changed_code,
@@ -696,7 +698,7 @@ def compare(
     """
     from fl_lightning.lab.study import comparison
 
-    options = comparison.Options(
+    options = comparison.CompareOptions(
         baseline=baseline,
         judge=judge,
         metric=metric,

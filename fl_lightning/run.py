@@ -42,7 +42,7 @@ from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.exporting.about import about
-from fl_lightning.exporting.calibration import NONE, Calibration
+from fl_lightning.exporting.calibration import NONE, CalibrationRule
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
 from fl_lightning.foundation.docstrings import first_paragraph
@@ -92,7 +92,7 @@ def export(
     out: Path,
     which: Literal["last", "best"],
     kind: Format = "safetensors",
-    calibration: Calibration = NONE,
+    calibration: CalibrationRule = NONE,
 ) -> dict[str, Any]:
     """Write the model of a client, by name or number, to `out`; returns its kind, round and the
     model's arguments."""
@@ -263,7 +263,7 @@ def _export(
     out: Path,
     which: Literal["last", "best"],
     form: Format,
-    calibration: Calibration,
+    calibration: CalibrationRule,
 ) -> dict[str, Any]:
     """Write a client's model of a checkpoint, calibrated if asked for."""
     fed = ended(fabric, config, folder)
@@ -282,7 +282,7 @@ def calibrated(
     kind: str,
     vector: torch.Tensor,
     buffers: list[torch.Tensor],
-    calibration: Calibration,
+    calibration: CalibrationRule,
 ) -> dict[str, Any]:
     """Fit temperature and threshold of a client's model to its validation data; returns them by
     name, empty where none is wanted."""

@@ -4,10 +4,10 @@ import torch
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 
 
-class Alone(Group):
+class Alone(RankGroup):
     """A single process, without Fabric."""
 
     def __init__(self):

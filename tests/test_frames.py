@@ -11,7 +11,7 @@ from refusals import refuses
 
 import fl_lightning
 from fl_lightning.exporting import plain
-from fl_lightning.exporting.calibration import Calibration, best_temperature, best_threshold
+from fl_lightning.exporting.calibration import CalibrationRule, best_temperature, best_threshold
 from fl_lightning.lab.given import handed_over
 from fl_lightning.lab.report.figures import certainty
 
@@ -204,7 +204,7 @@ def test_the_threshold_is_the_best_of_all(cost):
 )
 def test_what_cannot_be_chosen(wanted, labels, names, line):
     with refuses(line):
-        Calibration(**wanted).fitted(
+        CalibrationRule(**wanted).fitted(
             torch.zeros(len(labels), len(names)), torch.tensor(labels), names, "client 0"
         )
 

@@ -11,7 +11,7 @@ from fl_lightning.configuration.resolve import resolve
 from fl_lightning.data import given, imbalance, prepare
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.lab.given import layers_of
-from fl_lightning.lab.study.grid import Entry
+from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.tuning import Search
 from fl_lightning.lab.worth.runs import facts_of
 
@@ -101,7 +101,7 @@ def test_another_metric(share, keys, name, tmp_path):
 def test_tune_goes_by_the_metric_of_its_trials(tmp_path):
     fitted(tmp_path, "trial", **{"federation.rounds": 1})
     given = config(tmp_path)
-    search = Search(Entry("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
+    search = Search(ListedMethod("fedavg", "fedavg", {}, "methods[0]"), tmp_path, 1, 0, given, [{}])
     assert search.metric().name == "auroc"
 
 

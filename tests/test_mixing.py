@@ -9,11 +9,11 @@ from reckoning import seeded
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE, Gram, Mixer, mean_of
-from fl_lightning.foundation.parallel import Group, assign_homes
+from fl_lightning.foundation.parallel import RankGroup, assign_homes
 from tests.mixes import mixed
 
 
-class Rank(Group):
+class Rank(RankGroup):
     """One of several threads that stand for processes; they exchange through a shared table."""
 
     def __init__(self, rank, size, table, gate):

@@ -22,12 +22,12 @@ from fl_lightning.configuration.index import FILE
 from fl_lightning.configuration.ranges import Range, bounded_fields, limit, words
 from fl_lightning.foundation.docstrings import first_paragraph
 
-Entry = dict[str, Any]
+Description = dict[str, Any]
 BEGIN, END = "<!-- generated -->", "<!-- end -->"
 """Around a part of a page that `write` makes anew."""
 
 
-def described(method: Any) -> Entry:
+def described(method: Any) -> Description:
     """Describe a method's class: summary, family and arguments.
 
     Of each argument: its type in words, bounds, default, search space, meaning.
@@ -44,19 +44,19 @@ def described(method: Any) -> Entry:
     }
 
 
-def arguments(kind: type) -> dict[str, Entry]:
+def arguments(kind: type) -> dict[str, Description]:
     """Describe each field of a dataclass, as `described` does; those of a dataclass within it by
     `NAME.FIELD`."""
     hints = get_type_hints(kind)
     bounded = bounded_fields(kind)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Description] = {}
     for field in fields(kind):
         hint = hints[field.name]
         if is_dataclass(hint) and isinstance(hint, type):
             for name, inner_entry in arguments(hint).items():
                 entries[f"{field.name}.{name}"] = inner_entry
             continue
-        entry: Entry = {"words": words(hint)}
+        entry: Description = {"words": words(hint)}
         values, _ = limit(bounded.get(field.name))
         if isinstance(values, Range):
             entry["bounds"] = _bounds(values)
@@ -69,12 +69,12 @@ def arguments(kind: type) -> dict[str, Entry]:
     return entries
 
 
-def index() -> dict[str, dict[str, Entry]]:
+def index() -> dict[str, dict[str, Description]]:
     """Return the content of `index.json`, by kind and name."""
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
     callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     module = importlib.import_module("torch.nn").Module
-    entries: dict[str, dict[str, Entry]] = {
+    entries: dict[str, dict[str, Description]] = {
         "methods": {name: described(cls) for name, cls in methods().items()},
         "models": {name: _entry(cls) for name, cls in classes("models", module).items()},
         "callbacks": {},
@@ -116,14 +116,14 @@ def classes(package: str, base: type) -> dict[str, type]:
     return dict(sorted(by_name.items()))
 
 
-def _entry(cls: type) -> Entry:
+def _entry(cls: type) -> Description:
     return {
         "class": f"{cls.__module__}.{cls.__name__}",
         "doc": first_paragraph(inspect.getdoc(cls)),
     }
 
 
-def _bounds(values: Range) -> Entry:
+def _bounds(values: Range) -> Description:
     """Return the arguments of a `Range`; JSON has no infinity."""
     high = {"high": values.high} if values.high < math.inf else {}
     return {
@@ -163,8 +163,8 @@ def keys_of_a_run() -> str:
     groups = importlib.import_module("fl_lightning.configuration.config").GROUPS
     tables = []
     for name, group in groups.items():
-        first: dict[str, Entry] = {}
-        inherited: dict[str, Entry] = {}
+        first: dict[str, Description] = {}
+        inherited: dict[str, Description] = {}
         for key, entry in arguments(group).items():
             is_own = key.partition(".")[0] in group.__annotations__
             (first if is_own else inherited)[key] = entry

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.core.layout import Segment
 from fl_lightning.foundation.device import wide
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 
 TILE = 1 << 15
 """Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits),
@@ -102,7 +102,7 @@ class Mixer:
 
     def __init__(
         self,
-        group: Group,
+        group: RankGroup,
         home: Sequence[int],
         vectors: Mapping[int, Tensor],
         sources: Sequence[int],

@@ -18,7 +18,7 @@ from fl_lightning.core.module import Module
 from fl_lightning.data import FederatedData
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import FURTHER, Metric
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
@@ -110,7 +110,7 @@ class RunContext:
     relation: Relation
     data: FederatedData
     folder: Path
-    processes: Group
+    processes: RankGroup
     device: torch.device
     """Where clients train."""
     dtype: torch.dtype

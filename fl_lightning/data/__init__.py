@@ -18,7 +18,7 @@ from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
-from fl_lightning.data.source import HeldOut, Pool, Source
+from fl_lightning.data.source import HeldOut, SamplePool, Source
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed
 from fl_lightning.foundation.rng import numpy_rng
@@ -96,7 +96,7 @@ def _samples(
     labels: tuple[ndarray, ndarray],
     away: list[HeldOut],
     data: DataConfig,
-    unlabelled: Pool | None,
+    unlabelled: SamplePool | None,
     made_up: bool,
     seed: int,
     smoke: bool,
@@ -127,7 +127,7 @@ def _samples(
     def samples(
         raw: ndarray,
         targets: ndarray,
-        pool: Pool | None = None,
+        pool: SamplePool | None = None,
     ) -> Samples:
         numbers = () if pool is None else (pool.numbers, pool.independent, pool.lines)
         return Samples(torch.from_numpy(raw), torch.from_numpy(targets), mean, std, *numbers)
@@ -193,15 +193,15 @@ def _check_images(data: DataConfig, axes: int) -> None:
 class _Dealt:
     """The samples in use, and who holds which of them."""
 
-    train: Pool
-    test: Pool
+    train: SamplePool
+    test: SamplePool
     shares: tuple[partition.Shares, partition.Shares, partition.Shares]
     """Each client's indices for training and validation (into `train`) and for test (into
     `test`)."""
     names: list[str]
     """Of the clients."""
-    held_back: Pool | None
-    common: Pool | None
+    held_back: SamplePool | None
+    common: SamplePool | None
     """The test set of all; it may be `test`."""
     # Scored on validation data, `test` is `train`, the shares of both are the same, and no test
     # sample is here.
@@ -253,7 +253,7 @@ def _in_use(
     clients: int,
     dealer: int,
     smoke: bool,
-) -> tuple[Pool, Pool, Pool | None]:
+) -> tuple[SamplePool, SamplePool, SamplePool | None]:
     """Returns the training and the test samples in use, one pool where they are pooled, and those
     that are held back as public ones."""
     train = source.train
@@ -286,7 +286,7 @@ def _in_use(
 
 
 def _training_parts(
-    train: Pool,
+    train: SamplePool,
     trains: partition.Shares,
     data: DataConfig,
     seed: int,
@@ -311,8 +311,8 @@ def _training_parts(
 
 
 def _groups(
-    train: Pool,
-    test: Pool,
+    train: SamplePool,
+    test: SamplePool,
     names: list[str],
 ) -> partition.Groups | None:
     """Returns the groups of the samples; None where a part has none."""
@@ -323,8 +323,8 @@ def _groups(
 
 def _check_units(
     data: DataConfig,
-    train: Pool,
-    test: Pool,
+    train: SamplePool,
+    test: SamplePool,
     shares: partition.Shares,
     names: list[str],
 ) -> None:
@@ -402,7 +402,7 @@ def _first(strata: ndarray, size: int) -> ndarray:
 
 
 def _used(
-    pool: Pool,
+    pool: SamplePool,
     data: DataConfig,
     fraction: float,
     clients: int,

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data.columns import say_merged, say_merged_samples
-from fl_lightning.data.source import Absent, Pool, Setting, Source, source_of
+from fl_lightning.data.source import Absent, SamplePool, Setting, Source, source_of
 from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.metric import Task
 from fl_lightning.foundation.named import composed
@@ -89,7 +89,7 @@ def as_source(
 
 def _class_names(
     setting: Setting,
-    pools: Mapping[str, Pool],
+    pools: Mapping[str, SamplePool],
     arrays: Mapping[str, ndarray],
 ) -> list[str]:
     """Returns `class_names`, different texts and one for each class; else the classes' numbers."""
@@ -113,9 +113,9 @@ def _class_names(
 
 def _grouped(
     setting: Setting,
-    pools: dict[str, Pool],
+    pools: dict[str, SamplePool],
     arrays: Mapping[str, ndarray],
-) -> tuple[dict[str, Pool], list[str]]:
+) -> tuple[dict[str, SamplePool], list[str]]:
     """The pools with each sample's client, and the clients' names: `client_names`, or the values in
     order."""
     if "client_train" not in arrays:
@@ -157,9 +157,9 @@ def _clients(
 
 def _with_units(
     setting: Setting,
-    pools: dict[str, Pool],
+    pools: dict[str, SamplePool],
     arrays: Mapping[str, ndarray],
-) -> dict[str, Pool]:
+) -> dict[str, SamplePool]:
     """The pools with the unit of each sample, where the file has `unit_train`."""
     if "unit_train" not in arrays:
         return pools
@@ -176,7 +176,7 @@ def _with_units(
     return with_units
 
 
-def public(key: str, path: str) -> Pool:
+def public(key: str, path: str) -> SamplePool:
     """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for
     `key`."""
     setting = Setting(key, path)
@@ -300,7 +300,7 @@ def _pool(
     y: ndarray,
     task: Task = "classification",
     layout: Layout = "unsaid",
-) -> Pool:
+) -> SamplePool:
     """The samples of a part, checked, with their channels first."""
     is_filled = min(x.ndim, y.ndim, x.size, y.size) > 0
     setting.check(is_filled, f"x_{part} or y_{part} is empty")
@@ -332,7 +332,7 @@ def _pool(
         x = stored
     if not is_raw:
         x = _channels_first(setting, part, x, layout)
-    return Pool.of(x, y)
+    return SamplePool.of(x, y)
 
 
 def _channels_first(

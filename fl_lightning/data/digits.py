@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.configuration.config import DataConfig
-from fl_lightning.data.source import Pool, Source, source_of
+from fl_lightning.data.source import SamplePool, Source, source_of
 
 FILE = "datasets/data/digits.csv.gz"
 """In scikit-learn: 64 pixels and the class in each row."""
@@ -24,7 +24,7 @@ def load(data: DataConfig) -> Source:
     names = [str(digit) for digit in range(10)]
     return source_of(
         data,
-        Pool.of(images, table[:, -1].astype(np.int64)),
+        SamplePool.of(images, table[:, -1].astype(np.int64)),
         None,
         names,
     )

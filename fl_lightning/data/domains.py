@@ -10,7 +10,7 @@ import numpy as np
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
 from fl_lightning.data.sampling import in_turn, split, stratified
-from fl_lightning.data.source import TEST_SHARE, Pool, Source, at_root
+from fl_lightning.data.source import TEST_SHARE, SamplePool, Source, at_root
 from fl_lightning.foundation.named import composed, entries
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -62,9 +62,9 @@ def digit_pair(data: DataConfig) -> Source:
         size = min(len(digit_pool.labels), len(mnist_pool.labels))
         chosen = stratified(mnist_pool.labels, size, numpy_rng(0, f"digit_pair {part}"))
         mnist_images = _averaged(mnist_pool.read(chosen))
-        mnist_pools.append(Pool.of(mnist_images, mnist_pool.labels[chosen]))
+        mnist_pools.append(SamplePool.of(mnist_images, mnist_pool.labels[chosen]))
         digit_images = (digit_pool.read_all() * (255 / 16)).round()
-        digit_pools.append(Pool.of(digit_images.astype(np.uint8), digit_pool.labels))
+        digit_pools.append(SamplePool.of(digit_images.astype(np.uint8), digit_pool.labels))
     names = digit_source.class_names
     return of_domains(
         [digit_pools, mnist_pools], names, ["digits", "mnist"], data.clients_per_domain
@@ -72,7 +72,7 @@ def digit_pair(data: DataConfig) -> Source:
 
 
 def of_domains(
-    parts: Sequence[Sequence[Pool]],
+    parts: Sequence[Sequence[SamplePool]],
     class_names: list[str],
     domain_names: Sequence[str],
     per_domain: int,
@@ -83,13 +83,13 @@ def of_domains(
     They share each part of their domain equally, with its class mix as far as whole samples allow;
     `Source.domains` says which is whose.
     """
-    pools_of_part = {"train": list[Pool](), "test": list[Pool]()}
+    pools_of_part = {"train": list[SamplePool](), "test": list[SamplePool]()}
     for number, pools in enumerate(parts):
         for pool, part in zip(pools, pools_of_part, strict=True):
             place = in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {part}"))
             groups = number * per_domain + place
             pools_of_part[part].append(replace(pool, groups=groups))
-    train, test = (reduce(Pool.followed_by, pools) for pools in pools_of_part.values())
+    train, test = (reduce(SamplePool.followed_by, pools) for pools in pools_of_part.values())
     names = []
     domains = []
     for number, name in enumerate(domain_names):

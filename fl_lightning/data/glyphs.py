@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.data.source import Absent, SamplePool, Source, source_of
 from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed, is_hidden
@@ -55,7 +55,7 @@ def load(data: DataConfig) -> Source:
 
     return source_of(
         data,
-        Pool(
+        SamplePool(
             labels,
             read,
             groups,

@@ -14,7 +14,7 @@ from fl_lightning.configuration.tables import columns_of
 from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.data.source import Absent, SamplePool, Source, source_of
 from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import install_hint
 from fl_lightning.foundation.named import composed, entries
@@ -58,7 +58,7 @@ def load(data: DataConfig) -> Source:
     if data.unit_column is not None:
         units, _ = _numbered(parts, data.unit_column)
     pools = {
-        name: Pool(labels[name], lambda index: index, groups.get(name), units=units.get(name))
+        name: SamplePool(labels[name], lambda index: index, groups.get(name), units=units.get(name))
         for name in parts
     }
     first = train.features[columns[0]]
@@ -74,7 +74,7 @@ def load(data: DataConfig) -> Source:
             pools["test"] = replace(pools["test"], read=lambda index: index + len(train))
     else:
         for name, numbers in _numbers(parts, columns).items():
-            read = Pool.of(numbers, labels[name]).read
+            read = SamplePool.of(numbers, labels[name]).read
             pools[name] = replace(pools[name], read=read)
     test = pools.get("test") if unread_test is None else pools["train"]
     source = source_of(data, pools["train"], test, names, group_names)

@@ -12,7 +12,7 @@ import xxhash
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import public
 from fl_lightning.data.load import load
-from fl_lightning.data.source import Pool, Source
+from fl_lightning.data.source import SamplePool, Source
 
 BLOCK = 4096
 """Samples that are in memory at a time."""
@@ -38,7 +38,7 @@ def keeps_digest(data: DataConfig) -> bool:
 
 def of(
     source: Source,
-    unlabelled: Pool | None,
+    unlabelled: SamplePool | None,
     reads_test: bool = True,
 ) -> str:
     """Returns a digest of all samples, XXH3 in hexadecimal, whatever their order and the split into
@@ -54,7 +54,7 @@ def of(
     return str(state.hexdigest())
 
 
-def _sum(pool: Pool) -> int:
+def _sum(pool: SamplePool) -> int:
     """The sum of the samples' digests, of each with its label and group."""
     total = 0
     size = len(pool.labels)

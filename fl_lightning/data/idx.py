@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.data.source import Absent, SamplePool, Source
 from fl_lightning.foundation.errors import BadInput, check
 
 PARTS = ("train", "t10k")
@@ -46,7 +46,7 @@ def load(
             f"{len(labels)} labels"
         )
         check("data.root", root, valid, f"{mismatch}, {len(class_names)} classes")
-        pools.append(Pool.of(images[:, None], labels))
+        pools.append(SamplePool.of(images[:, None], labels))
     first = pools[0].labels[: len(begins)].tolist()
     valid = len(pools[0].labels) != WHOLE or first == list(begins)
     check(

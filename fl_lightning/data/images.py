@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
-from fl_lightning.data.source import Pool, Setting, Source, at_root, source_of
+from fl_lightning.data.source import SamplePool, Setting, Source, at_root, source_of
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.named import composed, entries, is_hidden, some
@@ -85,7 +85,7 @@ def class_folders(
     root: str,
     folder: Path,
     layout: str = LAYOUT,
-) -> tuple[Pool, list[str]]:
+) -> tuple[SamplePool, list[str]]:
     """The pictures in `folder`, a folder for each class, and the classes. One line names files that
     are left out.
 
@@ -125,7 +125,7 @@ def class_folders(
         root,
         lambda index: str(files_in_order[index]),
     )
-    return Pool(labels, read, mark=marks(files_in_order, folder)), names
+    return SamplePool(labels, read, mark=marks(files_in_order, folder)), names
 
 
 @cache
@@ -187,7 +187,7 @@ def marks(
     files: Sequence[Path],
     folder: Path,
 ) -> Callable[[ndarray], list[bytes]]:
-    """`Pool.mark` of the pictures in `files`, by their places in `folder`."""
+    """`SamplePool.mark` of the pictures in `files`, by their places in `folder`."""
     return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
 
 

@@ -19,8 +19,8 @@ from fl_lightning.data import text
 from fl_lightning.data.columns import say_merged
 from fl_lightning.data.source import (
     Absent,
-    Pool,
     Reading,
+    SamplePool,
     Setting,
     Source,
     Tokens,
@@ -35,7 +35,7 @@ LAYOUT = (
     "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each "
     "user)"
 )
-Samples = dict[str, tuple[list[Any], list[Any]]]
+UserSamples = dict[str, tuple[list[Any], list[Any]]]
 """By user: x and y."""
 
 
@@ -52,7 +52,7 @@ def load(data: DataConfig) -> Source:
     train = _files(root, folder if whole else folder / "train")
     users = sorted(user for user, (x, _) in train.items() if x)
     first = train[users[0]][0][0]
-    test: Samples = {}
+    test: UserSamples = {}
     if data.reads_test and not whole:
         test = _files(root, folder / "test", first)
     setting = Setting("data.root", root)
@@ -74,8 +74,8 @@ def load(data: DataConfig) -> Source:
 
 
 def _texts(
-    train: Samples,
-    test: Samples,
+    train: UserSamples,
+    test: UserSamples,
     users: list[str],
     data: DataConfig,
 ) -> Source:
@@ -85,14 +85,14 @@ def _texts(
         lines_of_train += [*x, *y]
     names, encode = text.characters(lines_of_train)
 
-    def pool(part: Samples) -> Pool:
+    def pool(part: UserSamples) -> SamplePool:
         samples = _numbered(part, users)
         lines = [line for line, _, _ in samples]
         first_tokens = [(encode(label) or [0])[0] for _, label, _ in samples]
         labels = np.array(first_tokens, np.int64)
         tokens = text.padded(lines, lambda line: encode(line)[-data.length :], data.length)
         owners = np.array([number for *_, number in samples], np.int64)
-        return Pool(labels, lambda index: tokens[index], owners)
+        return SamplePool(labels, lambda index: tokens[index], owners)
 
     train_pool = pool(train)
     test_pool = None if data.reads_test else train_pool
@@ -101,7 +101,7 @@ def _texts(
     return replace(source, vocabulary=len(names), reading=reading)
 
 
-def _say_empty(train: Samples, test: Samples) -> None:
+def _say_empty(train: UserSamples, test: UserSamples) -> None:
     """A line on users who have no sample to train on: they are no clients."""
     empty = sorted(set(train) - {user for user, (x, _) in train.items() if x})
     unused = sum(len(test[user][0]) for user in empty if user in test)
@@ -111,7 +111,7 @@ def _say_empty(train: Samples, test: Samples) -> None:
 
 
 def _numbered(
-    part: Samples,
+    part: UserSamples,
     users: list[str],
 ) -> list[tuple[Any, Any, int]]:
     """x, y and the number of its user of each sample."""
@@ -123,7 +123,7 @@ def _numbered(
     return samples
 
 
-def _pool(part: Samples, users: list[str]) -> Pool:
+def _pool(part: UserSamples, users: list[str]) -> SamplePool:
     numbered = _numbered(part, users)
     exact = np.array([x for x, _, _ in numbered])
     say_merged([f"value {k} of samples" for k in range(exact.shape[1])], exact)
@@ -132,14 +132,14 @@ def _pool(part: Samples, users: list[str]) -> Pool:
     if side * side == raw.shape[1] and side > 1:
         raw = raw.reshape(-1, 1, side, side)
     labels, groups = np.array([place for _, *place in numbered], np.int64).T
-    return Pool(labels, lambda index: raw[index], groups)
+    return SamplePool(labels, lambda index: raw[index], groups)
 
 
 def _files(
     root: str,
     folder: Path,
     like: Any = None,
-) -> Samples:
+) -> UserSamples:
     """All users of a folder's files; a user in two of them has the samples of both.
 
     All samples are `like` this one: a text, or as many numbers. None: like the first. Users may
@@ -150,7 +150,7 @@ def _files(
         raise Absent(
             "data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}"
         )
-    by_user: Samples = {}
+    by_user: UserSamples = {}
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))

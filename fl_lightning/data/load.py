@@ -13,7 +13,7 @@ from fl_lightning.configuration import tables
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.configuration.names import SOURCES
 from fl_lightning.data.partition import NATURAL
-from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.data.source import Absent, SamplePool, Source
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -142,7 +142,7 @@ def made_up(
         else:
             samples = rng.integers(0, 256, (size, *shape), dtype=np.uint8)
             labels = labels.astype(np.float32) if data.task == "regression" else labels
-        pool = Pool.of(samples, labels)
+        pool = SamplePool.of(samples, labels)
         pools.append(replace(pool, groups=groups % clients if is_grouped else None))
     train, test = pools
     names = [str(label) for label in range(classes)]

@@ -10,14 +10,14 @@ from numpy.random import Generator
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import partition, units, windows
 from fl_lightning.data.sampling import stratified
-from fl_lightning.data.source import Pool
+from fl_lightning.data.source import SamplePool
 from fl_lightning.foundation.rng import numpy_rng
 
 Shares = partition.Shares
 
 
 def cut(
-    pool: Pool,
+    pool: SamplePool,
     dealt: Shares,
     data: DataConfig,
     seed: int,
@@ -69,13 +69,13 @@ def cut(
 
 
 def as_pools(
-    pool: Pool,
+    pool: SamplePool,
     dealt: Shares,
     data: DataConfig,
     seed: int,
     fold: int,
     names: Sequence[str],
-) -> tuple[Pool, Pool, Shares, Shares]:
+) -> tuple[SamplePool, SamplePool, Shares, Shares]:
     """Returns the training and the test samples that `cut` makes, each as a pool, and each client's
     places in both."""
     trains, tests = cut(pool, dealt, data, seed, fold, names)
@@ -88,7 +88,7 @@ def as_pools(
     return pool.part(trained), pool.part(tested), trains, tests
 
 
-def _independent(pool: Pool) -> ndarray:
+def _independent(pool: SamplePool) -> ndarray:
     """The number of what each of a client's samples is of: a unit, or a row with its copies."""
     if pool.units is not None:
         return pool.units
@@ -128,7 +128,7 @@ def thinned(
 
 
 def cut_off(
-    pool: Pool,
+    pool: SamplePool,
     shares: Shares,
     share: float,
     rng: Generator,

@@ -14,7 +14,7 @@ from numpy import ndarray
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
 from fl_lightning.data.load import SOURCE_BY_SUFFIX, check_name, read
-from fl_lightning.data.source import Absent, Pool
+from fl_lightning.data.source import Absent, SamplePool
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
@@ -55,7 +55,7 @@ def hold_back(
     return np.sort(private), np.sort(used[order[:count]])
 
 
-def apart(held_back: Pool, *judged: tuple[Pool, Sequence[ndarray]]) -> Pool:
+def apart(held_back: SamplePool, *judged: tuple[SamplePool, Sequence[ndarray]]) -> SamplePool:
     """`held_back` without windows that overlap one that a client is judged by: the shares of each
     pool in `judged`.
 
@@ -78,7 +78,7 @@ def apart(held_back: Pool, *judged: tuple[Pool, Sequence[ndarray]]) -> Pool:
     return held_back.part(index)
 
 
-def pool(data: DataConfig, smoke: bool) -> Pool | None:
+def pool(data: DataConfig, smoke: bool) -> SamplePool | None:
     """All samples of another set that `data.public` names; None where there is none, or it is
     absent in a smoke run.
 
@@ -97,7 +97,7 @@ def pool(data: DataConfig, smoke: bool) -> Pool | None:
 
 def load(
     data: DataConfig,
-    every: Pool | None,
+    every: SamplePool | None,
     private: ndarray,
     made_up: bool,
     seed: int,
@@ -145,7 +145,7 @@ def _pool(
     name: str,
     data: DataConfig,
     smoke: bool,
-) -> Pool:
+) -> SamplePool:
     from fl_lightning.data import arrays
 
     root = data.public_root

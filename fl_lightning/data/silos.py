@@ -53,7 +53,7 @@ WARNINGS = KINDS[:5]
 
 
 @dataclass(frozen=True)
-class Column:
+class SiloColumn:
     """What one silo tells of a column: all that it would send."""
 
     rows: int
@@ -98,7 +98,7 @@ class Column:
         return self.quantiles[2] - self.quantiles[0]
 
 
-Summary = dict[str, Column]
+Summary = dict[str, SiloColumn]
 """Of one silo, by column."""
 
 
@@ -137,7 +137,7 @@ def summary(rows: Cells, data: DataConfig) -> Summary:
         if len(numbers) >= FEWEST_ROWS:
             quantiles = np.quantile(numbers, [0.05, 0.5, 0.95]).tolist()
         is_date = name in (data.dates or [])
-        columns[name] = Column(
+        columns[name] = SiloColumn(
             rows=len(cells),
             missing=len(cells) - counts.total(),
             different=len(counts),
@@ -172,7 +172,8 @@ def _predicts(
     labels: Sequence[str],
     data: DataConfig,
 ) -> float:
-    """`Column.predicts`; an empty cell is a value like others, since that it is empty may tell."""
+    """Returns `SiloColumn.predicts`; an empty cell is a value like others: that it is empty may
+    tell."""
     if data.task == "regression":
         targets = _values(data.label_column, labels, data)
         truths = [targets > np.nanmedian(targets)]
@@ -305,7 +306,7 @@ def _flagged(
 
 def _units(
     name: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
     """Medians further apart than the others' values, or spreads of another size."""
     if max(column.different for column in silos.values()) <= CODES:
@@ -342,7 +343,7 @@ def _units(
 
 def _codings(
     name: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
     """Words among numbers, or values that most silos would have too, if they were as frequent
     there."""
@@ -386,7 +387,7 @@ def _codings(
 
 def _missing(
     name: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
 ) -> list[Finding]:
     """The silo where most is missing, beside the others."""
     shares = {silo: column.missing_share for silo, column in silos.items()}
@@ -411,7 +412,7 @@ def _missing(
 
 def _identifiers(
     name: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
 ) -> list[Finding]:
     """Columns of words or whole numbers, of which no two rows have the same."""
     different = {}
@@ -424,7 +425,7 @@ def _identifiers(
 
 def _leaks(
     name: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
 ) -> list[Finding]:
     predicts = {silo: column.predicts for silo, column in silos.items()}
     ranked = [area for area in predicts.values() if not math.isnan(area)]
@@ -435,7 +436,7 @@ def _leaks(
 
 def _outcome(
     label: str,
-    silos: Mapping[str, Column],
+    silos: Mapping[str, SiloColumn],
     are_numbers: bool,
 ) -> Iterator[Finding]:
     """For each silo the median target, or the share of the class that is rarest over all."""

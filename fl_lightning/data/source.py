@@ -50,7 +50,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: ndarray
@@ -81,7 +81,7 @@ class Pool:
         cls,
         samples: ndarray,
         labels: ndarray,
-    ) -> Pool:
+    ) -> SamplePool:
         """A pool that lies in memory."""
         labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
         return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
@@ -106,14 +106,14 @@ class Pool:
             return self.units
         return self.numbers if self.spans is None else self.spans[:, 0]
 
-    def part(self, index: ndarray) -> Pool:
+    def part(self, index: ndarray) -> SamplePool:
         """The samples at `index` as a pool of their own."""
         columns = {}
         for name in OPTIONAL_COLUMNS:
             values = getattr(self, name)
             columns[name] = None if values is None else values[index]
         mark = self.mark
-        return Pool(
+        return SamplePool(
             self.labels[index],
             lambda inner: self.read(index[inner]),
             rows=self.numbers[index],
@@ -125,7 +125,7 @@ class Pool:
         """All raw samples, [n, ...]."""
         return self.read(np.arange(len(self.labels)))
 
-    def followed_by(self, other: Pool) -> Pool:
+    def followed_by(self, other: SamplePool) -> SamplePool:
         """Returns one pool of the samples of both, those of `other` last."""
         size = len(self.labels)
 
@@ -160,7 +160,7 @@ class Pool:
             columns[name] = None if is_absent else np.concatenate(pair)
         labels = np.concatenate([self.labels, other.labels])
         has_marks = first_mark is not None and second_mark is not None
-        return Pool(
+        return SamplePool(
             labels,
             read,
             mark=mark if has_marks else None,
@@ -205,8 +205,8 @@ class Source:
     Loaders without `test` do not read the test part: the training pool takes its place.
     """
 
-    train: Pool
-    test: Pool
+    train: SamplePool
+    test: SamplePool
     class_names: list[str]
     group_names: list[str] = field(default_factory=list)
     domains: list[int] | None = None
@@ -234,8 +234,8 @@ class HeldOut:
 
 def source_of(
     data: DataConfig,
-    train: Pool,
-    test: Pool | None,
+    train: SamplePool,
+    test: SamplePool | None,
     class_names: list[str],
     group_names: Sequence[str] = (),
 ) -> Source:

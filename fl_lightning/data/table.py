@@ -15,7 +15,7 @@ from fl_lightning.configuration.tables import read as read
 from fl_lightning.data import text
 from fl_lightning.data.columns import Columns, say_merged
 from fl_lightning.data.images import decoder, marks, opened
-from fl_lightning.data.source import Pool, Reading, Setting, Source, source_of
+from fl_lightning.data.source import Reading, SamplePool, Setting, Source, source_of
 from fl_lightning.foundation.cells import is_empty, number
 from fl_lightning.foundation.named import composed
 
@@ -50,7 +50,7 @@ def load(data: DataConfig) -> Source:
     for name in data.one_hot or []:
         cells[name] = [composed(cell) for cell in cells[name]]
     columns = Columns.of({name: cells[name] for name in chosen}, data)
-    pool = Pool(
+    pool = SamplePool(
         labels,
         lambda index: index,
         groups,
@@ -67,7 +67,7 @@ def load(data: DataConfig) -> Source:
     is_number = _number(filled, chosen[0], data) is not None
     is_number = is_number or chosen[0] in columns.form["dates"]
     if len(chosen) > 1 or columns.values or is_number:
-        features = Pool.of(_features(data, cells, columns), labels)
+        features = SamplePool.of(_features(data, cells, columns), labels)
         pool = replace(pool, read=features.read)
         source = source_of(data, pool, None, class_names, group_names)
         return replace(source, reading=Reading(columns=columns))

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
+from fl_lightning.data.source import TEST_SHARE, Reading, SamplePool, Source, Tokens, at_root
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import composed, entries
@@ -99,7 +99,7 @@ def as_tokens(
     )
     encoded = padded(texts, lambda text: encode(text)[: data.length], data.length)
 
-    def tokens_of(pool: Pool) -> Pool:
+    def tokens_of(pool: SamplePool) -> SamplePool:
         def mark(index: ndarray) -> list[bytes]:
             places = pool.read(index).tolist()
             return [texts[place].encode() for place in places]
@@ -138,7 +138,7 @@ def padded(
 def _next_tokens(
     encoded: list[ndarray],
     spans: ndarray,
-) -> Pool:
+) -> SamplePool:
     def read(
         index: ndarray,
         shift: int = 0,
@@ -148,7 +148,7 @@ def _next_tokens(
             rows.append(encoded[file][begin + shift : end - 1 + shift])
         return np.stack(rows)
 
-    return Pool(
+    return SamplePool(
         read(np.arange(len(spans)), shift=1),
         read,
         spans[:, 0],

@@ -10,7 +10,7 @@ import numpy as np
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
-from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.data.source import Absent, SamplePool, Source, source_of
 from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.extras import require
 
@@ -173,7 +173,7 @@ def load(data: DataConfig) -> Source:
         return idx.load(root, list(build.classes), recipe.begins)
     options = {"download": download} if recipe.downloads else {}
     before = _existing_folders(Path(folder)) if download else set()
-    pools: dict[str, Pool] = {}
+    pools: dict[str, SamplePool] = {}
     for part, arguments in recipe.parts.items():
         if part == "test" and not data.reads_test:
             continue
@@ -228,7 +228,7 @@ def _remedy(
     return f"for the source {name} {problem}; {'; '.join(remedies)}"
 
 
-def _pool(dataset: Any, recipe: Recipe) -> Pool:
+def _pool(dataset: Any, recipe: Recipe) -> SamplePool:
     labels = _labels(dataset) - recipe.first_label
     if labels.min() < 0 or labels.max() >= recipe.classes:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {recipe.classes} classes")
@@ -238,7 +238,7 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
             lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}"
         )
         # as published: nobody decodes them all
-        return Pool(
+        return SamplePool(
             labels,
             read,
             mark=lambda index: [b""] * len(index),
@@ -248,7 +248,7 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
         samples = samples[:, None]
     elif samples.shape[1:] != recipe.shape:
         samples = samples.transpose(0, 3, 1, 2)
-    return Pool.of(samples, labels)
+    return SamplePool.of(samples, labels)
 
 
 def _labels(dataset: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data import windows
-from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.data.source import Absent, SamplePool, Source
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import install_hint
 
@@ -78,14 +78,14 @@ def _pool(
     exercise: ndarray,
     groups: ndarray,
     spans: ndarray,
-) -> Pool:
+) -> SamplePool:
     def read(index: ndarray) -> ndarray:
         samples = np.empty((len(index), *SHAPE), np.float32)
         for place, (recording, begin, end) in enumerate(spans[index]):
             samples[place] = series[recording][begin:end].T
         return samples
 
-    return Pool(
+    return SamplePool(
         exercise[spans[:, 0]],
         read,
         groups[spans[:, 0]],

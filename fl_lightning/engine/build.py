@@ -21,13 +21,13 @@ from fl_lightning.core.run import layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.joining import HeldOut
+from fl_lightning.engine.joining import HeldOutScores
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Guard
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.device import digest, seeded, wide
-from fl_lightning.foundation.parallel import Group, assign_homes
+from fl_lightning.foundation.parallel import RankGroup, assign_homes
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
 from fl_lightning.models import freshly_drawn, frozen_in, frozen_when_built, head_of
@@ -98,7 +98,7 @@ def federation(
         _check_members(group, config, data)
         groups.append(group)
     relation = method.relation()
-    processes = Group(fabric)
+    processes = RankGroup(fabric)
     policy = StoragePolicy.of(
         method,
         relation,
@@ -223,7 +223,7 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
         reducer,
     )
     if run.data.held_out:
-        worker.observers = [HeldOut(worker), *observers]
+        worker.observers = [HeldOutScores(worker), *observers]
     return Federation(worker)
 
 

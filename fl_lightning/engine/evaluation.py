@@ -29,7 +29,7 @@ _START = "received."
 """Prefix of the tensors of the model with which a client began its last round."""
 
 
-class Whole(Protocol):
+class WholeModels(Protocol):
     """Whole models of the server: whether there is one for every client, and that of a client."""
 
     @property
@@ -61,7 +61,7 @@ class Evaluator:
     run: RunContext
     trainers: Sequence[Trainer]
     guard: Guard
-    models: Whole
+    models: WholeModels
     stage = "evaluation"
     _on_global: tuple[Tensor | None, Any] = None, None
     """The last global model that was scored on the global test set, with its result: several

@@ -101,7 +101,7 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
     return groups[str(model)]
 
 
-class HeldOut(Observer):
+class HeldOutScores(Observer):
     """Adds the scores of the held-out clients to the summary."""
 
     def __init__(self, worker: Worker) -> None:

@@ -15,7 +15,7 @@ from fl_lightning.core.client import client_memory
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import BadClient, RunFailed
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.storage.state import MODEL, ClientState, spent_by
 from fl_lightning.storage.store import VectorStore
 
@@ -180,7 +180,7 @@ def moves(
 
 
 def move(
-    group: Group,
+    group: RankGroup,
     store: VectorStore,
     states: dict[int, ClientState],
     home: list[int],

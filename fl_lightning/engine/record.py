@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,9 +28,6 @@ from fl_lightning.foundation.files import writing
 from fl_lightning.foundation.metric import MODELS, Metric
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
 from fl_lightning.results.record import KINDS
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.visit import Visit
 
 
 @dataclass
@@ -352,6 +349,14 @@ class Staged(Protocol):
     stage: str
 
 
+class Visited(Staged, Protocol):
+    """A visit: the round, the client, and its failure."""
+
+    t: int
+    id: int
+    failure: BadClient | None
+
+
 @dataclass
 class Guard:
     """Names the client, the round and the stage of any error in a client's model, data or hooks."""
@@ -359,7 +364,7 @@ class Guard:
     run: RunContext
 
     @contextlib.contextmanager
-    def catch(self, visit: Visit) -> Iterator[None]:
+    def catch(self, visit: Visited) -> Iterator[None]:
         """As `naming`; where failing clients are tolerated, the failure is left with the
         `visit`."""
         try:

@@ -19,7 +19,7 @@ all alike."""
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationRule:
     """What is asked for."""
 
     temperature: bool = False
@@ -79,7 +79,7 @@ class Calibration:
         return calibration
 
 
-NONE = Calibration()
+NONE = CalibrationRule()
 
 
 def best_temperature(scores: Tensor, labels: Tensor) -> float:

@@ -168,7 +168,7 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
         return fabric_of(accelerator, precision)
 
 
-class Group:
+class RankGroup:
     """The processes (ranks) of a run, as the engine needs them. With one process nothing is sent.
 
     Results must not depend on the number of ranks: what is summed, is summed in the order of
@@ -335,7 +335,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, group: Group, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
+        self, group: RankGroup, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> None:
         self.group = group
         self.timeout = timeout

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.configuration.config import check, flat
-from fl_lightning.exporting.calibration import Calibration
+from fl_lightning.exporting.calibration import CalibrationRule
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import BY_TASK, FURTHER
@@ -44,8 +44,8 @@ def export(
     out: str,
     format: str,
     checkpoint: str,
-    calibration: Calibration,
-    of_site: Callable[[Path, int, Path, Calibration], tuple[Any, dict[str, Any]]],
+    calibration: CalibrationRule,
+    of_site: Callable[[Path, int, Path, CalibrationRule], tuple[Any, dict[str, Any]]],
 ) -> Exported:
     """Writes one client's model, and beside it the file that loads it and predicts raw rows.
 

@@ -35,7 +35,7 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CommonScore:
     """By which kind of model runs are compared."""
 
     kind: str | None
@@ -46,7 +46,7 @@ class Comparison:
     metric: Metric = ACCURACY
 
     @classmethod
-    def of(cls, runs: Runs) -> Comparison:
+    def of(cls, runs: Runs) -> CommonScore:
         """Their own judge where it is one, else the first kind in all of them: after training, then
         before, ..."""
         metric = runs[0].metric if runs else ACCURACY

@@ -22,7 +22,7 @@ from fl_lightning.foundation.files import write_whole
 
 if TYPE_CHECKING:
     from fl_lightning.configuration.config import Config
-    from fl_lightning.sites.data import Facts  # it takes torch, which `--help` does without
+    from fl_lightning.sites.data import SiteFacts  # it takes torch, which `--help` does without
 
 FLWR = "1.41.0"
 """The version of Flower that the app is tested with; 1.41 moved all of Flower's interfaces to one
@@ -45,7 +45,7 @@ MOST = 10 * 2**20
 
 
 def write(
-    folder: Path, name: str, config: str, facts: Facts, source: Mapping[str, bytes]
+    folder: Path, name: str, config: str, facts: SiteFacts, source: Mapping[str, bytes]
 ) -> list[Path]:
     """Write an app called `name` into `folder`; return its files.
 

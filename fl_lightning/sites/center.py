@@ -28,7 +28,7 @@ from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.run import assemble
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import Facts, NotHere, at_center
+from fl_lightning.sites.data import NotHere, SiteFacts, at_center
 from fl_lightning.sites.exchange import MOST_BEYOND, Exchange
 from fl_lightning.sites.site import digest_of, visits_of
 from fl_lightning.storage.state import MODEL, ClientState
@@ -319,7 +319,7 @@ def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
 
 def federation_of(
     exchange: Exchange,
-    facts: Facts,
+    facts: SiteFacts,
     public: Path | None,
     fabric: Fabric,
     config: Config,

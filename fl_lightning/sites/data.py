@@ -124,7 +124,7 @@ class OwnOnly(Sequence[Any]):
 
 
 @dataclass(frozen=True)
-class Facts:
+class SiteFacts:
     """Facts about the data of a configuration that the app tells the centre and all sites: no
     sample, no count."""
 
@@ -150,7 +150,7 @@ class Facts:
     """Centre, spread, slope and shift of each feature by `data.scale`."""
 
     @classmethod
-    def of(cls, data: FederatedData) -> Facts:
+    def of(cls, data: FederatedData) -> SiteFacts:
         """Return the facts of `data`.
 
         Raises:
@@ -204,7 +204,7 @@ class Facts:
         write_whole(file, json.dumps(asdict(self), indent=1))
 
     @classmethod
-    def read(cls, file: Path) -> Facts:
+    def read(cls, file: Path) -> SiteFacts:
         """The facts that `write` wrote."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
@@ -216,7 +216,7 @@ class Declared(Preprocessing):
         self,
         data: DataConfig,
         columns: Columns | None,
-        facts: Facts,
+        facts: SiteFacts,
     ) -> None:
         super().__init__(data, columns, facts.input_shape[0])
         self.facts = facts
@@ -278,7 +278,7 @@ class OwnData(FederatedData):
 
 
 def at_site(
-    facts: Facts,
+    facts: SiteFacts,
     config: Config,
     client: int,
     file: Path,
@@ -322,7 +322,7 @@ def at_site(
 
 
 def at_center(
-    facts: Facts, config: Config, sizes: Mapping[int, Sequence[int]], public: Path | None
+    facts: SiteFacts, config: Config, sizes: Mapping[int, Sequence[int]], public: Path | None
 ) -> OwnData:
     """Return the data of the centre.
 
@@ -357,7 +357,7 @@ def at_center(
 
 
 def _read(
-    facts: Facts,
+    facts: SiteFacts,
     data: DataConfig,
     file: Path,
 ) -> tuple[Parts, np.ndarray | None]:
@@ -397,7 +397,7 @@ def _read(
 
 
 def _data(
-    facts: Facts,
+    facts: SiteFacts,
     config: Config,
     reading: Reading,
     parts: Parts,
@@ -482,7 +482,7 @@ def write_sites(
     Raises:
         BadInput: the clients' samples are turned, or drift, which a file cannot say.
     """
-    facts = Facts.of(data)
+    facts = SiteFacts.of(data)
     if data.reading.preprocessing is not None:
         clients = config.federation.clients
         data = prepare(
@@ -522,7 +522,7 @@ def _write_arrays(file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]) -> Non
 
 
 def _write_table(
-    facts: Facts, data: DataConfig, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
+    facts: SiteFacts, data: DataConfig, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
 ) -> None:
     """Write samples as the table had them: numbers with 32 bits, words, and empty cells."""
     columns = facts.columns or []

@@ -15,7 +15,7 @@ from fl_lightning.results import owncode
 from fl_lightning.run import instantiate
 from fl_lightning.sites import app
 from fl_lightning.sites.center import check_deployable
-from fl_lightning.sites.data import Facts, with_loop, write_sites
+from fl_lightning.sites.data import SiteFacts, with_loop, write_sites
 from fl_lightning.sites.rehearsal import differences, rehearse, simulate, two_rounds_of, with_noise
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
@@ -94,7 +94,7 @@ def deploy(
             folder,
             folder.name,
             to_yaml(config),
-            Facts.of(data),
+            SiteFacts.of(data),
             source,
         )
         if sites is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from fl_lightning.configuration.config import Config, Start, check
 from fl_lightning.configuration.files import read_config
 from fl_lightning.configuration.resolve import resolve
-from fl_lightning.exporting.calibration import Calibration
+from fl_lightning.exporting.calibration import CalibrationRule
 from fl_lightning.foundation.errors import Damaged
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.results import opening
@@ -24,7 +24,7 @@ from fl_lightning.results.opening import CENTER, SITE
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
-from fl_lightning.sites.data import Facts, Unfit, at_site
+from fl_lightning.sites.data import SiteFacts, Unfit, at_site
 from fl_lightning.sites.exchange import Exchange, Limits, Transport
 from fl_lightning.sites.site import FAILED, Site, keep_traceback, unable
 
@@ -70,7 +70,7 @@ def center(
             mark,
             Limits(**limits),
         )
-        facts = Facts.read(app / "facts.json")
+        facts = SiteFacts.read(app / "facts.json")
         put_together = partial(federation_of, exchange, facts, public_file)
         launch(config, fit_on_rank, folder, begun, put_together)
         add_bytes(folder, exchange.bytes_sent, exchange.bytes_received)
@@ -180,7 +180,7 @@ def _at_site(
     """Return the result of `use` for the site in `folder`. `settings`: of its `site.json`."""
     client = settings["client"]
     mark = settings["fingerprint"]
-    facts = Facts.read(folder / "facts.json")
+    facts = SiteFacts.read(folder / "facts.json")
     data = at_site(facts, config, client, Path(settings["data"]))
 
     def run(fabric: Any, config: Config) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def exported(
     folder: Path,
     client: int,
     out: Path,
-    calibration: Calibration,
+    calibration: CalibrationRule,
 ) -> tuple[Config, dict[str, Any]]:
     """Write the model of the site in `folder` to `out`; return its configuration, and the model's
     kind, round and arguments.

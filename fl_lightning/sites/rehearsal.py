@@ -21,7 +21,7 @@ from fl_lightning.foundation.csvtable import Row
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.center import federation_of
-from fl_lightning.sites.data import Facts, at_site, of_sites, with_loop, write_sites
+from fl_lightning.sites.data import SiteFacts, at_site, of_sites, with_loop, write_sites
 from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.site import Site
 
@@ -41,7 +41,7 @@ class LocalSite:
     fabric: Fabric
     config: Config
     folder: Path
-    facts: Facts
+    facts: SiteFacts
     client: int
     file: Path
     fingerprint: str = MARK
@@ -105,7 +105,7 @@ def rehearse(
         config.seed,
         config.smoke,
     )
-    facts = Facts.of(data)
+    facts = SiteFacts.of(data)
     files = write_sites(config, data, folder / "data")
     center = folder / "center"
     center.mkdir()

@@ -27,7 +27,7 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
 from fl_lightning.engine.trainer import choose_executors, count_costs
-from fl_lightning.exporting.calibration import Calibration
+from fl_lightning.exporting.calibration import CalibrationRule
 from fl_lightning.foundation.device import digest
 from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
@@ -326,7 +326,7 @@ class Site:
         numbers([scores, scores["further"]])
         return {"scores": scores}
 
-    def export(self, out: Path, calibration: Calibration) -> dict[str, Any]:
+    def export(self, out: Path, calibration: CalibrationRule) -> dict[str, Any]:
         """Write the client's final model, as far as it is known now, to `out`; return its kind,
         round and arguments. `calibration` is fitted to the site's validation data."""
         kind, vector, buffers = self.evaluator.final_model(self.client)

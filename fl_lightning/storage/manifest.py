@@ -38,7 +38,7 @@ _NAMES = (
 Manifest = dict[str, Any]
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """A checkpoint cannot be used, and why; no `BadInput`: callers may take an older one."""
 
 
@@ -113,13 +113,13 @@ def read_manifest(folder: Path, round: int) -> Manifest:
         content = json.loads(_inside(folder, file.name).read_text(encoding="utf-8"))
         manifest: Manifest = content["manifest"]
         if content["xxh3"] != _digest(json.dumps(manifest)):
-            raise Damaged(f"{file.name} has changed since it was written")
+            raise DamagedCheckpoint(f"{file.name} has changed since it was written")
         if manifest["round"] != round or not _is_ours(manifest):
-            raise Damaged(f"{file.name} is no manifest of ours")
+            raise DamagedCheckpoint(f"{file.name} is no manifest of ours")
     except OSError as error:
-        raise Damaged(f"{file.name} cannot be read ({error.strerror})") from error
+        raise DamagedCheckpoint(f"{file.name} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{file.name} is damaged") from error
+        raise DamagedCheckpoint(f"{file.name} is damaged") from error
     return manifest
 
 
@@ -152,7 +152,7 @@ def intact(folder: Path, round: int) -> Manifest | None:
     """The manifest of `round`; None: it cannot be used."""
     try:
         return read_manifest(folder, round)
-    except Damaged:
+    except DamagedCheckpoint:
         return None
 
 
@@ -177,14 +177,14 @@ def read_tensors(
     try:
         content = _inside(folder, name).read_bytes()
         if len(content) < size:
-            raise Damaged(f"{name} is cut short, {len(content)} of {size} bytes")
+            raise DamagedCheckpoint(f"{name} is cut short, {len(content)} of {size} bytes")
         if len(content) > size or xxhash.xxh3_128_hexdigest(content) != entry["xxh3"]:
-            raise Damaged(f"{name} has changed since it was written")
+            raise DamagedCheckpoint(f"{name} has changed since it was written")
         tensors = {key: tensor.clone() for key, tensor in load(content).items()}
     except OSError as error:
-        raise Damaged(f"{name} cannot be read ({error.strerror})") from error
+        raise DamagedCheckpoint(f"{name} cannot be read ({error.strerror})") from error
     except (SafetensorError, ValueError, KeyError) as error:
-        raise Damaged(f"{name} is no file of tensors") from error
+        raise DamagedCheckpoint(f"{name} is no file of tensors") from error
     for key, like in (expected | possible).items():
         tensor = tensors.get(key)
         if tensor is None:
@@ -193,7 +193,9 @@ def read_tensors(
             alike = tensor.shape == like.shape and tensor.dtype == like.dtype
             fits = alike or key.startswith("fields.")
         if not fits:
-            raise Damaged(f"{name} has no {key} of shape {tuple(like.shape)}, {like.dtype}")
+            raise DamagedCheckpoint(
+                f"{name} has no {key} of shape {tuple(like.shape)}, {like.dtype}"
+            )
     return tensors
 
 
@@ -204,7 +206,7 @@ def _inside(folder: Path, name: str) -> Path:
         return path
     is_inside = path.resolve().is_relative_to(folder.resolve())
     if not (path.is_file() and is_inside):
-        raise Damaged(f"{name} is no plain file of this folder")
+        raise DamagedCheckpoint(f"{name} is no plain file of this folder")
     return path
 
 

@@ -22,7 +22,7 @@ from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.server import Server
 from fl_lightning.data import prepare
 from fl_lightning.foundation.metric import NO_TARGET
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.methods import Traits
 
 AGGREGATORS = [TrimmedMean(0.2), Median(), Krum(2), Krum(2, keep=5)]
@@ -37,7 +37,7 @@ def taken(aggregator, W):
     """What `aggregator` makes of the rows `W`, all of them one layer, with equal weights before."""
     n = len(W)
 
-    class One(Group):
+    class One(RankGroup):
         def __init__(self):
             self.rank, self.size, self.device = 0, 1, torch.device("cpu")
 

@@ -111,7 +111,7 @@ def test_findings_are_computed_from_what_silos_send(tmp_path):
     text = json.dumps(sent)
     assert "unlike" not in text
     received = {
-        s: {c: silos.Column(**d) for c, d in of.items()} for s, of in json.loads(text).items()
+        s: {c: silos.SiloColumn(**d) for c, d in of.items()} for s, of in json.loads(text).items()
     }
     listed = silos.findings(received, keys)
     assert listed == checked(rows, tmp_path)

@@ -24,7 +24,7 @@ from fl_lightning.cli import main
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
-from fl_lightning.sites.data import Facts
+from fl_lightning.sites.data import SiteFacts
 from fl_lightning.sites.ends import answer, config_of
 from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.rehearsal import LocalTransport
@@ -105,7 +105,7 @@ def nodes_of(folder, count=2):
 
 def run_of(app, transport, folder, resume=False):
     """Run the centre of the package `app` in this process; the run folder."""
-    config, facts = config_of(app), Facts.read(app / "facts.json")
+    config, facts = config_of(app), SiteFacts.read(app / "facts.json")
     folder.mkdir(exist_ok=resume)
     held = app.parents[1] / "sites" / "public.npz"
     public = held if held.is_file() else None

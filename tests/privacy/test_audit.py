@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.lab.audit import attacks
-from fl_lightning.lab.audit.observe import VIEWS, Observed, Samples, log_odds, observed
+from fl_lightning.lab.audit.observe import VIEWS, AuditedSamples, Observed, log_odds, observed
 from fl_lightning.results.opening import config_of
 
 VIEW = next(iter(VIEWS))
@@ -30,7 +30,9 @@ def drawn(seeds, effect, hardness, n=400):
         member = rng.random(n) < 0.5
         score = hard + effect * member + rng.normal(0, 1, n)
         confidence = dict.fromkeys(VIEWS, np.full(n, np.nan)) | {VIEW: score}
-        samples = Samples(np.arange(n) % 4, np.arange(n, dtype=np.uint64), member, confidence)
+        samples = AuditedSamples(
+            np.arange(n) % 4, np.arange(n, dtype=np.uint64), member, confidence
+        )
         runs.append(Observed("fedavg", seed, samples, np.ones((4, 2)), [0] * 4, None))
     return runs
 

@@ -12,7 +12,7 @@ from fl_lightning.lab.report.tables import (
     targets,
 )
 from fl_lightning.results.folder import CLIENT_FLOPS
-from fl_lightning.results.runs import Comparison, load
+from fl_lightning.results.runs import CommonScore, load
 
 from .conftest import cells
 
@@ -120,7 +120,7 @@ def judged_globally(path):
 
 def test_runs_that_share_no_kind_of_model_are_not_mixed_in_silence(make_run):
     runs = load([make_run("a"), judged_globally(make_run("b"))])
-    assert Comparison.of(runs) == Comparison(None, True)
+    assert CommonScore.of(runs) == CommonScore(None, True)
     (said,) = remarks(runs)
     assert "Do not compare them" in said
     found = cells(scores(runs))

@@ -30,7 +30,7 @@ from fl_lightning.data import digits
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
 from fl_lightning.lab.study.chosen import chosen as values_chosen
-from fl_lightning.lab.study.grid import Entry
+from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Trials, best
 from fl_lightning.lab.study.tuned import Tuned
@@ -408,7 +408,7 @@ def tuned(folder, scores, metric):
     trials = Trials(folder, "m", TWO, len(scores), 0)
     for one in scores:
         tell(trials.claim(), one)
-    return Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK[metric])
+    return Tuned(ListedMethod("methods[0]", "m", "m"), trials.ended(), BY_TASK[metric])
 
 
 def test_scores_that_are_no_numbers_are_one_line(tmp_path):
@@ -502,7 +502,7 @@ def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets():
 
 
 def test_settings_of_a_grid_have_one_range_each(tmp_path):
-    entry = Entry("methods[0]", "fedavg", "fedavg")
+    entry = ListedMethod("methods[0]", "fedavg", "fedavg")
     base = resolve([{"method": "fedavg", "data": {"validation": 0.2}}])
 
     def keys(*settings):

@@ -14,7 +14,7 @@ import fl_lightning
 from fl_lightning.lab.worth import page, words
 from fl_lightning.lab.worth.measure import as_json, measure
 from fl_lightning.lab.worth.silos import Silo
-from fl_lightning.lab.worth.statistics import Samples, Scores
+from fl_lightning.lab.worth.statistics import ScoredSamples, Scores
 
 from .conftest import SMALL
 
@@ -33,7 +33,7 @@ def made(gains, cycles=4, windows=0):
             rows[label] = Scores((moved < np.clip(chance + gain - less, 0, 1)).astype(float))
         folds = np.stack([rng.permutation(np.arange(n) % 5) for _ in range(cycles)])
         units = np.arange(n) // max(windows, 1)
-        silos.append(Silo(c, name, Samples(np.arange(n) % 2, folds, units), rows, size=n))
+        silos.append(Silo(c, name, ScoredSamples(np.arange(n) % 2, folds, units), rows, size=n))
         silos[-1].units = len(set(units)) if windows else 0
     return measure(silos, "accuracy", None, cycles)
 
@@ -131,7 +131,13 @@ def test_gains_within_the_margin_are_no_yes_and_no_no(gain):
         rows["local"].right[:, moved], rows["ditto"].right[:, moved] = gain < 0, gain > 0
         folds = np.stack([rng.permutation(np.arange(4000) % 5) for _ in range(4)])
         silos.append(
-            Silo(c, f"s{c}", Samples(np.arange(4000) % 2, folds, np.arange(4000)), rows, size=4000)
+            Silo(
+                c,
+                f"s{c}",
+                ScoredSamples(np.arange(4000) % 2, folds, np.arange(4000)),
+                rows,
+                size=4000,
+            )
         )
     facts = measure(silos, "accuracy", None, 4).consortium
     assert facts["sentence"].startswith(

@@ -20,7 +20,7 @@ from fl_lightning.lab.worth import launch as command
 from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import place
-from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.lab.worth.silos import SiloFacts
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
 
@@ -179,7 +179,7 @@ def test_bad_input_is_one_line(
 
 def beforehand(sizes, metric="accuracy", **keys):
     names = ["a", "b", "c"][: len(sizes)]
-    return words.beforehand(Facts(names, sizes, **keys), 4, metric)
+    return words.beforehand(SiloFacts(names, sizes, **keys), 4, metric)
 
 
 def test_half_widths_are_foretold():
@@ -236,7 +236,7 @@ def test_where_it_ends_to_pay(gains, until):
 
 
 def planned(layers=None, **keys):
-    return command.Plan(layers or [], StudyFolder(Path("answer")), ["fedper"], **keys)
+    return command.WorthPlan(layers or [], StudyFolder(Path("answer")), ["fedper"], **keys)
 
 
 def test_models_are_trained_for_the_longest_length_whatever_the_configuration_says():
@@ -247,7 +247,7 @@ def test_models_are_trained_for_the_longest_length_whatever_the_configuration_sa
 
 
 def test_ditto_is_tried_with_several_penalties():
-    plan = command.Plan([], StudyFolder(Path("answer")), ["ditto"])
+    plan = command.WorthPlan([], StudyFolder(Path("answer")), ["ditto"])
     labels = [run.entry.label for run, _ in command._resolved(plan, 1)[2] if run.seed == 0]
     assert {"ditto", "ditto lam=0.1", "ditto lam=10.0"} < {*labels}
 
@@ -269,7 +269,7 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
 
     monkeypatch.setattr(command, "_train_up_to", trained)
     plan = replace(planned(minutes=minutes), methods=["fedper", "selfkapc", "fedcac"])
-    ready = command.Prepared(plan, {}, Facts(["a"] * 6, [60] * 6), "accuracy")
+    ready = command.Prepared(plan, {}, SiloFacts(["a"] * 6, [60] * 6), "accuracy")
     assert command._train(ready) == expected
     seconds = now[0] + cycle * plan.extra_share(6)
     assert seconds <= 1.1 * 60 * minutes

@@ -4,7 +4,7 @@ import numpy as np
 from refusals import refuses
 
 from fl_lightning.lab.worth import FOLDS, scores
-from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.lab.worth.silos import SiloFacts
 from fl_lightning.results.folder import save_arrays
 
 SILOS = [list(range(30)), list(range(30, 50))]
@@ -34,7 +34,7 @@ def read(out, copies=None, kind=""):
     groups = np.arange(50)
     for number, first in (copies or {}).items():
         groups[number] = first
-    return scores.read(out, ["local"], 2, Facts(["a", "b"], [30, 20], groups, kind))
+    return scores.read(out, ["local"], 2, SiloFacts(["a", "b"], [30, 20], groups, kind))
 
 
 def test_cycles_are_in_one_order(tmp_path):
@@ -68,7 +68,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
     written(tmp_path)
     written(tmp_path / "without", SILOS[:1], seed=3)
     like = read(tmp_path, {30: 10})[0]
-    facts = Facts(["a", "b"], [30, 20], np.arange(50))
+    facts = SiloFacts(["a", "b"], [30, 20], np.arange(50))
     for place in (tmp_path, tmp_path / "without"):
         silo = scores.silo_like(place, like, ["local"], facts)
         assert silo.keys.tolist() == [k for k in range(30) if k != 10]
@@ -76,7 +76,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
 
 
 def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path):
-    facts = Facts(["a", "b"], [30, 20], np.arange(60))
+    facts = SiloFacts(["a", "b"], [30, 20], np.arange(60))
     written(tmp_path)
     written(tmp_path, [list(range(1, 31)), SILOS[1]], "fedper")
     with refuses("tested other samples"):
@@ -93,6 +93,6 @@ def test_folds_that_have_ended_count(tmp_path):
     for fold in (1, 3, 4):
         scores.place(tmp_path, "local", fold).unlink()
     assert scores.complete_folds(tmp_path, ["local"]) == [0, 2]
-    facts = Facts(["a", "b"], [30, 20], np.arange(50))
+    facts = SiloFacts(["a", "b"], [30, 20], np.arange(50))
     first, second = scores.read(tmp_path, ["local"], 1, facts, [0, 2])
     assert (len(first.samples), len(second.samples)) == (12, 8)

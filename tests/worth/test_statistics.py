@@ -10,7 +10,7 @@ from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fl_lightning.lab.worth import statistics as worth
-from fl_lightning.lab.worth.statistics import Estimate, Samples, Scores
+from fl_lightning.lab.worth.statistics import Estimate, ScoredSamples, Scores
 
 
 def folds_of(cycles, n, rng, folds=5):
@@ -24,7 +24,7 @@ def made(n=60, cycles=3, classes=2, seed=0):
     for skill in (1.0, 1.5):
         outputs = rng.normal(0, 1, (cycles, n, classes)) + skill * np.eye(classes)[labels]
         both.append(Scores((outputs.argmax(-1) == labels).astype(float), outputs))
-    return both[0], both[1], Samples(labels, folds_of(cycles, n, rng), np.arange(n))
+    return both[0], both[1], ScoredSamples(labels, folds_of(cycles, n, rng), np.arange(n))
 
 
 def estimated(metric, alone, ours, samples):
@@ -52,7 +52,7 @@ def test_one_cycle_of_accuracy_is_the_formula_of_the_mean():
 def test_more_cycles_are_no_more_samples():
     """The same answers in every cycle: the interval is that of one cycle."""
     alone, ours, samples = made(cycles=1)
-    again = Samples(samples.labels, np.repeat(samples.folds, 6, 0), samples.units)
+    again = ScoredSamples(samples.labels, np.repeat(samples.folds, 6, 0), samples.units)
     once = estimated("accuracy", alone, ours, samples)
     often = estimated(
         "accuracy", Scores(np.repeat(alone.right, 6, 0)), Scores(np.repeat(ours.right, 6, 0)), again
@@ -66,10 +66,10 @@ def test_samples_of_one_person_count_once():
     """Every sample four times, as of one person: the variance is that of the persons."""
     alone, ours, samples = made(cycles=2)
     four = [Scores(np.repeat(one.right, 4, 1)) for one in (alone, ours)]
-    repeated = Samples(
+    repeated = ScoredSamples(
         np.repeat(samples.labels, 4), np.repeat(samples.folds, 4, 1), np.repeat(samples.units, 4)
     )
-    apart = Samples(repeated.labels, repeated.folds, np.arange(240))
+    apart = ScoredSamples(repeated.labels, repeated.folds, np.arange(240))
     once, persons = (
         estimated("accuracy", alone, ours, samples),
         estimated("accuracy", *four, repeated),
@@ -84,7 +84,7 @@ def test_one_recording_tells_nothing():
     """500 windows of one recording, all judged better: they count as one, and the interval has
     every gain in it."""
     _, _, samples = made(n=500)
-    of_one = Samples(samples.labels, samples.folds, np.zeros(500, int))
+    of_one = ScoredSamples(samples.labels, samples.folds, np.zeros(500, int))
     alone, ours = Scores(np.zeros((3, 500))), Scores(np.ones((3, 500)))
     got = estimated("accuracy", alone, ours, of_one)
     assert got.gain == pytest.approx(1) and got.half > 1
@@ -102,7 +102,7 @@ def test_intervals_over_recordings_cover():
         ours = (rng.random((2, 120)) < np.clip(0.5 + effect, 0, 1)[units]).astype(float)
         for kind in (units, np.arange(120)):
             got = estimated(
-                "accuracy", Scores(alone), Scores(ours), Samples(units % 2, folds, kind)
+                "accuracy", Scores(alone), Scores(ours), ScoredSamples(units % 2, folds, kind)
             )
             inside = abs(got.gain - 0.05) <= got.half
             covered += inside and kind is units
@@ -114,7 +114,7 @@ def test_intervals_over_recordings_cover():
 def test_metrics_are_scikit_learns(classes):
     """Balanced accuracy over a cycle; AUROC of one fold, where all scores are of one model."""
     alone, _, samples = made(cycles=1, classes=classes)
-    whole = Samples(samples.labels, np.zeros((1, 60), int), samples.units)
+    whole = ScoredSamples(samples.labels, np.zeros((1, 60), int), samples.units)
     answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
     assert worth.value("balanced_accuracy", alone, samples) == pytest.approx(
         balanced_accuracy_score(samples.labels, answers)
@@ -135,14 +135,14 @@ def fixed_models(rng, n, skills, cycles=1):
     for skill in skills:
         outputs = skill * np.eye(2)[labels] + 0.8 * shared + 0.6 * rng.normal(size=(n, 2))
         both.append(Scores(np.zeros((cycles, n)), np.repeat(outputs[None], cycles, 0)))
-    return *both, Samples(labels, folds_of(cycles, n, rng), np.arange(n))
+    return *both, ScoredSamples(labels, folds_of(cycles, n, rng), np.arange(n))
 
 
 def test_auroc_counts_pairs_once():
     """Two classes, one fold: DeLong's variances of placements, less what pairs owe to neither of
     their two samples, and half a made-up sample of each class."""
     alone, ours, samples = made(cycles=1, n=80)
-    whole = Samples(samples.labels, np.zeros((1, 80), int), samples.units)
+    whole = ScoredSamples(samples.labels, np.zeros((1, 80), int), samples.units)
     got = estimated("auroc", alone, ours, whole)
     ranked = []
     for one in (alone, ours):
@@ -160,7 +160,7 @@ def test_aurocs_pairs_are_of_persons():
     """Every sample three times, as of one person: the interval stays about as wide."""
     alone, ours, samples = made(cycles=2)
     thrice = [Scores(*(np.repeat(x, 3, 1) for x in (s.right, s.outputs))) for s in (alone, ours)]
-    repeated = Samples(
+    repeated = ScoredSamples(
         *(np.repeat(x, 3, -1) for x in (samples.labels, samples.folds, samples.units))
     )
     once, persons = estimated("auroc", alone, ours, samples), estimated("auroc", *thrice, repeated)
@@ -203,7 +203,7 @@ def test_models_that_rank_all_pairs_right_have_a_width():
 
 def test_mae_is_better_where_it_is_less():
     _, _, samples = made()
-    samples = Samples(np.zeros(60, int), samples.folds, samples.units)
+    samples = ScoredSamples(np.zeros(60, int), samples.folds, samples.units)
     errors = np.abs(np.random.default_rng(1).normal(0, 1, (3, 60)))
     got = estimated("mae", Scores(errors), Scores(errors / 2), samples)
     assert got.gain == pytest.approx(errors.mean() / 2)
@@ -279,7 +279,7 @@ def test_intervals_cover_and_cry_no_wolf():
         n, gain = 60, 0.0 if k % 2 else 0.1
         chance = rng.beta(4, 2, n)
         better = np.clip(chance + gain, 0, 1)
-        samples = Samples(np.arange(n) % 2, folds_of(4, n, rng), np.arange(n))
+        samples = ScoredSamples(np.arange(n) % 2, folds_of(4, n, rng), np.arange(n))
         alone, ours = (Scores((rng.random((4, n)) < p).astype(float)) for p in (chance, better))
         got = estimated("accuracy", alone, ours, samples)
         truth = gain if gain == 0 else None
@@ -311,7 +311,7 @@ def test_heavy_tails_are_seen_in_silos_of_all_sizes():
     taken for such."""
     rng = np.random.default_rng(0)
     for n, least in ((60, 0.4), (600, 0.6), (3000, 0.8)):
-        one = Samples(np.zeros(n, int), np.zeros((1, n), int), np.arange(n))
+        one = ScoredSamples(np.zeros(n, int), np.zeros((1, n), int), np.arange(n))
         shares = []
         for draw in (lambda n: rng.standard_t(2, n), rng.standard_normal):
             errors = np.abs([draw(n) for _ in range(100)])

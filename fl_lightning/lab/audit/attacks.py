@@ -44,7 +44,7 @@ FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 
 
-class Finding(NamedTuple):
+class AttackResult(NamedTuple):
     """What a viewer learns by an attack."""
 
     method: str
@@ -64,9 +64,9 @@ class Finding(NamedTuple):
     """Rounds whose models were looked at."""
 
 
-def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> Finding:
+def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> AttackResult:
     """A finding without a value, for `found`."""
-    return Finding(
+    return AttackResult(
         method,
         viewer,
         attack,
@@ -80,8 +80,8 @@ def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: i
 
 
 def found(
-    like: Finding, measure: str, value: float, drawn: Sequence[float] = (), **fields: Any
-) -> Finding:
+    like: AttackResult, measure: str, value: float, drawn: Sequence[float] = (), **fields: Any
+) -> AttackResult:
     """A finding `like` another, with a value of its own; its interval holds 95 % of the `drawn`
     values. `fields`: others that differ."""
     defined = [number for number in drawn if not math.isnan(number)]
@@ -127,7 +127,7 @@ def membership(
     runs: int,
     controls: Sequence[Labelled],
     rounds: int = 1,
-) -> list[Finding]:
+) -> list[AttackResult]:
     """AUC over all clients and for single ones, true positives at low false ones, and the control.
 
     `controls`: the same attack on memberships that were shuffled within each client, once each.
@@ -167,7 +167,7 @@ def _true_positives(member: Array, score: Array, level: float) -> float:
     return float((score[member] > threshold).mean())
 
 
-def _by_client(scored: Labelled, like: Finding) -> list[Finding]:
+def _by_client(scored: Labelled, like: AttackResult) -> list[AttackResult]:
     """The worst client, and small against large ones."""
     client, member, score = scored
     values, sizes = [], []
@@ -199,7 +199,7 @@ def _by_client(scored: Labelled, like: Finding) -> list[Finding]:
     return rows
 
 
-def thresholds(run: Observed) -> list[Finding]:
+def thresholds(run: Observed) -> list[AttackResult]:
     """Loss threshold on one run, in the eyes of each viewer that sees a model."""
     rows = []
     client, member = run.samples.client, run.samples.member
@@ -241,7 +241,7 @@ def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
     return evidence
 
 
-def lira(runs: Sequence[Observed]) -> list[Finding]:
+def lira(runs: Sequence[Observed]) -> list[AttackResult]:
     """Online LiRA over runs of one method that differ by their seed."""
     rows = []
     for suffix, rounds, by_run in _evidence(runs):
@@ -310,13 +310,13 @@ def lira_ratios(
 # ---------------------------------------------------------------- the relation, and label mixes
 
 
-def relations(run: Observed) -> list[Finding]:
+def relations(run: Observed) -> list[AttackResult]:
     """From the relation, by layer: who shares a group, and how alike two clients' label mixes are.
 
     The server sees the whole cube, another client its own row: its measure is the mean over
     clients.
     """
-    rows: list[Finding] = []
+    rows: list[AttackResult] = []
     apart = ~np.eye(len(run.counts), dtype=bool)
     shares = _label_shares(run)
     alike = 1 - np.abs(shares[:, None] - shares[None]).sum(2) / 2
@@ -381,7 +381,7 @@ def _related(
     measure: str,
     of: Callable[[Array, Array], float],
     chance: float,
-) -> list[Finding]:
+) -> list[AttackResult]:
     """How well a layer's relation follows `truth` (N, N): for the server, and for another
     client."""
     R = run.relation[layer]
@@ -427,7 +427,7 @@ def _rank_correlation(a: Array, b: Array) -> float:
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else math.nan
 
 
-def label_mixes(run: Observed) -> list[Finding]:
+def label_mixes(run: Observed) -> list[AttackResult]:
     """From the biases of uploaded classifiers, less their mean: how well the order of a client's
     classes follows."""
     if run.heads is None:

@@ -18,8 +18,8 @@ from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.results.opening import check_out, config_of
 
 if TYPE_CHECKING:
-    from fl_lightning.lab.audit.attacks import Finding
-    from fl_lightning.lab.audit.claims import Claim
+    from fl_lightning.lab.audit.attacks import AttackResult
+    from fl_lightning.lab.audit.claims import PrivacyClaim
     from fl_lightning.lab.audit.observe import Observed
 
 FILES = ("audit.json", "audit.csv", "audit.html")
@@ -29,8 +29,8 @@ FILES = ("audit.json", "audit.csv", "audit.html")
 class Audit:
     """What attacks on finished runs measure; `str` gives the overall measures."""
 
-    rows: list[Finding]
-    claims: dict[str, Claim]
+    rows: list[AttackResult]
+    claims: dict[str, PrivacyClaim]
     """Of differentially private methods, by label: the claimed epsilon, and what canaries allow."""
     page: Path
 
@@ -67,9 +67,9 @@ def audit(folder: Path, out: Path) -> Audit:
     from fl_lightning.lab.audit.claims import claimed
 
     _check_out(out, page.MARKER)
-    rows: list[Finding] = []
+    rows: list[AttackResult] = []
     notes: list[str] = []
-    claims: dict[str, Claim] = {}
+    claims: dict[str, PrivacyClaim] = {}
     labels_without: dict[str, list[str]] = defaultdict(list)
     for label, runs in _labels_with_runs(listed):
         claim = claimed([run.privacy for run in runs])
@@ -112,7 +112,7 @@ def _labels_with_runs(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list
         yield label, [replace(by_place[place], method=label) for place in places]
 
 
-def _attacked(label: str, runs: list[Observed]) -> list[Finding]:
+def _attacked(label: str, runs: list[Observed]) -> list[AttackResult]:
     """The findings of all attacks on the runs of one method."""
     from fl_lightning.lab.audit import attacks
 

@@ -11,7 +11,7 @@ from fl_lightning.privacy.bound import lower_bound, share_right
 
 
 @dataclass(frozen=True)
-class Claim:
+class PrivacyClaim:
     """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted
     together."""
 
@@ -65,7 +65,7 @@ class Claim:
         }
 
 
-def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
+def claimed(summaries: Sequence[Mapping[str, Any]]) -> PrivacyClaim | None:
     """The claim of a method's runs, by their summaries: the largest epsilon and delta, and all
     canaries; None: none claims an epsilon for a unit."""
     claiming = [s for s in summaries if "privacy_unit" in s and "privacy_epsilon" in s]
@@ -77,4 +77,4 @@ def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
     keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
     canaries, guesses, right = (sum(int(s.get(key, 0)) for s in claiming) for key in keys)
     unit = str(claiming[0]["privacy_unit"])
-    return Claim(largest, delta, canaries, guesses, right, unit)
+    return PrivacyClaim(largest, delta, canaries, guesses, right, unit)

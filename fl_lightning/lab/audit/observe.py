@@ -47,7 +47,7 @@ VIEWS = {
 
 
 @dataclass
-class Samples:
+class AuditedSamples:
     """One row for each training and test sample of each client, but for `Observed.flipped`."""
 
     client: Array
@@ -68,7 +68,7 @@ class Observed:
 
     method: str
     seed: int
-    samples: Samples
+    samples: AuditedSamples
     counts: Array
     """(N, C): training samples by client and class, as the client trains on them."""
     groups: list[int]
@@ -190,7 +190,7 @@ def _earlier(
 
 
 @torch.no_grad()
-def _samples(fed: Federation, flipped: list[int]) -> Samples:
+def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
     """Samples of all clients but the `flipped` ones, with confidences under the models as they are
     now."""
     run = fed.run
@@ -215,7 +215,7 @@ def _samples(fed: Federation, flipped: list[int]) -> Samples:
     honest = table[~table.client.isin(flipped)]
     values = {name: honest[name].to_numpy() for name in honest}
     confidence = {view: values.pop(view) for view in VIEWS}
-    return Samples(**values, confidence=confidence)
+    return AuditedSamples(**values, confidence=confidence)
 
 
 def _confidence(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pandas import DataFrame
 
 from fl_lightning import __version__
-from fl_lightning.lab.audit.attacks import Finding
-from fl_lightning.lab.audit.claims import Claim
+from fl_lightning.lab.audit.attacks import AttackResult
+from fl_lightning.lab.audit.claims import PrivacyClaim
 from fl_lightning.lab.report.page import template
 from fl_lightning.lab.study.listing import records
 
@@ -46,7 +46,7 @@ PERMUTED = ("who", "how", "label")
 """Beginnings of the names of `ATTACKS` whose interval is what permutations give."""
 
 
-def as_json(rows: Sequence[Finding], claims: dict[str, Claim]) -> str:
+def as_json(rows: Sequence[AttackResult], claims: dict[str, PrivacyClaim]) -> str:
     """Rows, and what is claimed by method; what is not a number is null."""
     content = {
         "version": __version__,
@@ -56,13 +56,13 @@ def as_json(rows: Sequence[Finding], claims: dict[str, Claim]) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def as_csv(rows: Sequence[Finding]) -> str:
+def as_csv(rows: Sequence[AttackResult]) -> str:
     """One line for each row; what is not a number is empty."""
     return str(_table(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def as_html(
-    rows: Sequence[Finding], title: str, claims: dict[str, Claim], notes: Sequence[str]
+    rows: Sequence[AttackResult], title: str, claims: dict[str, PrivacyClaim], notes: Sequence[str]
 ) -> str:
     """The page: a table for each attack, methods and viewers one below the other; findings better
     than chance are marked."""
@@ -97,8 +97,8 @@ def _places(table: DataFrame) -> DataFrame:
     return places.round(1).add_suffix("_at")
 
 
-def _table(rows: Sequence[Finding]) -> DataFrame:
-    table = DataFrame(rows, columns=list(Finding._fields))
+def _table(rows: Sequence[AttackResult]) -> DataFrame:
+    table = DataFrame(rows, columns=list(AttackResult._fields))
     return table.astype(
         dict.fromkeys(
             [

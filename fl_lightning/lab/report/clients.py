@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import Comparison, Runs
+from fl_lightning.results.runs import CommonScore, Runs
 
 MOST_CLIENTS = 500
 """Rows of the table of clients, and columns of the picture of the split: more make a page that
@@ -101,7 +101,7 @@ def own_worth(runs: Runs) -> DataFrame:
 def table(runs: Runs) -> DataFrame:
     """A row for each client, by its name or number: its samples, where all runs have one split, and
     its scores."""
-    kind = Comparison.of(runs).kind
+    kind = CommonScore.of(runs).kind
     scores = [run.scores(kind)[0] for run in runs]
     is_shared = [split.runs for split in splits(runs)] == [list(range(len(runs)))]
     rows_of_split = runs[0].rows("split") if is_shared else []

@@ -24,7 +24,7 @@ from fl_lightning.lab.report.vector import (
     panels,
 )
 from fl_lightning.results.result import AXES, MIB, RunResult
-from fl_lightning.results.runs import Comparison, Runs, group_of_each, seed_groups
+from fl_lightning.results.runs import CommonScore, Runs, group_of_each, seed_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ def relations(runs: Runs) -> Figures:
 def score_curves(runs: Runs) -> Figures:
     """Scores by round and by what it took to get there, of the column that runs are compared by;
     and by round of the other columns."""
-    metric, compared = runs[0].metric, Comparison.of(runs).column
+    metric, compared = runs[0].metric, CommonScore.of(runs).column
     words = drawn_columns(metric)
     columns = [name for name in words if any(run.has(name) for run in runs)]
     drawn = {}
@@ -236,7 +236,7 @@ def unit(sizes: Sequence[float]) -> tuple[str, int]:
 
 def fairness(runs: Runs) -> Figures:
     """Every client's score, in order from the worst."""
-    by = Comparison.of(runs)
+    by = CommonScore.of(runs)
     metric = by.metric
     figure, [axes] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):

@@ -18,7 +18,7 @@ from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
 from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
-from fl_lightning.results.runs import Comparison, Runs, differing, differing_keys, have_same_seeds
+from fl_lightning.results.runs import CommonScore, Runs, differing, differing_keys, have_same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
@@ -104,7 +104,7 @@ def remarks(runs: Runs) -> list[str]:
 
 def judges(runs: Runs) -> list[str]:
     """Where the runs have different judges: by which kind of model they are compared."""
-    by = Comparison.of(runs)
+    by = CommonScore.of(runs)
     if not by.differ:
         return []
     judged = [run for run in runs if run.has(run.metric.of("mean"))]
@@ -129,7 +129,7 @@ def incomparable(runs: Runs) -> list[str]:
     # `auto` may stand for different kinds of model: what counts is whether there is one that all
     # were scored by
     keys -= {"evaluation.judge"}
-    by = Comparison.of(runs)
+    by = CommonScore.of(runs)
     if by.differ and by.kind is None:
         keys.add("evaluation.judge")
     return sorted(keys)
@@ -162,7 +162,7 @@ def targets(runs: Runs) -> list[float]:
     Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way
     apart.
     """
-    by = Comparison.of(runs)
+    by = CommonScore.of(runs)
     curves = []
     for run in runs:
         values = [value for value in run.column(by.column) if math.isfinite(value)]
@@ -219,7 +219,7 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
 def time_to_accuracy(runs: Runs) -> list[tuple[str, list[list[str]]]]:
     """Targets, and what it took each run to reach each: round, MiB, seconds of the channel and on
     the clock."""
-    table, by = [], Comparison.of(runs)
+    table, by = [], CommonScore.of(runs)
     for target in targets(runs):
         lines = []
         for run in runs:
@@ -266,7 +266,7 @@ def _in_round(
 def on_global_test(runs: Runs) -> Rows:
     """The rows of what came out on the test set of all clients, for each kind of model that a run
     scored on it."""
-    metric = Comparison.of(runs).metric
+    metric = CommonScore.of(runs).metric
     rows = {}
     for kind, model in MODELS.items():
         column = metric.on_global_test(kind)
@@ -283,7 +283,7 @@ def on_global_test(runs: Runs) -> Rows:
 def by_judge(runs: Runs) -> Rows:
     """The rows of what came out: by the kind of model that runs are compared by, then by their own
     judges."""
-    by = Comparison.of(runs)
+    by = CommonScore.of(runs)
     metric, mean = by.metric, by.metric.of("mean")
     rows, prefix = {}, "own judge: " if by.differ else ""
     if by.differ and by.kind:
@@ -399,7 +399,7 @@ def _agreement(run: RunResult) -> str:
 
 def fairness(runs: Runs) -> DataFrame:
     """How far apart the clients of a run are."""
-    kind = Comparison.of(runs).kind
+    kind = CommonScore.of(runs).kind
     names = ("mean", "spread (std)", "worst client", "worst 10 %, mean", "median", "best client")
     columns = {}
     for run in runs:

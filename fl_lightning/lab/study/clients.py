@@ -12,7 +12,7 @@ from pandas import Categorical, DataFrame, notna
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study.groups import Group, grouped, training_alone
+from fl_lightning.lab.study.groups import JudgeGroup, grouped, training_alone
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.scores import tidy
 from fl_lightning.lab.study.tables import MARK
@@ -101,7 +101,7 @@ def _heads(methods: Sequence[str]) -> dict[str, str]:
 
 
 def _numbers(
-    group: Group,
+    group: JudgeGroup,
     alone: Any,
 ) -> Iterable[dict[str, Any]]:
     """A row for each setting, client and method; a client is there with the seeds with which it was

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run
+from fl_lightning.lab.study.grid import StudyRun
 from fl_lightning.results import owncode
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def accepted(folder: Path) -> Versions:
 
 def changes(
     folder: StudyFolder,
-    todo: Collection[tuple[Run, Config]],
+    todo: Collection[tuple[StudyRun, Config]],
 ) -> dict[str, str]:
     """Files of own code that runs of the study were trained with in another version than `todo`
     would execute.
@@ -70,7 +70,7 @@ def _has_begun(run: Path) -> bool:
 
 def check_same(
     folder: StudyFolder,
-    todo: Collection[tuple[Run, Config]],
+    todo: Collection[tuple[StudyRun, Config]],
     accept: bool,
 ) -> None:
     """Raise `BadInput` for `changes`, unless `accept`."""
@@ -85,7 +85,7 @@ def check_same(
 
 def accept(
     folder: StudyFolder,
-    todo: Collection[tuple[Run, Config]],
+    todo: Collection[tuple[StudyRun, Config]],
 ) -> None:
     """Add `changes` to the versions that are accepted."""
     new, versions = changes(folder, todo), accepted(folder.path)

@@ -23,7 +23,7 @@ from fl_lightning.lab.report.tables import reached, scored_seldom
 from fl_lightning.lab.study.groups import (
     ALL,
     UNIT,
-    Group,
+    JudgeGroup,
     grouped,
     no_pairs,
     over_seeds,
@@ -174,7 +174,7 @@ def compare(
 
 
 def _units(
-    group: Group,
+    group: JudgeGroup,
     harmed: Series,
     target: float | None,
 ) -> DataFrame:
@@ -219,7 +219,7 @@ def _mean(values: Any) -> float | None:
     return sum(numbers) / len(numbers) if are_known else None
 
 
-def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
+def _against(group: JudgeGroup, settings: list[str], label: str) -> dict[str, Any]:
     """The columns of a method beside the baseline."""
     paired = group.paired(label, group.baseline, settings)
     row: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
@@ -242,7 +242,7 @@ def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
     return row
 
 
-def _best(group: Group, means: DataFrame, settings: list[str]) -> str | None:
+def _best(group: JudgeGroup, means: DataFrame, settings: list[str]) -> str | None:
     """The method with the best mean, where the interval of its difference to the next best lies
     above 0; None where methods have not the same seeds: their means are then of unlike runs."""
     by_method = {label: over_seeds(means[label], settings) for label in group.methods}
@@ -323,7 +323,7 @@ def harm_notes(runs: DataFrame) -> list[str]:
 # ---------------------------------------------------------- ranks, and notes below the table
 
 
-def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
+def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:
     """Friedman's test for each judge with enough settings and methods; where there are several but
     too few, a note."""
     ranked, notes = [], []

@@ -28,7 +28,7 @@ from fl_lightning.results.opening import check_out
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class CompareOptions:
     """How methods are compared (`fl_lightning.compare`)."""
 
     baseline: str | None = None
@@ -82,7 +82,7 @@ class Comparison:
         return str(self.table.to_html()) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
 
 
-def compare(folders: Sequence[str], options: Options) -> Comparison:
+def compare(folders: Sequence[str], options: CompareOptions) -> Comparison:
     """Compares the methods of a study, an archive or run folders; writes the text to the file
     `options.out`, where it is given.
 
@@ -103,7 +103,7 @@ def compare(folders: Sequence[str], options: Options) -> Comparison:
     return write(listing, options.format, options.out)
 
 
-def _listing_of(folders: Sequence[str], options: Options) -> Listing:
+def _listing_of(folders: Sequence[str], options: CompareOptions) -> Listing:
     """Returns the table, with pictures where it becomes a page."""
     with read(folders, options) as (runs, notes, folder):
         if options.clients:
@@ -133,7 +133,7 @@ def report(
     require("study", "report", study)
     require("report", "report", study)
     page = check_out("out", out, "", MARK, "comparison")
-    options = Options(accept_changed_code=accept_changed_code, format="html")
+    options = CompareOptions(accept_changed_code=accept_changed_code, format="html")
     listing = _listing_of([study], options)
     charts = page.with_name(f"{page.stem}-figures")
     if figures is not None:
@@ -146,7 +146,7 @@ def report(
 @contextlib.contextmanager
 def read(
     names: Sequence[str],
-    options: Options,
+    options: CompareOptions,
 ) -> Iterator[tuple[DataFrame, list[str], Path]]:
     """The runs of a study, an archive or run folders (`scores.read`), notes, and the first
     folder."""

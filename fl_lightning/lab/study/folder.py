@@ -30,7 +30,7 @@ from fl_lightning.foundation.files import (
     take_lock,
     write_whole,
 )
-from fl_lightning.lab.study.grid import Entry, Run, Study
+from fl_lightning.lab.study.grid import ListedMethod, Study, StudyRun
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import damage, load
@@ -155,7 +155,7 @@ class StudyFolder:
         self,
         study: Study,
         base: str,
-        runs: list[Run],
+        runs: list[StudyRun],
     ) -> None:
         """Write `study.yaml`, with the YAML of the resolved `base`, and the table of cells."""
         rest = {
@@ -173,7 +173,7 @@ class StudyFolder:
         self,
         study: Study,
         base: Mapping[str, Any],
-        runs: list[Run],
+        runs: list[StudyRun],
     ) -> None:
         """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has
         grown."""
@@ -298,7 +298,7 @@ def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
     return f"base:\n{indent(base, '  ')}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
 
 
-def _check_labels(before: list[Entry], now: list[Entry]) -> None:
+def _check_labels(before: list[ListedMethod], now: list[ListedMethod]) -> None:
     """Raise `BadInput` where a label of which a run has begun means something else now: its runs
     are in folders of that name."""
     meanings = {entry.label: _meaning(entry) for entry in before}
@@ -309,7 +309,7 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
         check(entry.key, meaning, meaning == earlier, requirement)
 
 
-def _meaning(entry: Entry) -> dict[str, Any]:
+def _meaning(entry: ListedMethod) -> dict[str, Any]:
     when = {"when": dict(entry.when)} if entry.when else {}
     return {
         "name": entry.name,

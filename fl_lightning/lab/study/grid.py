@@ -40,7 +40,7 @@ Setting = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedMethod:
     """A method as a study lists it, and the rows of the table that its runs serve."""
 
     key: str
@@ -69,11 +69,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One run folder of a study."""
 
     setting: Setting
-    entry: Entry
+    entry: ListedMethod
     seed: int
 
     @property
@@ -109,7 +109,7 @@ class Run:
         ] or [cell]
 
 
-Pairs = list[tuple[Run, Config]]
+Pairs = list[tuple[StudyRun, Config]]
 """Runs with their configs."""
 
 
@@ -190,7 +190,7 @@ class Study:
         varied = self.varied()
         setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
         requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
-        by_folder: dict[str, Entry] = {}
+        by_folder: dict[str, ListedMethod] = {}
         for entry in entries:
             for label in {entry.label: None, **entry.judges}:
                 namesake = by_folder.setdefault(place(label), entry)
@@ -230,7 +230,7 @@ class Study:
         ]
         return [reduce(or_, point, {}) for point in itertools.product(*axes)]
 
-    def entries(self, everyone: bool = True) -> list[Entry]:
+    def entries(self, everyone: bool = True) -> list[ListedMethod]:
         """The methods, with the forced rows that are not among them.
 
         Args:
@@ -243,7 +243,7 @@ class Study:
         forced = _forced(everyone) if self.forced else []
         return entries + [entry for entry in forced if entry.label not in plain]
 
-    def runs(self, participation: float) -> list[Run]:
+    def runs(self, participation: float) -> list[StudyRun]:
         """All runs, seed by seed: after a part of them there is a comparison already.
 
         `participation`: the base's, for settings that do not say.
@@ -251,7 +251,7 @@ class Study:
         runs = []
         for seed, setting in itertools.product(self.seeds, self.settings()):
             share = setting.get("federation.participation", participation)
-            runs += [Run(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
+            runs += [StudyRun(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
         return runs
 
 
@@ -286,7 +286,7 @@ def safe(text: str) -> str:
     return f"{plain[: LONGEST - 7].lstrip('.')}-{digest}"
 
 
-def _entry(key: str, method: Any) -> Entry:
+def _entry(key: str, method: Any) -> ListedMethod:
     """A method by its name, or by a mapping of name, arguments, keys of its own (with a dot) and
     `label`."""
     content = {"name": method} if isinstance(method, str) else method
@@ -330,16 +330,16 @@ def _entry(key: str, method: Any) -> Entry:
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(f"{key}.label", label, is_name, requirement)
     path = listed.class_path if "." in listed.name else listed.name
-    return Entry(key, path, label, arguments, settings, when)
+    return ListedMethod(key, path, label, arguments, settings, when)
 
 
-def _forced(everyone: bool) -> list[Entry]:
+def _forced(everyone: bool) -> list[ListedMethod]:
     """Rows without which no table of personalised methods can be judged: training alone, and FedAvg
     personalised."""
     judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
     kinds = ["before", "after", "global", "finetuned"] if everyone else None
     fedavg = [
-        Entry(
+        ListedMethod(
             "forced",
             "fedavg",
             label,
@@ -357,7 +357,7 @@ def _forced(everyone: bool) -> list[Entry]:
             )
         ]
     return [
-        Entry(
+        ListedMethod(
             "forced",
             "local",
             "local",

@@ -21,7 +21,7 @@ UNIT = ["setting", "seed"]
 
 
 @dataclass(frozen=True)
-class Group:
+class JudgeGroup:
     """What is judged by one kind of model."""
 
     judge: str
@@ -78,7 +78,7 @@ def over_seeds(units: Series, settings: list[str]) -> Series:
 def grouped(
     runs: DataFrame,
     baseline: str | None,
-) -> tuple[list[Group], list[str]]:
+) -> tuple[list[JudgeGroup], list[str]]:
     """The runs by judge with the scores that can be paired, and notes.
 
     Args:
@@ -116,7 +116,7 @@ def grouped(
         common = concat([unit.dropna() for unit in units]).reindex(columns=methods)
         first = training_alone(of_judge) or methods[0]
         against = str(baseline) if baseline in methods else first
-        groups.append(Group(judge, of_judge, common, against))
+        groups.append(JudgeGroup(judge, of_judge, common, against))
         notes += [
             f"{words}: {note}"
             for note in _notes(
@@ -174,7 +174,7 @@ def _notes(
     return notes
 
 
-def no_pairs(groups: list[Group], baseline: str | None) -> BadInput:
+def no_pairs(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
     """The error of a comparison without pairs."""
     compared = [g for g in groups if baseline in (None, g.baseline) and len(g.methods) > 1]
     if compared:

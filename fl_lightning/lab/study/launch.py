@@ -30,12 +30,12 @@ from fl_lightning.lab.study import code, samples, together
 from fl_lightning.lab.study.folder import StudyFolder, one_line
 from fl_lightning.lab.study.grid import (
     Pairs,
-    Run,
     Study,
+    StudyRun,
     by_key,
     check_together,
 )
-from fl_lightning.lab.study.part import Part, part_of, with_seeds
+from fl_lightning.lab.study.part import StudyPart, part_of, with_seeds
 from fl_lightning.lab.submit import MOST_RUNS, Job, script, send
 from fl_lightning.results import opening, owncode, provenance
 
@@ -52,7 +52,7 @@ progress. One thread: a core for each worker, and equal bits wherever the study 
 is named: what a study lists has its paper's arguments, unless base or list say otherwise."""
 _START = {"config", *(field.name for field in dataclasses.fields(Start))}
 """Keys that begin one run."""
-WHOLE = Part()
+WHOLE = StudyPart()
 Selection = tuple[str | None, str | None, str | None]
 """Methods, seeds and settings that a command is to run, each as text with commas; None: all."""
 Training = tuple[Config, Path]
@@ -60,7 +60,7 @@ Training = tuple[Config, Path]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StudyOptions:
     """How a study is run (`fl_lightning.study`)."""
 
     out: str
@@ -128,7 +128,7 @@ def study(
     content: Any,
     over: list[Layer],
     chosen: Selection,
-    options: Options,
+    options: StudyOptions,
 ) -> Runs:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM.
 
@@ -162,9 +162,9 @@ def check_over(over: Sequence[Layer]) -> None:
 def start(
     definition: Study,
     over: Sequence[Layer],
-    options: Options,
+    options: StudyOptions,
     line: str,
-    part: Part = WHOLE,
+    part: StudyPart = WHOLE,
 ) -> str:
     """Runs what is missing of a study, or of a part of it, or hands it to SLURM; returns what has
     been done, in words.
@@ -353,7 +353,7 @@ def _base(base: Any) -> Iterator[Layer]:
         yield from layers
 
 
-def layers_of(run: Run) -> list[Layer]:
+def layers_of(run: StudyRun) -> list[Layer]:
     """What a run changes of the base, its seed aside."""
     entry = run.entry
     method = {"name": entry.name, "init_args": entry.arguments_in(run.setting)}
@@ -364,7 +364,7 @@ def layers_of(run: Run) -> list[Layer]:
     ]
 
 
-def _resolved_as_listed(run: Run, base: Config) -> Config:
+def _resolved_as_listed(run: StudyRun, base: Config) -> Config:
     """Returns the config of a run; an error of a method or its arguments names the key as the study
     file does."""
     try:
@@ -380,7 +380,7 @@ def _resolved_as_listed(run: Run, base: Config) -> Config:
         ) from None
 
 
-def _check_different(runs: list[Run], configs: list[Config]) -> None:
+def _check_different(runs: list[StudyRun], configs: list[Config]) -> None:
     """Raise `BadInput` for a listed method that comes to the same as another of its setting."""
     every = zip(runs, configs, strict=True)
     for pairs in by_key(every, lambda pair: str(pair[0].setting)).values():

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
-from fl_lightning.lab.study.grid import Run, Study, read_seeds, words
+from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, words
 
 
 @dataclass(frozen=True)
-class Part:
+class StudyPart:
     """Some of a study's runs; as made, all of them."""
 
     methods: frozenset[str] | None = None
@@ -23,7 +23,7 @@ class Part:
     """Words such as `data.alpha=0.3`. A run must have one of the words that each key has here; keys
     without a word do not matter."""
 
-    def __contains__(self, run: Run) -> bool:
+    def __contains__(self, run: StudyRun) -> bool:
         is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods
         is_seed = self.seeds is None or run.seed in self.seeds
         keys = set(map(_key, self.settings))
@@ -36,7 +36,7 @@ def part_of(
     methods: str | None,
     seeds: str | None,
     settings: str | None,
-) -> tuple[Study, Part]:
+) -> tuple[Study, StudyPart]:
     """What a command line chooses of a study, and the study with the seeds that it lacked.
 
     Args:
@@ -57,7 +57,7 @@ def part_of(
     setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
     missing = "the study's grid has no such setting"
     chosen = _listed("settings", settings, missing, list(setting_words))
-    part = Part(None if methods is None else listed, settings=chosen)
+    part = StudyPart(None if methods is None else listed, settings=chosen)
     if seeds is None:
         return study, part
     parts = _parts(seeds)

@@ -27,8 +27,8 @@ from fl_lightning.lab.study.comparison import Comparison, write
 from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import (
-    Options,
     Selection,
+    StudyOptions,
     check_over,
     resolved,
     start,
@@ -81,7 +81,7 @@ def reproduce(
     name: str,
     over: list[Layer],
     chosen: Selection,
-    options: Options,
+    options: StudyOptions,
     rounds: int | None,
     form: str,
     no_run: bool,

@@ -9,8 +9,8 @@ from collections.abc import Generator, Sequence
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.lab.study.board import called, state_of
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run
-from fl_lightning.lab.study.workers import Ended
+from fl_lightning.lab.study.grid import StudyRun
+from fl_lightning.lab.study.workers import EndedJob
 
 NAMED = 3
 """Failed runs that the last line names."""
@@ -18,8 +18,8 @@ NAMED = 3
 
 def follow(
     folder: StudyFolder,
-    runs: Sequence[Run],
-    all_ended: Generator[Ended, None, None],
+    runs: Sequence[StudyRun],
+    all_ended: Generator[EndedJob, None, None],
     total: int,
 ) -> None:
     """Print a line for each of `runs` as it ends.

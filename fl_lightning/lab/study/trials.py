@@ -39,7 +39,7 @@ WHY = "why"
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedTrial:
     """A trial that has ended."""
 
     number: int
@@ -51,7 +51,7 @@ class Ended:
     why: str = ""
 
 
-class Claim:
+class ClaimedTrial:
     """A trial that is this process's own until it is told or let go."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Trials:
         """Where the runs of a trial are."""
         return self.folder / place(self.label) / f"trial-{number:03d}"
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> ClaimedTrial | None:
         """A trial that nobody works on, begun before or new; None where all have ended or are
         others'."""
         make_folder(self.folder / place(self.label))
@@ -146,7 +146,7 @@ class Trials:
             for trial in begun:
                 lock = self._locked(trial.number) if trial.state == TrialState.RUNNING else None
                 if lock is not None:
-                    return Claim(self, Trial(self.study, trial._trial_id), lock)
+                    return ClaimedTrial(self, Trial(self.study, trial._trial_id), lock)
             if len(begun) >= self.number:
                 return None
             if not trials:
@@ -155,9 +155,9 @@ class Trials:
             new = self.study.ask()
             lock = self._locked(new.number)
             assert lock is not None, "nobody has known of it before"
-            return Claim(self, new, lock)
+            return ClaimedTrial(self, new, lock)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[EndedTrial]:
         """The trials that have ended, in order; `BadInput` where the journal is damaged."""
         with self._reading():
             trials = self.study.get_trials(deepcopy=False)
@@ -170,9 +170,9 @@ class Trials:
         advice = "restore it, or give this search another --out"
         return reading("out", str(self.folder.parent), problem, advice)
 
-    def _ended(self, trial: FrozenTrial) -> Ended:
+    def _ended(self, trial: FrozenTrial) -> EndedTrial:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
-        return Ended(
+        return EndedTrial(
             trial.number,
             values,
             trial.value,
@@ -205,7 +205,7 @@ class Trials:
         return trial.suggest_float(name, space.low, space.high, log=isinstance(space, LogRange))
 
 
-def best(ended: Sequence[Ended]) -> Ended | None:
+def best(ended: Sequence[EndedTrial]) -> EndedTrial | None:
     """The trial with the greatest score, the first of equals; None where all have failed."""
     scored = [(trial.score, -trial.number, trial) for trial in ended if trial.score is not None]
     return max(scored)[2] if scored else None

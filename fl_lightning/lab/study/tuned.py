@@ -18,9 +18,9 @@ from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import Metric
 from fl_lightning.lab.study.chosen import UNTUNED, words
 from fl_lightning.lab.study.folder import as_yaml
-from fl_lightning.lab.study.grid import Entry
+from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension
-from fl_lightning.lab.study.trials import RANDOM, Ended, best
+from fl_lightning.lab.study.trials import RANDOM, EndedTrial, best
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Tuned:
     """One method's trials. Raises `RunFailed` where its choice is asked for and none of them ended
     well."""
 
-    entry: Entry
-    ended: list[Ended]
+    entry: ListedMethod
+    ended: list[EndedTrial]
     metric: Metric
     dimensions: Sequence[Dimension] = ()
 
     @property
-    def best(self) -> Ended:
+    def best(self) -> EndedTrial:
         """The choice."""
         chosen = best(self.ended)
         if chosen is None:
@@ -85,7 +85,7 @@ class Tuned:
 
     def listed(
         self,
-        trial: Ended,
+        trial: EndedTrial,
         label: str,
     ) -> dict[str, Any]:
         """The method with a trial's values, as a study file lists it."""

@@ -34,7 +34,7 @@ from fl_lightning.lab.study.folder import (
     one_line,
     reading,
 )
-from fl_lightning.lab.study.grid import LONGEST, Entry, Pairs, Run, Study, safe
+from fl_lightning.lab.study.grid import LONGEST, ListedMethod, Pairs, Study, StudyRun, safe
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
@@ -44,7 +44,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import tidy
 
 if TYPE_CHECKING:
-    from fl_lightning.lab.study.trials import Claim, Ended, Trials
+    from fl_lightning.lab.study.trials import ClaimedTrial, EndedTrial, Trials
     from fl_lightning.lab.study.tuned import Tuned
 
 BENEATH: Layer = {"data": {"validation": 0.2}}
@@ -59,7 +59,7 @@ LOOK_SECONDS = 2.0
 class Search:
     """The search for one method, as a worker is given it."""
 
-    entry: Entry
+    entry: ListedMethod
     folder: Path
     """Of all searches."""
     number: int
@@ -132,7 +132,7 @@ class Search:
             arguments=self.entry.arguments | arguments,
             settings=self.entry.settings | settings,
         )
-        layers = launch.layers_of(Run(setting, entry, self.seed))
+        layers = launch.layers_of(StudyRun(setting, entry, self.seed))
         config = resolve([*layers, ON_VALIDATION], self.base)
         return dataclasses.replace(config, seed=self.seed)
 
@@ -142,7 +142,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Options(launch.Options):
+class TuneOptions(launch.StudyOptions):
     """How methods are searched (`fl_lightning.tune`); `out` is the search's folder."""
 
     trials: int = 20
@@ -155,7 +155,7 @@ class Options(launch.Options):
 def tune(
     content: Any,
     over: list[Layer],
-    options: Options,
+    options: TuneOptions,
 ) -> None:
     """Searches for each method's arguments, writes what was found, and runs the study of the
     choices.
@@ -404,7 +404,7 @@ class _Teller:
             self._told[k] = len(ended)
 
 
-def _line(search: Search, trial: Ended) -> str:
+def _line(search: Search, trial: EndedTrial) -> str:
     metric = search.metric()
     result = f"refused: {trial.why}"
     if trial.score is not None:
@@ -427,7 +427,7 @@ def run_trials(search: Search) -> str | None:
     return launch.run_safely(work)
 
 
-def _run_trial(search: Search, claim: Claim) -> None:
+def _run_trial(search: Search, claim: ClaimedTrial) -> None:
     """The runs of a trial, and their mean score. Values with which they fail are refused; where the
     first trial's fail, which are the base's own, or the machine is at fault, the method is not
     tuned."""
@@ -462,7 +462,7 @@ def _choose(
     base: str,
     study: Study,
     tuned_methods: list[Tuned],
-    options: Options,
+    options: TuneOptions,
 ) -> None:
     """Write and print what was found. `BadInput`, and nothing is written, where the study of the
     choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
@@ -487,7 +487,7 @@ def _choose(
 
 def _run_study(
     out: Path,
-    options: Options,
+    options: TuneOptions,
     line: str,
 ) -> None:
     """Runs the study of the choices, an ordinary study folder."""

@@ -40,7 +40,7 @@ TICK = 0.5
 
 
 @dataclass
-class Ended:
+class EndedJob:
     """How job number `job` has ended: `error` is None, or one line that says why it failed."""
 
     job: int
@@ -53,7 +53,7 @@ Serve = Callable[[More], Iterator[tuple[int, "str | None"]]]
 """Runs jobs, and says of each how it has ended: None, or one line that says why it failed."""
 
 
-class Worker:
+class WorkerProcess:
     """One process that runs jobs, up to `most` at a time; its output goes to the file `log`."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Worker:
         self.jobs.append(number)
         self.pipe.send((number, job))
 
-    def answers(self) -> list[Ended]:
+    def answers(self) -> list[EndedJob]:
         """The job that has ended; of a process that has died, all of its jobs."""
         try:
             number, error = self.pipe.recv()
@@ -90,9 +90,9 @@ class Worker:
             if code is not None and code < 0:
                 how = f"killed by {signal.Signals(-code).name}"
             numbers, self.jobs = self.jobs, []
-            return [Ended(number, f"its process died ({how})") for number in numbers]
+            return [EndedJob(number, f"its process died ({how})") for number in numbers]
         self.jobs.remove(number)
-        return [Ended(number, error)]
+        return [EndedJob(number, error)]
 
 
 def one_by_one(work: Callable[[Any], str | None]) -> Serve:
@@ -112,7 +112,7 @@ def run_all(
     count: int,
     logs: Path,
     on_look: Callable[[list[int]], None],
-) -> Generator[Ended, None, None]:
+) -> Generator[EndedJob, None, None]:
     """As `serve_all`, one job after the other in each process: `work` returns None, or why the job
     failed."""
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
@@ -161,7 +161,7 @@ def serve_all(
     logs: Path,
     on_look: Callable[[list[int]], None],
     most: int = 1,
-) -> Generator[Ended, None, None]:
+) -> Generator[EndedJob, None, None]:
     """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has
     ended, as it ends.
 
@@ -174,7 +174,7 @@ def serve_all(
     waiting = deque(enumerate(jobs))
     most = min(most, max(1, -(-len(jobs) // count)))  # all processes have their share
     files = [logs / f"worker-{k + 1}.log" for k in range(min(count, len(jobs)))]
-    workers = [Worker(serve, file, most) for file in files]
+    workers = [WorkerProcess(serve, file, most) for file in files]
     try:
         while True:
             while waiting:
@@ -183,7 +183,7 @@ def serve_all(
                 if len(worker.jobs) == most:
                     break
                 if not worker.jobs and not worker.process.is_alive():
-                    worker = workers[k] = Worker(serve, files[k], most)
+                    worker = workers[k] = WorkerProcess(serve, files[k], most)
                 worker.start(*waiting.popleft())
             busy = {worker.pipe: worker for worker in workers if worker.jobs}
             if not busy:
@@ -195,7 +195,7 @@ def serve_all(
         _stop(workers)
 
 
-def _stop(workers: list[Worker]) -> None:
+def _stop(workers: list[WorkerProcess]) -> None:
     """End all workers; those at work may close what is open."""
     deadline = time.monotonic() + PATIENCE
     for worker in workers:

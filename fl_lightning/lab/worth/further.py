@@ -24,7 +24,7 @@ from fl_lightning.lab.worth.measure import best_alone
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
 from fl_lightning.lab.worth.scores import read, silo_like
-from fl_lightning.lab.worth.silos import Facts, Measured
+from fl_lightning.lab.worth.silos import Measured, SiloFacts
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.results.result import RunResult
 
@@ -239,7 +239,7 @@ def _undefined(rows: Sequence[Mapping[str, Any]], metric: statistics.Name) -> st
 
 
 def leave_one_out_section(
-    out: Path, method: Row, measured: Measured, facts: Facts
+    out: Path, method: Row, measured: Measured, facts: SiloFacts
 ) -> tuple[dict[str, Any], Section]:
     """By how much the score of silo i falls without silo j, (silos, silos): for `worth.json`, and
     as a table."""
@@ -299,7 +299,7 @@ def leave_one_out_section(
 
 
 def _missed(
-    out: Path, i: int, j: int, method: Row, measured: Measured, facts: Facts
+    out: Path, i: int, j: int, method: Row, measured: Measured, facts: SiloFacts
 ) -> statistics.Estimate | None:
     """What silo i gains by silo j, on the samples that no other silo has; None where that is not
     defined."""
@@ -358,7 +358,9 @@ def _with_half(effect: float, half: float, metric: statistics.Name) -> str:
 # ---------------------------------------------------------------- fewer samples
 
 
-def curve_section(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
+def curve_section(
+    out: Path, measured: Measured, facts: SiloFacts
+) -> tuple[dict[str, Any], Section]:
     """Mean gain over silos by the share of their training samples, and the size at which it ends:
     for `worth.json`, and as a table."""
     metric = measured.metric
@@ -396,7 +398,7 @@ def _point(
     out: Path,
     share: float,
     measured: Measured,
-    facts: Facts,
+    facts: SiloFacts,
 ) -> dict[str, float] | None:
     """The mean gain of silos with this share of their samples; None where it is not defined."""
     metric = measured.metric

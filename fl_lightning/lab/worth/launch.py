@@ -19,7 +19,7 @@ from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.study.grid import Run, Study
+from fl_lightning.lab.study.grid import Study, StudyRun
 from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row
 from fl_lightning.lab.worth.statistics import Name
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Row
     from fl_lightning.lab.worth.page import Section
     from fl_lightning.lab.worth.runs import Task
-    from fl_lightning.lab.worth.silos import Facts, Measured
+    from fl_lightning.lab.worth.silos import Measured, SiloFacts
 
 CYCLES, MOST_CYCLES = 2, 10
 """Without --repeats; with --minutes at most. 2: ten silos of the tutorial then take four minutes of
@@ -50,7 +50,7 @@ ONLY_LAST = 10**6
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorthPlan:
     """What is to be trained, and where.
 
     Args:
@@ -104,9 +104,9 @@ class Plan:
 class Prepared:
     """A plan that has been checked: its rows by label, and the silos."""
 
-    plan: Plan
+    plan: WorthPlan
     rows: Mapping[str, Row]
-    facts: Facts
+    facts: SiloFacts
     metric: Name
 
     @property
@@ -136,7 +136,7 @@ def worth(
         methods: to try beside FedAvg; None: `METHODS` and the config's own.
         repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` of them.
         again: the command that goes on with it.
-        keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `Plan`.
+        keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `WorthPlan`.
 
     Raises:
         BadInput: it cannot work, before anything is trained; or `minutes` are too few for two
@@ -162,7 +162,7 @@ def worth(
         for layer in layers
     ]
     begin = time.monotonic()
-    plan = Plan(
+    plan = WorthPlan(
         over,
         StudyFolder(out),
         names,
@@ -220,7 +220,7 @@ def train_and_write(ready: Prepared) -> Measured:
 # ---------------------------------------------------------------- the study of all rows
 
 
-def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
+def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[StudyRun, Config]]]:
     """The study of so many cycles with its base, and all its runs, for the longest length: those
     that the folder has, too."""
     seeds = set(range(cycles * FOLDS))
@@ -260,7 +260,7 @@ def _longest(config: Config) -> Config:
     return replace(config, federation=replace(config.federation, rounds=rounds))
 
 
-def prepared(plan: Plan, optional: bool = False) -> Prepared:
+def prepared(plan: WorthPlan, optional: bool = False) -> Prepared:
     """The plan, checked.
 
     Args:
@@ -295,7 +295,7 @@ def prepared(plan: Plan, optional: bool = False) -> Prepared:
     )
 
 
-def _rows(runs: Sequence[tuple[Run, Config]]) -> dict[str, Row]:
+def _rows(runs: Sequence[tuple[StudyRun, Config]]) -> dict[str, Row]:
     """The rows that the runs of the first fold train, by name."""
     from fl_lightning.lab.worth.further import Row
 
@@ -315,7 +315,7 @@ def _rows(runs: Sequence[tuple[Run, Config]]) -> dict[str, Row]:
     return rows
 
 
-def _checked(plan: Plan, base: Config) -> Name | None:
+def _checked(plan: WorthPlan, base: Config) -> Name | None:
     """The metric, where one is named; `BadInput` for a base of which no verdicts can be given."""
     data, named = base.data, base.evaluation.metric
     is_regression = data.task == "regression"
@@ -388,7 +388,7 @@ def _train_up_to(ready: Prepared, cycles: int) -> int:
     return _run_all(plan, tasks)
 
 
-def _run_all(plan: Plan, tasks: Sequence[Task]) -> int:
+def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
     """Do the tasks that are not done, in workers; how many that were.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.worth import ALONE, statistics, words
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo
-from fl_lightning.lab.worth.statistics import Array, Estimate, Name, Samples, Scores, Verdict
+from fl_lightning.lab.worth.statistics import Array, Estimate, Name, ScoredSamples, Scores, Verdict
 
 FEWEST = 3
 """With fewer silos that have enough samples, nothing is said of the consortium."""
@@ -170,7 +170,7 @@ def _answer(
 
 
 def _gain(
-    metric: Name, alone: Scores, row: Scores, samples: Samples
+    metric: Name, alone: Scores, row: Scores, samples: ScoredSamples
 ) -> tuple[Estimate | None, dict[str, float]]:
     """The gain of a row over `alone`, if it is defined; the row's score, and the gain with the ends
     of its interval."""

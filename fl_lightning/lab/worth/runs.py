@@ -23,7 +23,7 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.lab.worth import FOLDS, LENGTHS, LINEAR, row
 from fl_lightning.lab.worth.plain import FITTERS, MOST_FEATURES, fitted
 from fl_lightning.lab.worth.scores import Table, place
-from fl_lightning.lab.worth.silos import Facts
+from fl_lightning.lab.worth.silos import SiloFacts
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.methods.partialpooling import MOST_FEATURES as MOST_POOLED
 from fl_lightning.results.folder import save_arrays
@@ -220,7 +220,7 @@ def _arrays(part: Any) -> tuple[Array, Array]:
     return torch.cat(xs).flatten(1).double().numpy(), torch.cat(ys).numpy()
 
 
-def facts_of(config: Config) -> Facts:
+def facts_of(config: Config) -> SiloFacts:
     """The silos of the data of all folds, before anything is trained.
 
     Raises:
@@ -258,7 +258,7 @@ def facts_of(config: Config) -> Facts:
     plain: list[str] = []
     if rows[0].size <= MOST_FEATURES and not source.vocabulary:
         plain = [*FITTERS] if is_table else [LINEAR]
-    return Facts(
+    return SiloFacts(
         rare=imbalance.metric_line(data) if imbalance.default_metric(data) else "",
         names=data.client_names or [f"silo {client}" for client in range(data.clients)],
         sizes=[len(numbers) for numbers in tested],

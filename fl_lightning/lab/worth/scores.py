@@ -13,8 +13,8 @@ from pandas import DataFrame
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.lab.study.grid import place as folder_of
 from fl_lightning.lab.worth import FOLDS
-from fl_lightning.lab.worth.silos import Facts, Silo
-from fl_lightning.lab.worth.statistics import Array, Samples, Scores
+from fl_lightning.lab.worth.silos import Silo, SiloFacts
+from fl_lightning.lab.worth.statistics import Array, ScoredSamples, Scores
 from fl_lightning.results.folder import UNREADABLE
 
 Table = dict[str, Array]
@@ -38,7 +38,7 @@ def read(
     out: Path,
     labels: Sequence[str],
     cycles: int,
-    facts: Facts,
+    facts: SiloFacts,
     folds: Sequence[int] = range(FOLDS),
 ) -> list[Silo]:
     """Every silo with the scores of all rows over all cycles.
@@ -82,7 +82,7 @@ def silo_like(
     out: Path,
     like: Silo,
     labels: Sequence[str],
-    facts: Facts,
+    facts: SiloFacts,
 ) -> Silo:
     """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
     tables = {
@@ -133,7 +133,7 @@ def _silo(
     out: Path,
     tables: dict[str, list[Table]],
     client: int,
-    facts: Facts,
+    facts: SiloFacts,
 ) -> Silo:
     """One silo, of the cycles of each row."""
     name = facts.names[client]
@@ -159,7 +159,7 @@ def _silo(
     return Silo(
         client,
         name,
-        Samples(first[0]["label"], folds, units),
+        ScoredSamples(first[0]["label"], folds, units),
         rows,
         keys,
         repeated=int(counts[counts > 1].sum()),
@@ -173,14 +173,14 @@ def _of_client(table: Table, client: int) -> Table:
     return {name: column[rows] for name, column in table.items()}
 
 
-def _shared(silos: Sequence[Silo], facts: Facts) -> DataFrame:
+def _shared(silos: Sequence[Silo], facts: SiloFacts) -> DataFrame:
     """Rows (copy, silo) of the groups of copies that several silos have."""
     copies = [(copy, silo.number) for silo in silos for copy in facts.copies[silo.keys]]
     table = DataFrame(copies, columns=["copy", "silo"]).drop_duplicates()
     return table[table.duplicated("copy", keep=False)]
 
 
-def _without_shared(silo: Silo, shared: DataFrame, facts: Facts) -> Silo:
+def _without_shared(silo: Silo, shared: DataFrame, facts: SiloFacts) -> Silo:
     """The silo without samples that lie in another one, too: a federated model has seen them
     there."""
     copies = facts.copies[silo.keys]

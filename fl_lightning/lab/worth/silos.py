@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.lab.worth import LINEAR
-from fl_lightning.lab.worth.statistics import Estimate, Name, Samples, Scores, Verdict
+from fl_lightning.lab.worth.statistics import Estimate, Name, ScoredSamples, Scores, Verdict
 
 
 @dataclass(frozen=True)
-class Facts:
+class SiloFacts:
     """The silos before anything is trained."""
 
     names: Sequence[str]
@@ -42,7 +42,7 @@ class Silo:
 
     number: int
     name: str
-    samples: Samples
+    samples: ScoredSamples
     rows: dict[str, Scores]
     keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """(n,) numbers of `samples`."""

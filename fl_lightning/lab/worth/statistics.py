@@ -72,7 +72,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Samples:
+class ScoredSamples:
     """The samples of a silo that count.
 
     Args:
@@ -89,10 +89,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, cycles: Any, samples: Any) -> Samples:
+    def part(self, cycles: Any, samples: Any) -> ScoredSamples:
         """Those of some cycles and samples, by index."""
         folds = self.folds[cycles][:, samples]
-        return Samples(self.labels[samples], folds, self.units[samples])
+        return ScoredSamples(self.labels[samples], folds, self.units[samples])
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Estimate:
 # ---------------------------------------------------------------- metrics as sums over samples
 
 
-def contributions(metric: Name, scores: Scores, samples: Samples) -> Array:
+def contributions(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
     """What each tested sample adds to the metric, (C, n); NaN where it is not defined. More is
     better.
 
@@ -195,7 +195,7 @@ def share(metric: Name) -> float:
     return 0.5 if metric == "auroc" else 1.0
 
 
-def _auroc(scores: Scores, samples: Samples) -> Array:
+def _auroc(scores: Scores, samples: ScoredSamples) -> Array:
     """Placements of each sample within its fold, (C, n), by each class against the rest; of two
     classes the second's."""
     total = np.zeros(samples.folds.shape)
@@ -225,7 +225,7 @@ class Pairs:
     weights: tuple[float, float]
 
 
-def _pairs(scores: Scores, samples: Samples) -> Iterator[Pairs]:
+def _pairs(scores: Scores, samples: ScoredSamples) -> Iterator[Pairs]:
     """Of each cycle, fold and class that counts (of two the second)."""
     assert scores.outputs is not None
     chances = softmax(scores.outputs.astype(np.float64), axis=-1)
@@ -250,7 +250,7 @@ def _pairs(scores: Scores, samples: Samples) -> Iterator[Pairs]:
                 )
 
 
-def _counted_twice(alone: Scores, federated: Scores, samples: Samples) -> float:
+def _counted_twice(alone: Scores, federated: Scores, samples: ScoredSamples) -> float:
     """What the variance of an AUROC's gain has twice where it is that of placements: what pairs of
     units owe to neither of the two.
 
@@ -277,7 +277,7 @@ def _by_unit(table: Array, units: Array) -> Array:
     return sums
 
 
-def value(metric: Name, scores: Scores, samples: Samples) -> float:
+def value(metric: Name, scores: Scores, samples: ScoredSamples) -> float:
     """The metric, mean over cycles; of mae the error itself. NaN where it is not defined."""
     parts = contributions(metric, scores, samples)
     with np.errstate(invalid="ignore"):
@@ -285,7 +285,7 @@ def value(metric: Name, scores: Scores, samples: Samples) -> float:
     return -total if metric == "mae" else total
 
 
-def by_fold(metric: Name, scores: Scores, samples: Samples) -> Array:
+def by_fold(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
     """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not
     defined."""
     table = np.full((len(samples.folds), int(samples.folds.max()) + 1), np.nan)
@@ -306,7 +306,7 @@ def estimate(
     metric: Name,
     alone: Scores,
     federated: Scores,
-    samples: Samples,
+    samples: ScoredSamples,
 ) -> Estimate | None:
     """The gain of `federated` over `alone`; None where the metric is not defined.
 
@@ -358,14 +358,14 @@ def _difference(
     metric: Name,
     alone: Scores,
     federated: Scores,
-    samples: Samples,
+    samples: ScoredSamples,
 ) -> Array:
     """What each tested sample adds to the gain, (C, n)."""
     ours, theirs = (contributions(metric, scores, samples) for scores in (federated, alone))
     return ours - theirs
 
 
-def _fits(samples: Samples) -> int:
+def _fits(samples: ScoredSamples) -> int:
     """Models that tested the samples: one for each fold of each cycle."""
     return sum(len(np.unique(folds)) for folds in samples.folds)
 
@@ -374,7 +374,7 @@ def _variance(
     metric: Name,
     alone: Scores,
     federated: Scores,
-    samples: Samples,
+    samples: ScoredSamples,
 ) -> tuple[float, float, float, float]:
     """Variance of the gain, its degrees of freedom, the part of it that all samples of a fit have
     in common, and of AUROC its third central moment over the variance."""
@@ -439,7 +439,7 @@ def _variance(
 def _largest(
     metric: Name,
     difference: Array,
-    samples: Samples,
+    samples: ScoredSamples,
     members: Array,
     units: int,
 ) -> float:
@@ -470,7 +470,7 @@ def _over_cycles(parts: Array) -> Array:
     return mean
 
 
-def heavy(alone: Array, federated: Array, samples: Samples) -> bool:
+def heavy(alone: Array, federated: Array, samples: ScoredSamples) -> bool:
     """Whether a sample or unit makes up too much of the variance of errors (C, n) trained alone, or
     of their difference.
 
@@ -485,7 +485,7 @@ def heavy(alone: Array, federated: Array, samples: Samples) -> bool:
     return of_difference > most or of_errors > 2 * most * min(1.0, ratio) ** (1 / 3)
 
 
-def _largest_share(parts: Array, samples: Samples) -> float:
+def _largest_share(parts: Array, samples: ScoredSamples) -> float:
     """The largest part of the variance of `parts` (C, n) that is one unit's; 0 without variance."""
     mean = _over_cycles(parts)
     unit = np.unique(samples.units, return_inverse=True)[1]

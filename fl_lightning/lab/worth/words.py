@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.lab.worth import BOOSTING, LENGTHS, LINEAR, LOCAL
-from fl_lightning.lab.worth.silos import Answer, Facts, Measured, Silo
+from fl_lightning.lab.worth.silos import Answer, Measured, Silo, SiloFacts
 from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Estimate, Name, too_few
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
@@ -231,7 +231,7 @@ def alone(measured: Measured) -> str:
     )
 
 
-def beforehand(facts: Facts, cycles: int, metric: Name = "accuracy") -> list[str]:
+def beforehand(facts: SiloFacts, cycles: int, metric: Name = "accuracy") -> list[str]:
     """The gains that can be seen at all with so many samples, before the work begins: those that
     four of five such measurements find, by the widths that were simulated for accuracy
     (docs/decisions/0027). How alike samples of one unit are cannot be known before: of these the

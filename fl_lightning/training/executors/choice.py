@@ -20,7 +20,7 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.foundation.parallel import Group
+from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.even import MOST_AT_ONCE
@@ -178,7 +178,7 @@ class Contest:
 
 
 def fastest(
-    group: Group,
+    group: RankGroup,
     file: Path,
     contests: Sequence[Contest],
     resumed: bool,

@@ -29,7 +29,7 @@ Gradients = Callable[[int, Tensor, Tensor, Tensor], tuple[list[Tensor], Tensor]]
 
 
 @dataclass
-class _Request:
+class _GradientRequest:
     """Asks for the gradient of the task loss at a vector (D,), on a batch."""
 
     job: LocalJob
@@ -45,7 +45,7 @@ class OwnSteps:
     stack: Stack
     size: int
     gradients: Gradients
-    _waiting: dict[greenlet, _Request] = field(default_factory=dict)
+    _waiting: dict[greenlet, _GradientRequest] = field(default_factory=dict)
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
         """Train all jobs without an `outcome` side by side. Each keeps its outcome, since its steps
@@ -71,7 +71,9 @@ class OwnSteps:
             for run, answer in zip(waiting, answers, strict=True):
                 resume(run, answer)
 
-    def _answers(self, requests: Sequence[_Request]) -> Sequence[tuple[Tensor, Tensor] | Exception]:
+    def _answers(
+        self, requests: Sequence[_GradientRequest]
+    ) -> Sequence[tuple[Tensor, Tensor] | Exception]:
         """The `_gradients`, or the error of each: where a pass fails, each request is tried
         alone."""
         try:
@@ -128,7 +130,7 @@ class OwnSteps:
                 job.asker.gradients = partial(self._gradient, job)
                 self.stack.module.model.train()
         assert run.parent is not None
-        self._waiting[run] = _Request(job, vector, batch)
+        self._waiting[run] = _GradientRequest(job, vector, batch)
         try:
             answer: tuple[Tensor, Tensor] = run.parent.switch()
         finally:
@@ -136,7 +138,7 @@ class OwnSteps:
         return answer
 
     @torch.no_grad()
-    def _gradients(self, requests: Sequence[_Request]) -> list[tuple[Tensor, Tensor]]:
+    def _gradients(self, requests: Sequence[_GradientRequest]) -> list[tuple[Tensor, Tensor]]:
         """The loss, shape (), of each request and its gradient (D,), 0 where nothing trains."""
         stack = self.stack
         size = self.size

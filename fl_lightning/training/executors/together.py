@@ -24,7 +24,7 @@ Work = Callable[[], Any]
 
 
 @dataclass
-class _Request:
+class _RunRequest:
     """Jobs that a run has an executor train or score."""
 
     executor: Vmap
@@ -51,7 +51,7 @@ class Together:
     def __init__(self) -> None:
         self._hub = getcurrent()
         self._executors: dict[Hashable, Vmap] = {}
-        self._requests: dict[greenlet, _Request] = {}
+        self._requests: dict[greenlet, _RunRequest] = {}
 
     def executor(self, key: Hashable, make: Callable[[], Vmap]) -> Vmap:
         """The executor for all models of this `key`, made by the first run that asks for it."""
@@ -59,7 +59,7 @@ class Together:
             self._executors[key] = make()
         return self._executors[key]
 
-    def wait(self, request: _Request) -> list[Any]:
+    def wait(self, request: _RunRequest) -> list[Any]:
         """Stop the run that calls this until its request is answered; raises the error of its
         jobs."""
         if getcurrent() is self._hub:  # no run is being driven
@@ -122,7 +122,7 @@ class Together:
         time."""
         requests = self._requests
         waiting = {run: r for run, r in requests.items() if r.action == "score"} or requests
-        of_executor: dict[Vmap, dict[greenlet, _Request]] = {}
+        of_executor: dict[Vmap, dict[greenlet, _RunRequest]] = {}
         for run, request in waiting.items():
             of_executor.setdefault(request.executor, {})[run] = request
         answers: dict[greenlet, Any] = {}
@@ -165,8 +165,8 @@ class Shared(Executor):
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
         """Train the jobs with those of all runs that wait."""
-        return self.together.wait(_Request(self.executor, "train", jobs))
+        return self.together.wait(_RunRequest(self.executor, "train", jobs))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
         """Score the models with those of all runs that wait."""
-        return self.together.wait(_Request(self.executor, "score", jobs))
+        return self.together.wait(_RunRequest(self.executor, "score", jobs))
