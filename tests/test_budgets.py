@@ -32,7 +32,7 @@ TOKENS = {
     "methods": 45_100,
     "models": 7_700,
     "privacy": 3_600,
-    "results": 15_900,
+    "results": 16_000,
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,

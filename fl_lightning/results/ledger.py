@@ -59,7 +59,9 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
             kinds[str(kind)] = kinds.get(str(kind), 0) + both
     if not rounds:
         return None, damaged
-    totals = {kind: (int(down), int(up)) for kind, (down, up) in kinds.items()}
+    totals = {}
+    for kind, (down, up) in kinds.items():
+        totals[kind] = int(down), int(up)
     return Ledger(
         rounds,
         layers,

@@ -75,7 +75,10 @@ def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
 def read(named: Collection[str]) -> dict[str, bytes]:
     """The text of each of `files` as this process executes it: edits after a module was loaded do
     not reach it."""
-    return {name: _text(module, file) for name, (module, file) in files(named).items()}
+    texts = {}
+    for name, (module, file) in files(named).items():
+        texts[name] = _text(module, file)
+    return texts
 
 
 def digests(code: Mapping[str, bytes]) -> dict[str, str]:

@@ -111,7 +111,8 @@ def look() -> None:
 def name_of(config: Config, stem: str = "") -> str:
     """The name of a run: method, data and seed. `stem`, which says the method and no other data,
     comes first."""
-    method, data = config.method.class_path.rpartition(".")[2].lower(), data_name(config)
+    method = config.method.class_path.rpartition(".")[2].lower()
+    data = data_name(config)
     other_data = _words(" ".join(SOURCES)) - _words(data)
     first = method
     if _words(method) <= _words(stem) and not other_data & _words(stem):

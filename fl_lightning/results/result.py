@@ -393,7 +393,8 @@ class RunResult:
     def _count(self) -> int:
         """How many clients took part: those that were held out have numbers of their own."""
         asked_clients = self.setting("federation.clients")
-        return len(self.rows("split")) or int(self.summary.get("clients", asked_clients) or 0)
+        in_summary = self.summary.get("clients", asked_clients)
+        return len(self.rows("split")) or int(in_summary or 0)
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -420,7 +421,11 @@ class RunResult:
 
 
 def _names(rows: list[Row]) -> dict[int, str]:
-    return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
+    names = {}
+    for row in rows:
+        if "name" in row:
+            names[int(row["client"])] = str(row["name"])
+    return names
 
 
 def _dense(view: RelationView, n: int) -> np.ndarray:
