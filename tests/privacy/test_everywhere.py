@@ -5,13 +5,13 @@ import pytest
 from fl_lightning.results.folder import RunFolder
 
 LOCAL = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-CENTRAL = "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 5"
+CENTRAL = "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise"
 STEP = "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1"
 BLUR = "--callbacks.blurrelation.noise 0.3"
 RUNS = [
     f"--method selfkapc {LOCAL}",
-    f"--method fedper {CENTRAL} --callbacks.centralprivacy.quantile 0.5",
-    f"--method fedavg {CENTRAL} --callbacks.canaries.guesses 0.5 --federation.clients 8",
+    f"--method fedper {CENTRAL} 0.3 --callbacks.centralprivacy.quantile 0.5",
+    f"--method fedavg --callbacks.canaries.guesses 0.5 {CENTRAL} 5 --federation.clients 8",
     f"--method fedavg {STEP}",
     f"--method kapc {STEP}",
     f"--method ditto {STEP}",
