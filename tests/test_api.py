@@ -204,11 +204,11 @@ def test_tables_are_those_of_the_folder(run):
     tables = {"metrics": run.rounds, "clients": run.clients, "split": run.split, "final": run.final}
     for name, table in tables.items():
         with (run.folder / f"{name}.csv").open(newline="") as file:
-            held = list(csv.DictReader(file))
-        assert set(table) == {k for k in held[0] if any(row[k] for row in held)}
+            written_rows = list(csv.DictReader(file))
+        assert set(table) == {k for k in written_rows[0] if any(row[k] for row in written_rows)}
         for column, values in table.items():
             number = str if column == "model" else float
-            written = [number(row[column]) if row[column] else np.nan for row in held]
+            written = [number(row[column]) if row[column] else np.nan for row in written_rows]
             np.testing.assert_array_equal(values, written)
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     mean = run.final_accuracies.mean()

@@ -314,9 +314,9 @@ def test_the_exported_file_is_a_command(tmp_path):
 
     head, *rows = (tmp_path / "t.csv").read_text(encoding="utf-8").splitlines()
     (tmp_path / "long.csv").write_text("\n".join([head, *rows * 200]), encoding="utf-8")
-    asked = call("long.csv | head -50")
-    assert (asked.returncode, asked.stderr) == (0, "")
-    assert set(asked.stdout.splitlines()) <= {"\\xfcbel", "w\\xf6hl"}
+    preview = call("long.csv | head -50")
+    assert (preview.returncode, preview.stderr) == (0, "")
+    assert set(preview.stdout.splitlines()) <= {"\\xfcbel", "w\\xf6hl"}
     (tmp_path / "other.csv").write_text("years,dose,sex\n1,2,f\n")
     (tmp_path / "words.csv").write_text("age,dose,sex\n1,2,f\n1,none,f\n")
     (tmp_path / "empty.csv").touch()

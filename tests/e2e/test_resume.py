@@ -66,8 +66,8 @@ def test_broken_off_before_its_first_checkpoint_a_run_begins_again(fit, record, 
     table.path.write_text(text)
     flags = "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0"
     assert record(fit("parts", BURSTING, flags)) == whole
-    said = "resume: the run was stopped before its first checkpoint; it begins again"
-    assert said in capsys.readouterr().err
+    line = "resume: the run was stopped before its first checkpoint; it begins again"
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_a_run_that_keeps_no_checkpoints_begins_again(fit, bursts, capsys):
     capsys.readouterr()
     assert (fit("parts", flags, "--resume") / "final.csv").read_text() == whole
     assert len(Path("runs/parts/metrics.csv").read_text().splitlines()) == 4
-    said = "resume: the run keeps no checkpoints; it begins again, with the same numbers"
-    assert said in capsys.readouterr().err
+    line = "resume: the run keeps no checkpoints; it begins again, with the same numbers"
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -92,9 +92,9 @@ def test_rounds_after_the_last_checkpoint_are_run_again(fit, record, bursts):
     once."""
     flags = f"--callbacks.checkpoint.every 2 --callbacks.checkpoint.seconds 0 {BURSTING}"
     flags += " --federation.rounds 4"
-    whole = record(fit("unbroken", flags))
+    unbroken_record = record(fit("unbroken", flags))
     bursts.at = 2 + 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
     with pytest.raises(AssertionError):
         fit("parts", flags)
     bursts.at = 0
-    assert record(fit("parts", flags, "--resume")) == whole
+    assert record(fit("parts", flags, "--resume")) == unbroken_record

@@ -45,8 +45,8 @@ def test_every_run_is_kept_or_equals_one_that_is():
 @pytest.mark.sampled(*(f"[{name}]" for name in QUICK.split()))
 @pytest.mark.parametrize("name", HELD["runs"])
 def test_the_numbers_are_those_that_are_kept(name, ran):
-    found = golden.changes(name, RUNS[name], ran(name)[name], HELD)
-    assert not found, "\n".join([HINT, *found[:20]])
+    differences = golden.changes(name, RUNS[name], ran(name)[name], HELD)
+    assert not differences, "\n".join([HINT, *differences[:20]])
 
 
 @pytest.mark.sampled("kapc-vmap", "kapc-retry", "ditto-resumed")

@@ -33,14 +33,18 @@ def again(data):
 def hard():
     """Digits of five clients: all classes, one class, 3 samples, 17 samples (one more than two
     batches), 40 samples."""
-    found = dealt(5, 0.5)
-    train, validation, test = found._shares
-    labels = found._train.labels.numpy()
-    for part, of in ((train, labels), (validation, labels), (test, found._test.labels.numpy())):
+    clients_dealt = dealt(5, 0.5)
+    train, validation, test = clients_dealt._shares
+    labels = clients_dealt._train.labels.numpy()
+    for part, of in (
+        (train, labels),
+        (validation, labels),
+        (test, clients_dealt._test.labels.numpy()),
+    ):
         part[1] = part[1][of[part[1]] == 3]
     for k, most in ((2, 3), (3, 17), (4, 40)):
         train[k], validation[k], test[k] = train[k][:most], validation[k][:2], test[k][:5]
-    return again(found)
+    return again(clients_dealt)
 
 
 @pytest.mark.sampled("fedhkd", "kapc")

@@ -75,8 +75,8 @@ def test_a_folder_of_runs_stands_for_all_in_it(make_run, tmp_path, monkeypatch, 
     inside.mkdir(parents=True)
     (inside / "config.yaml").write_text("{}")  # W&B's own, and no run folder
     monkeypatch.chdir(tmp_path)
-    found = run_folders([Path("runs"), Path("study"), Path("nowhere")])
-    assert [str(path) for path in found] == [
+    folders = run_folders([Path("runs"), Path("study"), Path("nowhere")])
+    assert [str(path) for path in folders] == [
         "runs/a",
         "runs/b",
         "study/runs/kapc/seed-0",

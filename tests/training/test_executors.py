@@ -262,8 +262,8 @@ def test_a_parameter_that_the_loss_does_not_reach_stays(federation):
 
 
 def test_an_optimiser_that_is_not_fit(federation):
-    found, reason = made(federation(FedAvg(), optimizer={"name": "adam"}), "vmap")
-    assert isinstance(found, Loop) and "adam" in (reason or "")
+    executor, reason = made(federation(FedAvg(), optimizer={"name": "adam"}), "vmap")
+    assert isinstance(executor, Loop) and "adam" in (reason or "")
 
 
 # ---------------------------------------------------------------- in a federation

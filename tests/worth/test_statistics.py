@@ -114,7 +114,7 @@ def test_intervals_over_recordings_cover():
 def test_metrics_are_scikit_learns(classes):
     """Balanced accuracy over a cycle; AUROC of one fold, where all scores are of one model."""
     alone, _, samples = made(cycles=1, classes=classes)
-    whole = ScoredSamples(samples.labels, np.zeros((1, 60), int), samples.units)
+    one_cycle = ScoredSamples(samples.labels, np.zeros((1, 60), int), samples.units)
     answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
     assert worth.value("balanced_accuracy", alone, samples) == pytest.approx(
         balanced_accuracy_score(samples.labels, answers)
@@ -123,8 +123,8 @@ def test_metrics_are_scikit_learns(classes):
     truth = roc_auc_score(
         samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr"
     )
-    assert worth.value("auroc", alone, whole) == pytest.approx(truth)
-    assert worth.by_fold("auroc", alone, whole)[0, 0] == pytest.approx(truth)
+    assert worth.value("auroc", alone, one_cycle) == pytest.approx(truth)
+    assert worth.by_fold("auroc", alone, one_cycle)[0, 0] == pytest.approx(truth)
 
 
 def fixed_models(rng, n, skills, cycles=1):
@@ -142,12 +142,12 @@ def test_auroc_counts_pairs_once():
     """Two classes, one fold: DeLong's variances of placements, less what pairs owe to neither of
     their two samples, and half a made-up sample of each class."""
     alone, ours, samples = made(cycles=1, n=80)
-    whole = ScoredSamples(samples.labels, np.zeros((1, 80), int), samples.units)
-    got = estimated("auroc", alone, ours, whole)
+    one_cycle = ScoredSamples(samples.labels, np.zeros((1, 80), int), samples.units)
+    got = estimated("auroc", alone, ours, one_cycle)
     ranked = []
     for one in (alone, ours):
         chance = softmax(one.outputs[0], -1)[:, 1]  # type: ignore[index]
-        positive, negative = chance[whole.labels == 1], chance[whole.labels == 0]
+        positive, negative = chance[one_cycle.labels == 1], chance[one_cycle.labels == 0]
         ranked.append(np.sign(positive[:, None] - negative) / 2 + 0.5)
     difference = ranked[1] - ranked[0]
     delong = sum(difference.mean(axis).var(ddof=1) / 40 for axis in (0, 1))
