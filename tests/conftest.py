@@ -291,13 +291,15 @@ def refused(fl_train):
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Makes commands that answer as SLURM's do: each a line of bash."""
+    """Makes commands that answer as SLURM's do: each a line of bash, which takes every trial."""
+
+    trial = '[ "$1" = --test-only ] && exit 0'
 
     def make(**lines):
         folder = tmp_path.parent / f"{tmp_path.name}-bin"
         folder.mkdir(exist_ok=True)
         for name, line in lines.items():
-            (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+            (folder / name).write_text(f"#!/bin/bash\n{trial}\n{line}\n")
             (folder / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 

@@ -28,7 +28,7 @@ TOKENS = {
     "engine": 27_500,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 96_200,
+    "lab": 96_300,
     "methods": 45_100,
     "models": 7_700,
     "privacy": 3_600,

@@ -26,6 +26,8 @@ FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
 """Keys of `fit` that the job itself sets."""
 UNREACHABLE = ("Unable to contact", "timed out", "Connection refused")
 """What sbatch says when it is not the job's fault."""
+NEVER = "node configuration is not available"
+"""What `sbatch --test-only` says of a job that no nodes of the cluster can run."""
 MOST_RUNS = 1000  # SLURM's own default limit on an array
 
 
@@ -178,16 +180,28 @@ def send(
     except OSError as error:
         requirement = f"{file.parent} cannot be written ({error.strerror})"
         raise BadInput("out", str(out), requirement) from None
-    line = ["sbatch", str(file)]
-    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
+    try:
+        # sbatch takes a job for more nodes than there are, and lets it wait for ever.
+        _sbatch(job, file, "--test-only", refused=NEVER)
+        answer = _sbatch(job, file)
+    except Exception:
         file.unlink()
-        answer = " ".join(done.stderr.split())
-        if any(word in answer for word in UNREACHABLE):
-            raise RunFailed(f"sbatch did not reach SLURM: {answer}")
-        raise BadInput("submit", job.wishes(), f"sbatch refuses it: {answer}")
-    queue.record_job(file.parent, name, done.stdout, runs)
-    print(f"{done.stdout.strip()}; script: {file}")
+        raise
+    queue.record_job(file.parent, name, answer, runs)
+    print(f"{answer.strip()}; script: {file}")
+
+
+def _sbatch(job: Job, file: Path, *flags: str, refused: str = "") -> str:
+    """What sbatch prints of the script `file`; raises as `send` does where its error contains
+    `refused`."""
+    line = ["sbatch", *flags, str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+    error = " ".join(done.stderr.split())
+    if done.returncode and refused in error:
+        if any(word in error for word in UNREACHABLE):
+            raise RunFailed(f"sbatch did not reach SLURM: {error}")
+        raise BadInput("submit", job.wishes(), f"sbatch refuses it: {error}")
+    return done.stdout
 
 
 def script(

@@ -158,7 +158,7 @@ def study(tmp_path, monkeypatch, capsys):
 def test_a_run_that_is_queued_is_not_submitted_again(capsys, commands, study):
     count = "echo x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))"
     waits = "for k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; done"
-    commands(sbatch=count, squeue=waits, sinfo="exit 1")
+    commands(sbatch=count, squeue=waits)
 
     def said(*words):
         code, out, err = study(*words)
@@ -200,7 +200,7 @@ def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path, commands
 
 @pytest.mark.slow
 def test_a_corrected_place_of_the_data_reaches_the_jobs(commands, study):
-    commands(sbatch=SBATCH, squeue="", sinfo="exit 1")
+    commands(sbatch=SBATCH, squeue="")
 
     def asked(*words):
         return study(*words, config="kapc_mnist", methods="local", seeds="0-4")

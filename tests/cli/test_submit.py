@@ -206,7 +206,7 @@ def test_names_are_not_given_twice(ask, refused, commands):
     """A name is taken as soon as a job has it, long before the job makes its folder."""
     answer = "echo x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))"
     waits = "for j in 11 12 13 14_0; do echo $j PENDING Priority; done"
-    commands(sbatch=answer, squeue=waits, sinfo="exit 1")
+    commands(sbatch=answer, squeue=waits)
     for words in ("", "--seed 1", "--name a", "--name b --array seed=0,1"):
         assert ask(f"{BASE} {words}")[0] == 0
     names = {file.stem for file in Path("runs/jobs").glob("kapc*.sbatch")}

@@ -122,7 +122,7 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
-    commands(sbatch="echo Submitted batch job 42", sinfo="exit 1", squeue="exit 0")
+    commands(sbatch="echo Submitted batch job 42", squeue="exit 0")
     monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
