@@ -105,7 +105,7 @@ class LocalPrivacy(Transform, Observer):
         key = self.config_key
         name = run.method_name
         for upload, beside in run.method.beside().items():
-            problem = f"its uploads hold {upload} ({beside.words})"
+            problem = f"its uploads hold {upload} ({beside.description})"
             cure = "choose another --method, such as fedavg"
             requirement = f"{problem}, which no bound and noise can protect; {cure}"
             check(key, name, beside.values is not None, requirement)

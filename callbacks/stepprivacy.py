@@ -269,7 +269,7 @@ def refusal(method: Any) -> str | None:
     phases = method.private_phases()
     if isinstance(phases, str):
         return phases
-    kinds = [entry.words for entry in method.beside().values() if entry.values != "public"]
+    kinds = [entry.description for entry in method.beside().values() if entry.values != "public"]
     return f"uploads {kinds[0]}" if kinds else None
 
 

@@ -61,16 +61,16 @@ def test_what_a_hook_or_a_method_uploads_arrives(federation, method, callbacks):
 
 
 def test_a_change_that_is_not_declared_is_an_error(federation):
-    with refuses(r"Undeclared.changes_upload=False.* its on_upload changes what travels"):
+    with refuses(r"Undeclared.changes_upload=False.* its on_upload changes the sent tensors"):
         federation(FedAvg(), callbacks=[Undeclared()]).round(1)
-    with refuses(r"SendsLess.traits.changes_upload=False.* its upload changes what travels"):
+    with refuses(r"SendsLess.traits.changes_upload=False.* its upload changes the sent tensors"):
         federation(SendsLess()).round(1)
 
     class Less(Transform):
         def on_download(self, client, payload):
             payload.sent[0] = False
 
-    with refuses(r"Less.changes_download=False.* its on_download changes what travels"):
+    with refuses(r"Less.changes_download=False.* its on_download changes the sent tensors"):
         federation(FedAvg(), callbacks=[Less()]).round(1)
 
 
@@ -90,7 +90,9 @@ def test_a_broadcast_that_leaves_blocks_out_says_so(federation):
     class Declared(Withholds):
         traits = Traits(changes_download=True)
 
-    with refuses(r"Withholds.traits.changes_download=False.* its broadcast changes what travels"):
+    with refuses(
+        r"Withholds.traits.changes_download=False.* its broadcast changes the sent tensors"
+    ):
         federation(Withholds()).round(1)
     fed = federation(Declared(), optimizer={"lr": 0.0})
     fed.round(1), fed.round(2)
@@ -134,7 +136,7 @@ def test_memory_that_is_not_declared_is_an_error(federation):
         def init_client(self, run):
             return {"seen": torch.zeros(1)}
 
-    with refuses(r"Remembers.client_memory=False.* its init_client gives tensors"):
+    with refuses(r"Remembers.client_memory=False.* its init_client returns tensors"):
         federation(FedAvg(), callbacks=[Remembers()]).round(1)
 
 
@@ -163,7 +165,7 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
     if knows:
         fed.prepare()
         return
-    with refuses(r"callbacks\.halves='scaffold': it changes the model alone"):
+    with refuses(r"method='scaffold': .* callbacks\.halves changes the model alone"):
         fed.prepare()
 
 

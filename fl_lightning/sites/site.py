@@ -75,12 +75,12 @@ class Outbox(Transform):
 
 class Brought:
     """The server's model for the site's client, as the last message brought it, for the
-    `Evaluator`; `whole`: whether the server has one for every client."""
+    `Evaluator`."""
 
-    whole = False
+    has_global = False
     model: Tensor | None = None
 
-    def of(self, client: int) -> Tensor | None:
+    def global_model(self, client: int) -> Tensor | None:
         """Return the model; None: there is none."""
         return self.model
 
@@ -340,7 +340,7 @@ class Site:
         group = self.group
         layout = group.layout
         size = len(layout.blocks)
-        self.brought.whole = bool(message["has_global"])
+        self.brought.has_global = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)

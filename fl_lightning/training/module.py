@@ -193,8 +193,8 @@ class ClientModule(LightningModule):
         self.objective = objective
         self.proximal_numbers = 0
         self._terms = None
-        self._has_terms = objective.linear is not None or objective.pulls
-        if not objective.pulls:
+        self._has_terms = objective.linear is not None or objective.has_proximal
+        if not objective.has_proximal:
             return
         layout = self.layout
         assert objective.proximal_weight is not None
@@ -283,7 +283,7 @@ class ClientModule(LightningModule):
         columns = []
         rest = self.layout.is_parameter
         places = self._proximal.places
-        if self.objective.pulls:
+        if self.objective.has_proximal:
             columns = self._proximal.columns
             rest = rest & (self.objective.proximal_weight == 0)
         else:
@@ -327,7 +327,7 @@ class ClientModule(LightningModule):
         return total * torch.nan
 
     @torch.no_grad()
-    def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs_at(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (batch, d) and class scores of inputs `x` under another `vector` (D,), in
         evaluation mode: for a loss that compares models. The bound vector stays bound, and nothing
         is written to. The method must declare `features`.

@@ -73,7 +73,7 @@ def test_they_come_to_what_the_loop_does(federation, whole):
 
 
 def test_a_step_that_binds_is_refused(federation):
-    with refuses(r"Phase\.by_gradient.*binds the client's model"):
+    with refuses(r"Phase\.by_gradient.*uses the client's model"):
         ran(federation, Noisy(binds=True))
 
 

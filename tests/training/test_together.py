@@ -142,7 +142,7 @@ def test_a_run_that_fails_ends_alone(federation):
             data.train.x = data.train.x[:1]  # its order asks for what is not there
         return [unreadable.round(t) for t in (1, 2)]
 
-    fails.tell = refuse
+    fails.notify = refuse
     works = [lambda: whole(diverges), unread, lambda: whole(fails), lambda: whole(fine)]
     ended = drive(together, works)
     assert isinstance(ended[0], BadClient)

@@ -163,7 +163,7 @@ def _plain_attributes(model: nn.Module) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Contest:
+class Candidates:
     """The executors that are fit for the clients of one model, and jobs to measure them by."""
 
     name: str
@@ -180,7 +180,7 @@ class Contest:
 def fastest(
     group: RankGroup,
     file: Path,
-    contests: Sequence[Contest],
+    candidates_by_group: Sequence[Candidates],
     resumed: bool,
 ) -> list[Name]:
     """The fastest executor for each model, equal on every rank; written to `file`, from which a
@@ -191,17 +191,17 @@ def fastest(
     """
     stored: list[Name] | None = None
     if resumed and group.rank == 0:
-        stored = _stored(file, len(contests))
+        stored = _stored(file, len(candidates_by_group))
     stored = group.gather_objects(stored)[0]
     if stored is not None:
         return stored
     chosen = []
     seconds = []
-    for contest in contests:
-        here = _measured(contest) if len(contest.executors) > 1 else {}
+    for candidates in candidates_by_group:
+        here = _measured(candidates) if len(candidates.executors) > 1 else {}
         everywhere = [times for times in group.gather_objects(here) if times]
         means = {}
-        for name in contest.executors if everywhere else ():
+        for name in candidates.executors if everywhere else ():
             if all(name in times for times in everywhere):
                 means[name] = sum(times[name] for times in everywhere) / len(everywhere)
         faster = [name for name, mean in means.items() if mean < WORTH * means["loop"]]
@@ -211,21 +211,21 @@ def fastest(
         if group.rank == 0:
             listed = ", ".join(f"{name} {1000 * mean:.3g} ms" for name, mean in means.items())
             times = listed or "no other is fit"
-            log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
+            log.say(f"fabric.executor auto: {best} for {candidates.name} (a client: {times})")
     if group.rank == 0:
         content = {"executors": chosen, "seconds_by_client": seconds}
         write_whole(file, json.dumps(content, indent=2) + "\n")
     return chosen
 
 
-def _measured(contest: Contest) -> dict[Name, float]:
+def _measured(candidates: Candidates) -> dict[Name, float]:
     """Seconds of a client on this rank; none where it has no client that can train."""
-    executors = contest.executors
-    steps = contest.steps
+    executors = candidates.executors
+    steps = candidates.steps
     device = executors["loop"].fabric.device
     with no_draws(device):
         try:
-            seconds = seconds_by_client(executors, contest.jobs) if steps else {}
+            seconds = seconds_by_client(executors, candidates.jobs) if steps else {}
             for name in seconds:
                 seconds[name] *= more_steps(steps, executors[name].at_once)
             return seconds

@@ -183,7 +183,7 @@ class Stack:
 
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
         objectives = {job.place: job.objective for job in jobs}
-        pulls = any(objective.pulls for objective in objectives.values())
+        pulls = any(objective.has_proximal for objective in objectives.values())
         has_linear = any(objective.linear is not None for objective in objectives.values())
         layout = self.module.layout
         used = self.module.used

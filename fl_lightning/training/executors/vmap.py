@@ -318,7 +318,7 @@ class Vmap(Executor):
             key = None
             if loss is not None:
                 key = loss.key
-            kind = (objective.pulls, objective.linear is not None, blocks, key)
+            kind = (objective.has_proximal, objective.linear is not None, blocks, key)
             kinds.setdefault(kind, []).append(k)
         for alike in kinds.values():
             for first in range(0, len(alike), self.stack.width):
