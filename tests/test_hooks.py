@@ -114,7 +114,7 @@ def test_rounds_of_a_client_that_is_not_kept_are_no_silent_zero(federation, asks
     class Declared(Counts):
         traits = Traits(client_memory=True)
 
-    with refuses(r"Counts.traits.client_memory=False.* nothing is kept of clients: set it to True"):
+    with refuses(r"Counts.traits.client_memory=False.* no client states are kept: set it to True"):
         federation(Counts()).round(1)
     fed = federation(Declared())
     losses = [fed.round(t).metrics.get("train_loss") for t in (1, 2)]

@@ -17,7 +17,7 @@ from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs, Weights, places
+from fl_lightning.core.relation import RelationInputs, Weights, joint_view, places
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log

@@ -101,7 +101,7 @@ def federation(
         groups.append(group)
     relation = method.relation()
     processes = RankGroup(fabric)
-    policy = StoragePolicy.of(
+    policy = StoragePolicy.for_run(
         method,
         relation,
         callbacks,

@@ -91,7 +91,7 @@ def job_of(
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
         part = TargetPart(part, phase.targets)
-    length = Length.of(run.config.federation)
+    length = Length.configured(run.config.federation)
     if phase.steps is not None:
         length = Length(steps=phase.steps)
     elif phase.epochs is not None:
@@ -221,7 +221,7 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     client.model.train()
     client.set_objective(PLAIN)
     n = len(batch[1])
-    with client.last.trial():
+    with client.step_state.trial():
         with FlopCounterMode(display=False) as forward_mode:
             output = client.model(batch[0])
         with FlopCounterMode(display=False) as backward_mode:

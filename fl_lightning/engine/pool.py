@@ -16,7 +16,7 @@ from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.foundation.parallel import RankGroup
-from fl_lightning.storage.state import MODEL, ClientState, spent_by
+from fl_lightning.storage.state import MODEL, ClientState, privacy_spent
 from fl_lightning.storage.store import VectorStore
 
 WORTH = 0.05
@@ -94,7 +94,7 @@ class Pool:
                 client's current vectors; None: the client had no state.
         """
         now = self.run.states.pop(client, None)
-        spent = spent_by(now)
+        spent = privacy_spent(now)
         if before is None:
             if any(bool(tensor.any()) for tensor in spent.values()):
                 self.state(client).memory |= spent

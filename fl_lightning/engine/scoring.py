@@ -228,7 +228,7 @@ class ScoreCache:
         executor = self.trainers[client.group.index].executor
         data = client.data
         plain = self.enabled and not further_metrics(self.run)
-        return plain and (executor.scores(data.test) or executor.scores(data.validation))
+        return plain and (executor.can_score(data.test) or executor.can_score(data.validation))
 
     def score_ahead(self, models: Sequence[ScoredModel]) -> None:
         """Score models in stacked passes, except those whose scores are in the cache. Afterwards
@@ -256,7 +256,7 @@ class ScoreCache:
                 compared.append((score, data.validation))
             for compute, part in compared:
                 last = self._last.setdefault((client.id, compute), {})
-                if executor.scores(part) and _find(last, part, digest) is None:
+                if executor.can_score(part) and _find(last, part, digest) is None:
                     jobs.append(ScoreJob(vector, client.state.buffers, part))
                     places.append((last, kind, digest, compute is measured))
         results = executor.score(jobs) if jobs else []

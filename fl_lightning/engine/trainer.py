@@ -33,7 +33,7 @@ from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import make_optimizer
 from fl_lightning.training.schedule import Length
-from fl_lightning.training.standin import place
+from fl_lightning.training.standin import set_reported_device
 
 WORTH_TOGETHER = 0.7
 """Runs train together if a stacked client takes at most this share of its time in the loop (ours:
@@ -85,8 +85,8 @@ class Trainer:
         group.module = self.module
         for tensor in group.frozen.values():
             tensor.data = tensor.data.to(run.dtype) if tensor.is_floating_point() else tensor.data
-        place(model, fabric.device, run.dtype)
-        self.module.last.rounds = run.rounds
+        set_reported_device(model, fabric.device, run.dtype)
+        self.module.step_state.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
         self.bind_initial()
@@ -149,7 +149,7 @@ class Trainer:
             config.fabric.precision,
             tuple(spec.input_shape),
             module.metric.name,
-            module.looks,
+            module.keeps_features,
         )
 
     def candidates(self) -> Candidates:
@@ -163,7 +163,7 @@ class Trainer:
             executors["vmap"] = executor
         at_once = max(executor.at_once for executor in executors.values())
         clients = run.at_home(group.members)[: max(1, at_once // run.world_size)]
-        length = Length.of(run.config.federation)
+        length = Length.configured(run.config.federation)
         if length.steps is None:
             length = Length(epochs=1)
         steps = []

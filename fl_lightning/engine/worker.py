@@ -194,7 +194,7 @@ class Worker(EngineParts):
         """Train clients of one group; returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
-        if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
+        if len(jobs) > 1 and all(map(executor.can_train, jobs.values())):
             try:
                 fits_of_all = executor.train(list(jobs.values()))
                 return dict(zip(jobs, fits_of_all, strict=True))
@@ -205,7 +205,7 @@ class Worker(EngineParts):
         fits = {}
         for c, job in jobs.items():
             with self.guard.catch(visits[c]):
-                chosen = executor if executor.takes(job) else trainer.loop
+                chosen = executor if executor.can_train(job) else trainer.loop
                 metered = job.own and job.private is None and isinstance(chosen, Loop)
                 with visits[c].metered() if metered else contextlib.nullcontext():
                     [fits[c]] = chosen.train([job])

@@ -57,7 +57,7 @@ class TwoLayers(nn.Module):
 
 @pytest.mark.parametrize("method", [DBE(), FedCP(), GPFL()])
 def test_networks_whose_classifier_cannot_be_replaced(method):
-    with refuses("a single nn.Linear"):
+    with refuses("one linear layer"):
         method.build(TwoLayers(), 10)
 
 

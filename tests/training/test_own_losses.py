@@ -69,13 +69,13 @@ class Own(Method):
 def stacked(monkeypatch):
     """The jobs that go through stacked passes with losses of their own."""
     seen = []
-    made = own.OwnPass.__init__
+    made = own.LossPass.__init__
 
     def init(self, losses, jobs):
         seen.extend(jobs)
         made(self, losses, jobs)
 
-    monkeypatch.setattr(own.OwnPass, "__init__", init)
+    monkeypatch.setattr(own.LossPass, "__init__", init)
     return seen
 
 
