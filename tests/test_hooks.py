@@ -200,7 +200,7 @@ def test_statistics_that_are_not_gathered_are_no_empty_dict(federation):
     class Declared(Told):
         traits = Traits(statistics=True)
 
-    with refuses(r"Told\.traits\.statistics=False.* ask for server\.statistics: set it to True"):
+    with refuses(r"Told\.traits\.statistics=False.* use server\.statistics: set it to True"):
         federation(Told()).round(1)
     federation(Declared()).round(1)
 
@@ -258,7 +258,7 @@ def test_features_that_are_not_kept_are_not_looked_at(federation):
     class Declared(Sees):
         traits = Traits(features=True)
 
-    with refuses(r"Sees\.traits\.features=False.* it looks at module\.features: set it to True"):
+    with refuses(r"Sees\.traits\.features=False.* uses module\.features: set it to True"):
         federation(Sees()).round(1)
     federation(Declared()).round(1)
 
@@ -270,6 +270,6 @@ def test_the_only_group_of_several_is_asked_for(federation, asks):
         def aggregate(self, server):
             assert len(server["model"] if asks == "item" else server.only.initial)
 
-    with refuses(r"model=\['plainnet', 'normnet'\].* Lone .* set `several = False` in its class"):
+    with refuses(r"model=\['plainnet', 'normnet'\].* Lone .* set Traits\(several=False\)"):
         federation(Lone(), net={"plain": 2, "norm": 2}).round(1)
     federation(Lone()).round(1)

@@ -145,7 +145,7 @@ class VectorStore:
         copies: _Copies = {}
         try:
             for stored in _tensors(state):
-                copy = self._at_hand(stored)
+                copy = self._fetched(stored)
                 copies[id(copy)] = (copy, stored)
         except BaseException:
             self._free += [copy for copy, _ in copies.values()]
@@ -157,7 +157,7 @@ class VectorStore:
         """Return a copy of `vector` on the device, for reading until `release`."""
         if not self.apart:
             return vector
-        self._borrowed.append(self._at_hand(vector))
+        self._borrowed.append(self._fetched(vector))
         return self._borrowed[-1]
 
     def release(self) -> None:

@@ -130,7 +130,7 @@ class Stack:
         """
         if any(job.alone for job in jobs):
             raise ValueError("a job with its own step or impure loss must train in the loop")
-        for bank in (self.losses, self.pulls, self.gradients, self.momentum):
+        for bank in (self.losses, self.coaching, self.gradients, self.momentum):
             if bank is not None:
                 bank.zero_()
         job_at = {job.place: job for job in jobs}
