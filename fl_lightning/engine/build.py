@@ -78,7 +78,10 @@ def federation(
     _check_suits(method, data, models)
     # a method may freeze parts of the network that it builds: they are the same for every client
     frozen = [frozen_in(model) for model in models]
-    nets = [build_network(method, model, data.num_classes, config.seed) for model in models]
+    nets = []
+    for model in models:  # seeded: a method may add modules with random weights
+        with seeded(key(config.seed, "method's modules")):
+            nets.append(method.build(model, data.num_classes))
     numbers_of = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
     for k, (net, numbers) in enumerate(zip(nets, numbers_of, strict=True)):
@@ -230,18 +233,6 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     if run.data.held_out:
         worker.observers = [HeldOutScores(worker), *observers]
     return Federation(worker)
-
-
-def build_network(
-    method: Method,
-    model: nn.Module,
-    num_classes: int,
-    seed: int,
-) -> nn.Module:
-    """Build the network that clients train: `model`, to which the method may add modules. Their
-    random weights follow from the run's seed."""
-    with seeded(key(seed, "method's modules")):
-        return method.build(model, num_classes)
 
 
 def make_group(

@@ -8,6 +8,7 @@ names and shapes of each file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -149,14 +150,6 @@ def _is_ours(manifest: Manifest) -> bool:
     )
 
 
-def manifest_or_none(folder: Path, round: int) -> Manifest | None:
-    """Read the manifest of `round`; None: it is damaged."""
-    try:
-        return read_manifest(folder, round)
-    except DamagedCheckpoint:
-        return None
-
-
 def read_tensors(
     folder: Path,
     entry: Mapping[str, Any],
@@ -236,9 +229,8 @@ def manifests(folder: Path) -> dict[int, Manifest]:
     """Return the intact manifests by round, the newest first."""
     by_round = {}
     for t in rounds(folder):
-        manifest = manifest_or_none(folder, t)
-        if manifest is not None:
-            by_round[t] = manifest
+        with contextlib.suppress(DamagedCheckpoint):
+            by_round[t] = read_manifest(folder, t)
     return by_round
 
 

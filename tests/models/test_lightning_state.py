@@ -217,9 +217,7 @@ def test_none_takes_no_step(made, monkeypatch, capsys):
 def test_none_is_refused_where_the_loss_is_needed(made):
     fed = made(lambda self, loss, batch_idx: None, PerFedAvg())
     fed.prepare()
-    with pytest.raises(
-        Skipped, match=r"'Then': its training_step returned None.* PerFedAvg needs"
-    ):
+    with pytest.raises(Skipped, match=r"'Then': its training_step returned None.* PerFedAvg needs"):
         fed.round(1)
 
 

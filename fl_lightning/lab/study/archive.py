@@ -280,8 +280,7 @@ def checkpoint_digest(run: Path) -> str | None:
     """The checksum of a run's final models and of all else in its last checkpoint; None without an
     intact one."""
     folder = run / "checkpoints"
-    manifests = (manifest.manifest_or_none(folder, t) for t in manifest.rounds(folder))
-    newest = next(filter(None, manifests), None)
+    newest = next(iter(manifest.manifests(folder).values()), None)
     if newest is None:
         return None
     digest = hashlib.sha256()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -77,9 +76,9 @@ class Vmap(Executor):
         self._same_bits: bool | None = None
         """Whether results are the same at all widths and in all slots; None: not tested yet."""
         self._recordings = Recordings(module)
-        self._reached: np.ndarray | None = None
-        """Bool: mask of the parameters, in the order of the blocks, that the task loss depends on;
-        None: all."""
+        self._reached = module.trainable
+        """Bool: mask of the parameters, in the order of the blocks, that the task loss depends
+        on."""
         self._own = MethodLosses(module, self.stack, self._cast)
         self._steps = GradientSteps(self.stack, spec.largest_batch, self.gradients)
         model = module.model
@@ -278,10 +277,7 @@ class Vmap(Executor):
         self.module.model.train()
         with_steps = [job for job in jobs if job.asker is not None]
         if with_steps:
-            reached = self._reached
-            if reached is None:
-                reached = self.module.trainable
-            self.stack.choose(reached)
+            self.stack.choose(self._reached)
             self._steps.train(with_steps)
         for job in with_steps:
             if isinstance(job.outcome, Exception):
