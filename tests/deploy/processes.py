@@ -124,7 +124,8 @@ def run_of(app, transport, folder, resume=False):
 def lost_rounds(site, rounds):
     """A line if the folder of a site has no intact state after `rounds` rounds."""
     checkpoints = site / "checkpoints"
-    lost = max(disk.manifests(checkpoints), default=0) < rounds
+    saved = list(disk.manifests(checkpoints))
+    lost = max(saved, default=0) < rounds
     return [f"{site} has the states of rounds {saved}, not of {rounds}"] if lost else []
 
 
