@@ -158,7 +158,7 @@ def test_resumed_on_other_data(small, refused, capsys):
     assert main(words("one", 2)) == 0
     error = refused(*words("other", 3, "--resume"))
     assert error.startswith("data.root='other.npz'")
-    assert "not those that the run began with" in error
+    assert "differ from those with which the run began" in error
     split = Path("runs/a/split.csv")
     before = split.read_bytes()
     # a power cut: it is written without waiting for the disk
