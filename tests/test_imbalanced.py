@@ -154,7 +154,10 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path):
 @pytest.mark.parametrize(
     "keys, says",
     [
-        ({"data.balance": "weights", "method": "fedrod"}, "a loss of FedRoD does not support class weights"),
+        (
+            {"data.balance": "weights", "method": "fedrod"},
+            "a loss of FedRoD does not support class weights",
+        ),
         ({"data.balance": "sampler", "data.task": "regression"}, "has no classes"),
         ({"evaluation.metric": "auroc", "data.task": "regression"}, "is judged by mae"),
         ({"evaluation.metric": "mae"}, "evaluation.metric"),

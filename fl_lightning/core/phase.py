@@ -96,7 +96,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         is_kind = self.scores in (None, *MODELS)
-        requirement = f"it must be a kind of model: {', '.join(MODELS)}"
+        requirement = f"no such kind of model: choose one of {', '.join(MODELS)}"
         check("Phase.scores", self.scores, is_kind, requirement)
         has_step = self.step is not None or not self.by_gradient
         requirement = "it has no meaning without `step`: give `step`, or leave it False"

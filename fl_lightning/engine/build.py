@@ -69,11 +69,13 @@ def federation(
     """
     precision = config.fabric.precision
     supported = precision != "64-true" or wide(fabric.device) == torch.float64
-    requirement = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
+    requirement = (
+        f"{fabric.device.type} has no 64-bit numbers: choose 32-true, bf16-mixed or 16-mixed"
+    )
     check("fabric.precision", precision, supported, requirement)
     transforms = [callback for callback in callbacks if isinstance(callback, Transform)]
     protected = any(type(c).on_phase is not Transform.on_phase for c in transforms)
-    requirement = "nothing accounts for it: add callbacks.stepprivacy"
+    requirement = "no callback accounts for the privacy that steps spend: add callbacks.stepprivacy"
     check("optimizer.privacy", True, protected or not config.optimizer.privacy.on, requirement)
     _check_suits(method, data, models)
     # a method may freeze parts of the network that it builds: they are the same for every client
@@ -131,8 +133,8 @@ def federation(
     )
     takes_all = len(groups) == 1 or (run.relation.several and method.traits.several)
     requirement = (
-        f"one architecture: {run.method_name} mixes the models of all clients; --method fedavg "
-        "takes several"
+        f"{run.method_name} mixes the models of all clients: give one architecture, or choose "
+        "--method fedavg"
     )
     check("model", [g.name for g in groups], takes_all, requirement)
     pairs = zip(groups, nets, strict=True)
@@ -163,7 +165,7 @@ def _check_members(
         return
     for c in group.members:
         called = data.called(c)
-        requirement = f"BatchNorm cannot train on the single sample of {called}: at least 2"
+        requirement = f"BatchNorm cannot train on the single sample of {called}: set at least 2"
         check("data.min_samples", config.data.min_samples, data.train_sizes[c] != 1, requirement)
 
 
@@ -260,7 +262,7 @@ def make_group(
     vector = vector.to(device)
     norms = {name for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     trains_norms = not norms <= set(layout.still)
-    requirement = "BatchNorm cannot train on single samples: at least 2"
+    requirement = "BatchNorm cannot train on single samples: set at least 2"
     trainable = config.federation.batch_size > 1 or not trains_norms
     check("federation.batch_size", 1, trainable, requirement)
     scopes = [method.scope(block) for block in layout.blocks]

@@ -134,7 +134,7 @@ class Federation:
         method = run.method
         timer = Timer()
         run.data.at_round(t)
-        # 1. who takes part, and on which rank
+        # 1. draw the cohort, and move clients between ranks
         drawn = self.cohort(t) if cohort is None else list(cohort)
         scored = t % run.config.evaluation.every == 0 or t == run.rounds
         self.pool.rebalance(drawn)
@@ -143,7 +143,7 @@ class Federation:
 
         draws = key(run.config.seed, "server", t)
         seed_all(draws, run.device)
-        server.sent = method.broadcast(server)  # 2. what each of this rank's clients is sent
+        server.sent = method.broadcast(server)  # 2. compose the downloads of this rank's clients
         timer.lap("server")
 
         results = self.visits.visits(
@@ -154,7 +154,7 @@ class Federation:
             timer,
         )  # 3. local work
 
-        server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
+        server.collect(*self.pool.answers(drawn, results))  # 4. gather the uploads
         seed_all(draws ^ 1, run.device)  # every rank draws the same
         method.aggregate(server)
         self.notify("on_aggregate", server)

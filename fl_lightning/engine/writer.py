@@ -62,7 +62,10 @@ class RunFolderWriter(Observer):
         if run.config.evaluation.predictions:
             absent = hint_if_missing("pandas") or hint_if_missing("pyarrow")
             check("evaluation.predictions", True, not absent, absent)
-            requirement = "predictions of a deployment, and of each place in a text, are not kept"
+            requirement = (
+                "predictions of a deployment, and of each position in a text, cannot be written: "
+                "set it to False"
+            )
             plain = data.holds_all and not (data.text and data.text.per_position)
             check("evaluation.predictions", True, plain, requirement)
         counts = None

@@ -76,7 +76,7 @@ def test_a_single_sample(federation, name):
 
 
 def test_batchnorm_cannot_train_on_a_single_sample(federation):
-    with refuses(r"^data\.min_samples=10.*BatchNorm.* client 2: at least 2$"):
+    with refuses(r"^data\.min_samples=10.*BatchNorm.* client 2: set at least 2$"):
         single(federation, "fedavg", "norm")
 
 

@@ -69,9 +69,7 @@ def test_classes_count_alike_in_company_as_alone(ask, tmp_path, balance):
     alone, company, unbalanced = (results(tmp_path / n) for n in ("alone", "together", "plain"))
     assert alone == company != unbalanced
     log = (tmp_path / "together/runs/fedavg/seed-0/log.txt").read_text()
-    assert ("data.balance weights gives each client another loss" in log) == (
-        balance == "weights"
-    )
+    assert ("data.balance weights gives each client another loss" in log) == (balance == "weights")
 
 
 @pytest.mark.slow
