@@ -80,6 +80,7 @@ def measure(text):
     return len(tokens), lines
 
 
+@pytest.mark.slow
 def test_rooms_stay_within_their_budgets():
     tokens, lines = Counter[str](), Counter[str]()
     for file in sources():
