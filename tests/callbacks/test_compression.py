@@ -73,7 +73,7 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(make_run, make_cl
     own = client.generator("quantize download")  # of this client and round
     wanted = known[: at.stop] + quantised(sent[: at.stop] - known[: at.stop], bits, own)
     assert torch.equal(down.vector[: at.stop], wanted)
-    numbers = int(client.layout.numbers.sum())
+    numbers = int(client.layout.sizes.sum())
     assert client.flops == 2 * 9 * numbers
 
 
