@@ -73,7 +73,7 @@ def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, mak
     run = make_run(FedAvg())
     folder = RunFolder(tmp_path)
     keeper = RunFolderWriter(folder)
-    keeper.unlike = {}
+    keeper.heterogeneity = {}
     folder.read = lambda table: [_row()] if table == "metrics" else []  # type: ignore[method-assign]
     summary = keeper.summarize(run)
     assert summary["rounds"] == 2
