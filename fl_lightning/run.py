@@ -270,7 +270,7 @@ def _export(
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
-    called = fed.run.data.called(number)
+    called = fed.run.data.client_label(number)
     fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
     facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
@@ -292,7 +292,7 @@ def calibrated(
     bound.ready(kind, vector)
     scores, labels = network_scores(bound, bound.data.validation)
     data = evaluator.run.data
-    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
+    return calibration.fitted(scores, labels, list(data.class_names), data.client_label(client))
 
 
 def _predictor(
@@ -415,7 +415,7 @@ def assemble(
         # one rank downloads
         with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    config = imbalance.judged(config, data)
+    config = imbalance.with_metric(config, data)
     data.balance = config.data.balance
     per_position = data.text is not None and data.text.per_position
     balanced = data.balance is not None and per_position

@@ -78,7 +78,9 @@ def prepare(
     )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
     unlabelled = public.load_pool(data, smoke)
-    samples = _samples(source, dealt, labels, held_out_clients, data, unlabelled, made_up, seed, smoke, fit)
+    samples = _samples(
+        source, dealt, labels, held_out_clients, data, unlabelled, made_up, seed, smoke, fit
+    )
     if keeps_digest:
         digest = identity.digest(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
@@ -154,7 +156,9 @@ def _samples(
     return {
         "train": samples(train, labels[0], dealt.train),
         "test": test_samples,
-        "public": None if public_samples is None else unowned_samples(public_samples, np.zeros(0, np.int64)),
+        "public": None
+        if public_samples is None
+        else unowned_samples(public_samples, np.zeros(0, np.int64)),
         "common": common,
         "reading": replace(source.reading, client_names=names, columns=columns, preprocessing=fits),
         "made_up": made_up,
@@ -375,7 +379,12 @@ def client_names(
     key = "data.root" if data.client_names is None else "data.client_names"
     value = data.root if data.client_names is None else names
     valid = data.client_names is None or len(names) == clients
-    check(key, value, valid, f"{len(names)} names for {clients} clients: change federation.clients or the names")
+    check(
+        key,
+        value,
+        valid,
+        f"{len(names)} names for {clients} clients: change federation.clients or the names",
+    )
     for name, count in Counter(names).items():
         check(key, value, count == 1, f"{count} clients have the name {name!r}: rename all but one")
     return list(names)

@@ -139,7 +139,9 @@ def _grouped(
         problem = f"client_{part} holds {len(clients)} clients of {samples} samples"
         setting.check(len(clients) == samples, problem)
         for client in clients:
-            problem = f"client_{part} holds {client!r}, which is neither in client_train nor client_names"
+            problem = (
+                f"client_{part} holds {client!r}, which has no name or training sample"
+            )
             setting.check(client in places, problem)
         numbers = np.array([places[client] for client in clients], np.int64)
         grouped[part] = replace(pool, groups=numbers)
@@ -260,7 +262,9 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
                 layout,
             )
             parts[part] = pool.read_all(), pool.labels
-    setting.check(bool(parts) or public is not None, "it must hold x_train and y_train, or x_public")
+    setting.check(
+        bool(parts) or public is not None, "it must hold x_train and y_train, or x_public"
+    )
     for x, y in [*parts.values()][:1]:
         nothing = x[:0], y[:0]
         parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}

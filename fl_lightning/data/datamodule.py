@@ -46,7 +46,9 @@ def load(data: DataConfig) -> Source:
         parts["test"] = test
     content = given.of_samples(setting, module, parts)
     are_tokens = np.asarray(train[0][0]).dtype == np.int64
-    requirement = "its samples are whole numbers, tokens: give it the attribute vocabulary, their count"
+    requirement = (
+        "its samples are whole numbers, tokens: give it the attribute vocabulary, their count"
+    )
     setting.check("vocabulary" in content or not are_tokens, requirement)
     return arrays.as_source(setting, _by_size(content), data, has_test=test is not None)
 

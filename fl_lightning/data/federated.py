@@ -253,7 +253,9 @@ class FederatedData:
             BadInput: there are no public samples.
         """
         if self._public is None:
-            requirement = "the method needs public data: set it to held_back, a data source or an .npz file"
+            requirement = (
+                "the method needs public data: set it to held_back, a data source or an .npz file"
+            )
             raise BadInput("data.public", None, requirement)
         index = torch.arange(self.public_size) if index is None else index.cpu()
         return self._public.inputs(

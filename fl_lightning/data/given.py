@@ -172,7 +172,9 @@ def _text(column: str, values: ndarray) -> ndarray:
         from pandas import isna
 
         missing = np.flatnonzero(isna(values))
-        problem = f"sample {1 + missing[:1].sum()} has no {column} (None or NaN): give every sample one"
+        problem = (
+            f"sample {1 + missing[:1].sum()} has no {column} (None or NaN): give every sample one"
+        )
         check("data", column, not len(missing), problem)
     is_bytes = values.dtype.kind == "S"
     texts = np.char.decode(values, "utf-8") if is_bytes else values.astype(str)

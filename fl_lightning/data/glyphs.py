@@ -93,7 +93,9 @@ def _files(root: str | None) -> list[Path]:
         except (RuntimeError, OSError) as error:
             problem = f"{path.name} is no typeface ({first_line(error)}): remove it"
             raise BadInput("data.root", root, problem) from error
-        check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}: remove it")
+        check(
+            "data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}: remove it"
+        )
     return files
 
 

@@ -188,9 +188,7 @@ def _wrong(
     texts = isinstance(like, str)
     width = len(like) or 1 if isinstance(like, list) else 1
     requirement = (
-        "be a text, y the next character"
-        if texts
-        else f"hold {width} numbers, y a class from 0"
+        "be a text, y the next character" if texts else f"hold {width} numbers, y a class from 0"
     )
     for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
         if texts:

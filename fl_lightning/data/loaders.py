@@ -131,8 +131,8 @@ def samples_of_data_set(
         same = _content(sample) == _content(samples[index])
         setting.check(
             same,
-            f"{requirement} samples are read once: remove the transform; data.augment draws anew in "
-            f"each epoch",
+            f"{requirement} samples are read once: remove the transform; data.augment draws anew "
+            f"in each epoch",
         )
     return read
 
@@ -154,7 +154,7 @@ def _indices(
         f"the batch_sampler {_name(batches)} of its {hook}() has no effect, since {instead}",
     )
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
-    called = f"the sampler {_name(sampler)} of its {hook}()"
+    named_sampler = f"the sampler {_name(sampler)} of its {hook}()"
     if type(sampler) is SequentialSampler:
         return range(len(sampler.data_source))
     if type(sampler) is RandomSampler:
@@ -165,14 +165,17 @@ def _indices(
             f"with{'' if sampler.replacement else 'out'} replacement"
         )
         setting.check(
-            whole, f"{called} {how}, but clients take each sample once in an epoch: remove it"
+            whole,
+            f"{named_sampler} {how}, but clients take each sample once in an epoch: remove it",
         )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
     indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
-    setting.check(indexed, f"{called} has no effect, since {instead}")
+    setting.check(indexed, f"{named_sampler} has no effect, since {instead}")
     indices = [int(index) for index in chosen]
-    setting.check(len(set(indices)) == len(indices), f"{called} repeats samples: give each index once")
+    setting.check(
+        len(set(indices)) == len(indices), f"{named_sampler} repeats samples: give each index once"
+    )
     return indices
 
 

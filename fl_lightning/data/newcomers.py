@@ -141,7 +141,9 @@ def from_file(
         y = np.zeros(len(raw), np.int64) if y is None else y
         highest = y.max(initial=0)
         is_known = data.task == "regression" or highest < data.num_classes
-        problem = f"it holds the label {highest}, but the run's classes are 0 to {data.num_classes - 1}"
+        problem = (
+            f"it holds the label {highest}, but the run's classes are 0 to {data.num_classes - 1}"
+        )
         setting.check(is_known, problem)
         targets = torch.from_numpy(y)
         targets = targets.float() if data.task == "regression" else targets

@@ -200,6 +200,7 @@ class SubsetPart(Part):
 
     @property
     def whole(self) -> Part:
+        """The part that this one is a subset of, directly or through other subsets."""
         return self._part.whole
 
     def _in_order(
@@ -226,6 +227,7 @@ class ResidentPart(Part):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels; None if they are augmented."""
         return None if self.augmented else (self.x, self.y)
 
     def _in_order(
@@ -294,6 +296,7 @@ class TargetPart(Part):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and targets; None if `part` has no tensors."""
         tensors = self._part.tensors
         return None if tensors is None else (tensors[0], self._targets)
 

@@ -206,7 +206,7 @@ def pathological(
     classes = int(np.count_nonzero(train_sizes))
     check(key, k, k <= classes, f"the training data have only {classes} classes: lower it")
     room = np.minimum(train_sizes, clients)
-    problem = f"some classes have fewer samples than holders among {clients} clients: lower it"
+    problem = f"the classes have too few samples to give {clients} clients that many each: lower it"
     check(key, k, room.sum() >= clients * k, problem)
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))

@@ -54,7 +54,9 @@ def hold_back(
     return np.sort(private), np.sort(used[order[:count]])
 
 
-def without_overlaps(held_back: SamplePool, *scored: tuple[SamplePool, Sequence[ndarray]]) -> SamplePool:
+def without_overlaps(
+    held_back: SamplePool, *scored: tuple[SamplePool, Sequence[ndarray]]
+) -> SamplePool:
     """Return the public samples without windows that overlap validation or test windows of the
     clients.
 

@@ -267,8 +267,8 @@ class Evaluator:
         has_last = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not has_last:
             requirement = (
-                f"of {run.data.called(id)} no such model is kept: take the judge of the run, or "
-                "train one with this judge"
+                f"of {run.data.client_label(id)} no such model is kept: take the judge of the run, "
+                "or train one with this judge"
             )
             raise BadInput("evaluation.judge", judge, requirement)
         if judge == "after" and state is not None:

@@ -198,9 +198,9 @@ def say_what_stands_out(config: Config, data: FederatedData) -> None:
     is_default = metric is not None and metric == imbalance.default_metric(data)
     lines = [
         imbalance.metric_line(data) if is_default else None,
-        imbalance.line(data, evaluation.metrics or ()),
-        imbalance.untrained(data),
-        imbalance.scattered(data),
+        imbalance.rare_line(data, evaluation.metrics or ()),
+        imbalance.untrained_line(data),
+        imbalance.scattered_line(data),
     ]
     for line in filter(None, lines):
         log.say(line)

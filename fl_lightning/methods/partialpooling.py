@@ -171,7 +171,7 @@ class Fits:
             strata = y
             bound = 0.5  # of a softmax's curvature
         rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
-        parts = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
+        parts = units.folds(run.data.unit_ids(client.id)[0], strata.numpy(), FOLDS, rng)
         self.left_out = torch.from_numpy(parts)[None] == torch.arange(FOLDS + 1)[:, None]
         """(fits, n): which samples a fit goes without; the fit `ALL` leaves out none."""
         weights = (~self.left_out).double()

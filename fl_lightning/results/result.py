@@ -204,7 +204,7 @@ class RunResult:
         """The names of held-out clients by their numbers in the split of all."""
         return _names(self.rows("newcomers"))
 
-    def called(self, client: int) -> str:
+    def client_label(self, client: int) -> str:
         """A client's name, or its number."""
         return self.client_names.get(client, str(client))
 
@@ -472,7 +472,7 @@ def one_class(run: RunResult) -> str:
     shares: dict[str, float] = {}
     for row in final:
         if ONE_CLASS in row:
-            shares[run.called(int(row["client"]))] = row[ONE_CLASS]
+            shares[run.client_label(int(row["client"]))] = row[ONE_CLASS]
     if not shares:
         return ""
     return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())

@@ -207,18 +207,18 @@ class Wide(BaseEstimator):
     [
         (
             {"scale": f"{HERE}.Picky", "fitted": "own"},
-            r"data\.scale=.*it fails on the part of Chur: these doses",
+            r"data\.scale=.*it fails on the samples of Chur: these doses",
         ),
         (
             {"scale": f"{HERE}.Wide", "fitted": "own"},
-            r"data\.scale=.*shape \(6,\) of \(3,\) on the part of Aarau",
+            r"data\.scale=.*shape \(6,\) from \(3,\) for Aarau",
         ),
         ({"scale": "standrad"}, r"data\.scale='standrad'.*choose among standard"),
         ({"scale": "numpy.zeros"}, r"data\.scale='numpy\.zeros'.*it cannot be made"),
         ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*columns of features"),
         ({"one_hot": None}, r"column 'sex' of sample 1 holds 'f'.*list it in data\.one_hot"),
         ({"impute": None}, r"column 'age' of sample \d+ holds ''.*data\.impute fills it"),
-        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is fitted"),
+        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is to be fitted"),
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted='own'.*belong to no client"),
     ],
 )

@@ -106,11 +106,7 @@ def test_a_partition_seed_keeps_the_clients(tmp_path):
     def owned(seed, **keys):
         run = prepare(DataConfig(folds=2, fraction=0.2, test_seed=0, **keys), 3, seed)
         return [
-            sorted(
-                x.numpy().tobytes()
-                for x in torch.cat([run.tested(c)[0], run._train.raw[run._shares[0][c]]])
-            )
-            for c in range(3)
+            sorted(x.numpy().tobytes() for x in torch.cat(run.raw_samples(c))) for c in range(3)
         ]
 
     assert owned(0, partition_seed=4) == owned(1, partition_seed=4) == owned(6, partition_seed=4)

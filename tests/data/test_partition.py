@@ -247,10 +247,10 @@ def halves(train, test, clients, data, rng):
     "spoil, message",
     [
         (lambda shares: shares, None),
-        (lambda shares: shares[:-1], "a list of 2 index arrays"),
-        (lambda shares: [shares[0], shares[0]], "deals some sample twice"),
+        (lambda shares: shares[:-1], "must be 2 index arrays"),
+        (lambda shares: [shares[0], shares[0]], "hold some sample twice"),
         (lambda shares: [shares[0], shares[1] + 1], "must index 6000 samples"),
-        (lambda shares: [shares[0], shares[1][:3]], "gives client 1 3 samples"),
+        (lambda shares: [shares[0], shares[1][:3]], "give client 1 only 3 samples"),
         (lambda shares: [shares[0] * 1.0, shares[1]], "whole numbers"),
         (lambda shares: None, "a list of index arrays"),
     ],

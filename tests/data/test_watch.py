@@ -103,5 +103,5 @@ def test_what_does_not_go_is_said():
         prepare(replace(natural, samples_per_class=2), PERSONS, 0)
     with refuses(r"data\.augment='flip'.*it needs images, but the samples are series"):
         prepare(replace(natural, augment="flip"), PERSONS, 0)
-    with refuses(r"data\.min_samples=55.*some client has \d+ windows left"):
+    with refuses(r"data\.min_samples=55.*some client has only \d+ windows"):
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)

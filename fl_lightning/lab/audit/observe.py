@@ -200,7 +200,7 @@ def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
         size = run.config.evaluation.batch_size
         trained, tested = (list(part.batches(size)) for part in (data.train, data.test))
         counts = [sum(len(y) for _, y in part) for part in (trained, tested)]
-        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(client) for x in part]
+        raw = [x.contiguous().cpu().numpy() for part in run.data.raw_samples(client) for x in part]
         digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
         batches = [*trained, *tested]
         columns = {

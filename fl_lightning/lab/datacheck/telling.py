@@ -20,7 +20,7 @@ class ColumnFindings(Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Read the table's silos and compare them: of 100,000 rows it takes some seconds."""
         if run.is_main:
-            for line in silos.lines(run.config.data):
+            for line in silos.warning_lines(run.config.data):
                 log.say(line)
 
 
