@@ -12,7 +12,7 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import SECRET
-from fl_lightning.results.columns import spread
+from fl_lightning.results.columns import evenly_spaced
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.provenance import data_name
 from fl_lightning.results.record import RelationView
@@ -107,7 +107,7 @@ def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
     names = "config.yaml columns.json final.csv split.csv metrics.csv clients.csv provenance.json"
     paths = [folder.path / name for name in [*names.split(), "environment.txt", "log.txt"]]
     paths += sorted((folder.path / "source").rglob("*.py"))
-    paths += [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
+    paths += [folder.relation_file(t) for t in evenly_spaced(rounds, MOST_TABLES)]
     return [path for path in paths if path.is_file()]
 
 

@@ -15,7 +15,7 @@ from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import MachineFailed
 from fl_lightning.foundation.extras import hint_if_missing
-from fl_lightning.results.columns import spread
+from fl_lightning.results.columns import evenly_spaced
 from fl_lightning.results.folder import RunFolder
 
 DRAWN = 6
@@ -146,7 +146,7 @@ class Heatmaps(Observer):
         round: int,
     ) -> bool:
         if self.every is None:
-            return round in spread(run.rounds, DRAWN)
+            return round in evenly_spaced(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
 
     def _chosen_clients(self, receivers: list[int]) -> list[int]:

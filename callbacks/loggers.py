@@ -27,13 +27,13 @@ from fl_lightning.foundation.files import atomic_write
 from fl_lightning.results.columns import (
     COLUMNS,
     CumulativeCosts,
-    in_summary,
-    renamed,
-    shown,
-    spread,
+    by_viewer_name,
+    evenly_spaced,
+    summary_viewer_name,
+    viewer_name,
 )
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.provenance import title_of
+from fl_lightning.results.provenance import run_title
 from fl_lightning.results.record import RelationView, RoundRecord
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TensorBoard(Observer):
             metric = run.data.metric
             scores = [metric.of("mean"), *map(metric.by, ("before", "after", "global"))]
             texts = {key: str(value) for key, value in values.items()}
-            for part in hparams(texts, dict.fromkeys(map(shown, scores), 0)):
+            for part in hparams(texts, dict.fromkeys(map(viewer_name, scores), 0)):
                 self._writer._get_file_writer().add_summary(part)
 
     def on_round_end(
@@ -88,7 +88,9 @@ class TensorBoard(Observer):
         """Write the round, and see to it that a reader finds it."""
         if self._writer is None:
             return
-        for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
+        for name, value in (
+            by_viewer_name(record.metrics) | self._so_far.add(record.metrics)
+        ).items():
             self._writer.add_scalar(name, value, record.round)
         for name, image in record.images.items():
             self._writer.add_image(name, image, record.round, dataformats="HWC")
@@ -235,7 +237,7 @@ class WandB(Observer):
             return
         for name, value in summary.items():
             if isinstance(value, bool | int | float | str) and name != "wandb":
-                self._run.summary[in_summary(name)] = value
+                self._run.summary[summary_viewer_name(name)] = value
         try:
             self._keep(run, summary)
         except Exception as error:  # curves and summary are there all the same
@@ -281,7 +283,7 @@ class WandB(Observer):
         )
         opened = wandb.init(
             **named,
-            name=title_of(config, run.folder.name),
+            name=run_title(config, run.folder.name),
             dir=run.folder,
             id=former_id or self._agents_id or secrets.token_hex(4),
             resume="allow" if former_id and mode == "online" else None,
@@ -341,15 +343,15 @@ class WandB(Observer):
         try:
             column = run.data.metric.by(run.judge)
             scores = [client[column] for client in clients if column in client]
-            row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
+            row: dict[str, Any] = {"round": t, **by_viewer_name(metrics), **sums}
             for name in metrics.keys() - self._defined:
-                summary = COLUMNS[name].kept
-                self._run.define_metric(shown(name), step_metric="round", summary=summary)
+                summary = COLUMNS[name].wandb_summary
+                self._run.define_metric(viewer_name(name), step_metric="round", summary=summary)
             self._defined |= metrics.keys()
             if scores:
                 counts = np.histogram(scores, bins=20)
                 row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
-            tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
+            tabled = t in evenly_spaced(run.rounds, exhibits.MOST_TABLES)
             if relation is not None and relation.rows.size and tabled:
                 cube = exhibits.cube(relation, run.data.client_names)
                 row["relation/cube"] = wandb.Table(**cube)
@@ -373,11 +375,11 @@ class WandB(Observer):
         over the run."""
         further = {name: image for name, image in images.items() if name != OVERVIEW}
         most = MOST_FURTHER // max(len(further), 1)
-        rounds = spread(run.rounds, most)
+        rounds = evenly_spaced(run.rounds, most)
         if most >= 2 * DRAWN:
-            rounds = rounds + spread(run.rounds, DRAWN)
+            rounds = rounds + evenly_spaced(run.rounds, DRAWN)
         pictures = further if t in rounds else {}
-        if OVERVIEW in images and t in spread(run.rounds, MOST_OVERVIEWS):
+        if OVERVIEW in images and t in evenly_spaced(run.rounds, MOST_OVERVIEWS):
             pictures[OVERVIEW] = images[OVERVIEW]
         return pictures
 

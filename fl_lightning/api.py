@@ -212,10 +212,10 @@ def resolved(config: ConfigLike = ()) -> str:
     """Return a run's resolved config as YAML, which `config` accepts as a file."""
     from fl_lightning.configuration.resolve import to_yaml
     from fl_lightning.lab.fitting import config_of_run
-    from fl_lightning.results.opening import saved_of
+    from fl_lightning.results.opening import settings_to_resume
 
     layers, config_name = layers_of(config, {})
-    saved = saved_of(start_of(layers))
+    saved = settings_to_resume(start_of(layers))
     return to_yaml(config_of_run(layers, config_name, saved))
 
 

@@ -226,7 +226,7 @@ def ended(
     restores a checkpoint; prints a line if its data have changed since."""
     fed = assemble(fabric, config, folder, list(callbacks))
     data = fed.run.data
-    before = provenance.data_of(folder)
+    before = provenance.data_digest(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
         line = (
             "data: the data have changed since the run trained on them: what is computed from "

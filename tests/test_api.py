@@ -233,7 +233,7 @@ def test_the_cube_is_the_cohorts_part_of_the_relation(run):
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with refuses(r"^round=4: there is no relation of it; kept: 1 to 3$"):
+    with refuses(r"^round=4: it has no stored relation: choose another; stored: 1 to 3$"):
         run.cube(4)
 
 

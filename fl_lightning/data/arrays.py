@@ -139,9 +139,7 @@ def _grouped(
         problem = f"client_{part} holds {len(clients)} clients of {samples} samples"
         setting.check(len(clients) == samples, problem)
         for client in clients:
-            problem = (
-                f"client_{part} holds {client!r}, which has no name or training sample"
-            )
+            problem = f"client_{part} holds {client!r}, which has no name or training sample"
             setting.check(client in places, problem)
         numbers = np.array([places[client] for client in clients], np.int64)
         grouped[part] = replace(pool, groups=numbers)

@@ -114,7 +114,7 @@ def join(
 
 def _check_importable(run: Path) -> None:
     """Raise `BadInput` for a class that the run's script has defined."""
-    for _, path in flat(opening.saved_layer(run) or {}):
+    for _, path in flat(opening.saved_settings(run) or {}):
         if str(path).startswith("__main__."):
             name = path.rpartition(".")[2]
             requirement = (

@@ -72,7 +72,7 @@ def standing(
         return Standing(name, "unreadable", silent=0.0)
     done, rounds = run.rounds_done, run.rounds_asked
     mean = run.metric.of("mean")
-    judged = run.judged(mean)
+    judged = run.rows_with(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
     state: str = "stopped" if rows or (folder / "log.txt").exists() else "waiting"

@@ -78,7 +78,7 @@ def test_what_is_no_archive_is_said_so(tmp_path):
         lambda: arrays.newcomer(str(file), "classification"),
         lambda: arrays.public("data.public", str(file)),
     ):
-        with refuses(r"it is no \.npz archive, which numpy\.savez writes$"):
+        with refuses(r"it is no \.npz archive: write it with numpy\.savez$"):
             read()
 
 

@@ -60,7 +60,7 @@ def test_silos_stay_within_a_cycle_where_they_are_drawn():
     [
         (
             {"folds": 30, "min_samples": 2},
-            r"data\.folds=30.*Basel has 23 samples: at most that many folds",
+            r"data\.folds=30.*Basel has 23 samples: set it to at most",
         ),
         (
             {"folds": 3, "client_test": 0.2},

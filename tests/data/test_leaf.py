@@ -101,7 +101,7 @@ def test_shakespeare(tmp_path):
         ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
         (
             {"a": (["to be "], [3])},
-            r"sample 1 of user 'a': x must be a text, y the character behind it; y is 3",
+            r"sample 1 of user 'a': x must be a text, y the next character; y is 3",
         ),
     ],
 )

@@ -197,7 +197,7 @@ def test_one_number_written_in_two_ways_is_refused(tmp_path, key):
         f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
     ]
     farms = table(tmp_path, "x,label,farm", rows, group_column="farm", partition="iid")
-    with refuses(f"column '{key}' holds '1' and '1.0', one number"):
+    with refuses(f"column '{key}' writes one number as '1' and '1.0'"):
         load(farms, 2, False)
 
 

@@ -161,7 +161,7 @@ def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
             load("fashionmnist", tmp_path)
     labels.unlink()
     with pytest.raises(
-        Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"
+        Absent, match=r"it lacks train-labels-idx1-ubyte \(or train-labels-idx1-ubyte\.gz\)"
     ):
         load("fashionmnist", tmp_path)
 

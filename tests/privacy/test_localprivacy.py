@@ -227,7 +227,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
     again = "fit --name x --resume"
     assert "the run began with noise" in refused(f"{again} --federation.rounds 2")
     line = refused(f"{again} --callbacks.localprivacy.epsilon_target 9")
-    assert "the run began with 8.0;" in line
+    assert "the run began with 8.0:" in line
     assert {file: file.read_bytes() for file in folder.glob("*.csv")} == before
 
 

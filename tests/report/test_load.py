@@ -36,7 +36,7 @@ def test_what_is_no_run_is_refused(make_run, tmp_path):
     path = make_run()
     with refuses("no such folder"):
         load([tmp_path / "nowhere"])
-    with refuses(r"config\.yaml is missing"):
+    with refuses(r"has no config\.yaml"):
         load([tmp_path])
     with refuses("given once"):
         load([path, path / ".." / path.name])

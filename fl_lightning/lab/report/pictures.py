@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.results.ledger import unread
+from fl_lightning.results.ledger import unread_note
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.runs import Runs
 
@@ -94,7 +94,7 @@ def relations(runs: Runs) -> dict[str, Any]:
                 layers = view.layers
                 words.add(_same(view))
                 pictures[number] = _round(view, details[run.name])
-        run.notes["relation"] += unread(unread_rounds)
+        run.notes["relation"] += unread_note(unread_rounds)
         constant = words.pop() if len(words) == 1 else ""
         of_run = {
             "layers": layers,

@@ -17,7 +17,7 @@ from fl_lightning.lab.report.words import NONE, model_words, text
 from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
-from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
+from fl_lightning.results.result import AXES, MIB, RunResult, one_class_note, worst_tenth
 from fl_lightning.results.runs import CommonScore, Runs, differing, differing_keys, have_same_seeds
 
 MOST_TARGETS = 8
@@ -97,7 +97,7 @@ def remarks(runs: Runs) -> list[str]:
         elif run.setting("smoke"):
             smoke = "a smoke run (a few samples and steps): its accuracies mean little"
             lines.append(f"{run.name} is {smoke}.")
-        if alike := one_class(run):
+        if alike := one_class_note(run):
             lines.append(f"{run.name}: {alike}.")
     return lines + judges(runs)
 
@@ -138,9 +138,9 @@ def incomparable(runs: Runs) -> list[str]:
 def _other_samples(runs: Runs) -> bool:
     """Whether runs are known to have trained on different data, or with one seed on different
     samples of them."""
-    if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
+    if len({provenance.source_digest(run.folder) for run in runs} - {None}) > 1:
         return True
-    digests = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
+    digests = {(repr(run.setting("seed")), provenance.data_digest(run.folder)) for run in runs}
     seeds = [seed for seed, digest in digests if digest is not None]
     return len(seeds) > len(set(seeds))
 
@@ -244,12 +244,12 @@ def _at_best(
 ) -> str:
     """`shown` in the round that is best by `column`."""
     best = run.best(column)[1]
-    rows = [row for row in run.judged(shown) if row["round"] == best]
+    rows = [row for row in run.rows_with(shown) if row["round"] == best]
     return _in_round(run, rows, shown)
 
 
 def _last(run: RunResult, column: str) -> str:
-    return _in_round(run, run.judged(column), column)
+    return _in_round(run, run.rows_with(column), column)
 
 
 def _in_round(
@@ -393,7 +393,7 @@ def scores(runs: Runs) -> DataFrame:
 
 def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    judged = run.judged("rand_index")
+    judged = run.rows_with("rand_index")
     return f"{judged[-1]['rand_index']:.2f}" if judged else NONE
 
 

@@ -40,7 +40,7 @@ from fl_lightning.lab.study.launch import train
 from fl_lightning.results import opening
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
-from fl_lightning.results.provenance import processor, source_of, write_source
+from fl_lightning.results.provenance import processor, source_digest, write_source_digest
 from fl_lightning.results.runs import damage
 from fl_lightning.storage import manifest
 
@@ -184,7 +184,7 @@ def _run_again(
     check("out", out, is_new, "it exists; name a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
         place = Path(out or Path(scratch) / Path(cell).name)
-        saved = opening.saved_layer(folder / cell)
+        saved = opening.saved_settings(folder / cell)
         assert saved is not None, "every run that was packed has one"
         with whole_folder(place):
             train(resolve([saved, {"loggers": None}, *layers]), place)
@@ -220,7 +220,7 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         **here(),
         "runs": {run: starts_of(folder.path / run) for run in runs},
         "weights": {run: checkpoint_digest(folder.path / run) for run in runs},
-        "sources": {run: source_of(folder.path / run) for run in runs},
+        "sources": {run: source_digest(folder.path / run) for run in runs},
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
@@ -272,7 +272,7 @@ def unpacked(file: Path) -> Iterator[Path]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(folder)
         for run, source in sources.items():
-            write_source(folder / run, source)
+            write_source_digest(folder / run, source)
         yield folder
 
 

@@ -48,7 +48,7 @@ def changes(
     begun = [name for name in names if _has_begun(folder.path / name)]
     before = set()
     for name in begun:
-        digests = owncode.recorded(folder.path / name)
+        digests = owncode.recorded_digests(folder.path / name)
         before.add((_row(name), tuple(digests.items())))
     let_in, changed = accepted(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
@@ -58,7 +58,7 @@ def changes(
             for earlier_row, code in before:
                 # code beside models and data is a row's own
                 if earlier_row == row or parts == owncode.SHARED:
-                    for name in owncode.changed(dict(code), now):
+                    for name in owncode.changed_files(dict(code), now):
                         if now[name] not in let_in.get(name, []):
                             changed[name] = now[name]
     return changed
@@ -99,7 +99,9 @@ def flag(place: Path, config: Config) -> list[str]:
     """What a job's command line needs beside the run's name, where the run in `place` goes on with
     accepted code."""
     has_begun = _has_begun(place)
-    differs = has_begun and owncode.changed(owncode.recorded(place), owncode.now(config))
+    differs = has_begun and owncode.changed_files(
+        owncode.recorded_digests(place), owncode.current_digests(config)
+    )
     return ["--accept_changed_code"] if differs else []
 
 

@@ -30,7 +30,7 @@ from fl_lightning.lab.study.groups import (
     training_alone,
 )
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.result import RunResult, one_class, worst_tenth
+from fl_lightning.results.result import RunResult, one_class_note, worst_tenth
 
 MIN_METHODS = 3
 """Of ranks over settings: of two there is nothing that Wilcoxon's test does not say."""
@@ -369,7 +369,7 @@ def _one_class(runs: DataFrame) -> list[str]:
     compared."""
     judges = [run.judge for run in runs.run]
     judged = runs[(runs.metric == ACCURACY.name) & (runs.model == judges)]
-    flags = judged.run.map(lambda run: bool(one_class(run)))
+    flags = judged.run.map(lambda run: bool(one_class_note(run)))
     rows = []
     for label, of_row in flags.groupby(judged.method, sort=False):
         if of_row.any():

@@ -13,7 +13,7 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.folder import NEVER
+from fl_lightning.results.folder import NEVER_TRAINED
 
 ALL = "all settings"
 UNIT = ["setting", "seed"]
@@ -151,7 +151,7 @@ def _notes(
     """Whose scores the runs of one judge have, and clients that are left out."""
     notes = []
     whose = runs.scored.value_counts(sort=False)
-    if len(whose) > 1 or any(NEVER in words for words in whose.index):
+    if len(whose) > 1 or any(NEVER_TRAINED in words for words in whose.index):
         listed = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
         notes.append(f"scores of {listed}")
     # kinds other than the judge's are scored in rounds, by cohort

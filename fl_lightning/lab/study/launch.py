@@ -287,11 +287,11 @@ def train(
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
-    saved = opening.saved_layer(folder)
+    saved = opening.saved_settings(folder)
     if saved is not None:
-        opening.check_goes_on(saved, config, folder, accept)
+        opening.check_resumable(saved, config, folder, accept)
     start = Start(out=str(folder.parent), name=folder.name, resume=True)
-    with opening.opened(start, folder.name, config) as place:
+    with opening.open_run_folder(start, folder.name, config) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
@@ -410,7 +410,7 @@ def _run(
     from fl_lightning.lab.study.runner import follow
     from fl_lightning.lab.study.workers import one_by_one, serve_all
 
-    provenance.look()  # likewise
+    provenance.collect_environment()  # likewise
     configs = [config for _, config in chosen]
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)
@@ -427,7 +427,9 @@ def _run(
         ended = sum(folder.finished(run.folder) for run, _ in chosen)
         return f"{ended} of {count} runs finished"
 
-    with opening.when_stopped(lambda: f"study: stopped with {progress()}; it goes on with: {line}"):
+    with opening.say_when_stopped(
+        lambda: f"study: stopped with {progress()}; it goes on with: {line}"
+    ):
         all_ended = serve_all(
             worker, jobs, processes, logs, lambda numbers: signals.raise_swallowed(), together_each
         )
@@ -543,7 +545,7 @@ def _hand_over(
             for place, config in new.items():
                 opening.write_config(place, config)
             for place, config in free.items():  # what its job is to execute
-                owncode.keep_planned(config, place)
+                owncode.store_planned(config, place)
         for name, (text, facts) in scripts.items():
             send(job, text, folder.path, name, facts)
     in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
@@ -575,7 +577,7 @@ def _changed(place: Path, config: Config) -> bool:
     file = place / opening.CONFIG
     if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
         return False
-    saved = opening.saved_layer(place)
+    saved = opening.saved_settings(place)
     if saved is not None:
-        opening.check_goes_on(saved, config, place, accept=True)
+        opening.check_resumable(saved, config, place, accept_changed_code=True)
     return True

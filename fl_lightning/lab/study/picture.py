@@ -50,7 +50,7 @@ def draw(
 
 def _scores(run: Any) -> dict[float, float]:
     """The mean score of a run by round."""
-    return {row["round"]: row[run.column] for row in run.run.judged(run.column)}
+    return {row["round"]: row[run.column] for row in run.run.rows_with(run.column)}
 
 
 def _curves(

@@ -318,7 +318,7 @@ def figure(
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
         return _beside_alone(ours.figure, _clients(run, column), others)
-    rows = run.judged(column)
+    rows = run.rows_with(column)
     if ours.figure == "mean":
         return _mean(row[column] for row in rows)
     if ours.figure == "validation":

@@ -78,7 +78,7 @@ def check_same(
     before: dict[str, dict[Path, str]] = {}
     for run, config in runs:
         place = folder.path / run.folder
-        digest = provenance.source_of(place) if folder.finished(run.folder) else None
+        digest = provenance.source_digest(place) if folder.finished(run.folder) else None
         if digest is not None:
             before.setdefault(key_of(config.data), {})[place] = digest
     now = [config for _, config in todo if key_of(config.data) in before]
@@ -94,7 +94,7 @@ def notes(runs: DataFrame) -> list[str]:
     """Lines on settings of a table of runs that have read different data."""
     lines = []
     folders = runs.assign(folder=[run.folder for run in runs.run])
-    folders["digest"] = folders.folder.map(provenance.source_of)
+    folders["digest"] = folders.folder.map(provenance.source_digest)
     for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
         versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
         if len(versions) > 1:

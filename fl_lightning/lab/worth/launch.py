@@ -23,7 +23,7 @@ from fl_lightning.lab.study.grid import Study, StudyRun
 from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row
 from fl_lightning.lab.worth.statistics import Name
-from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.opening import say_when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Row
@@ -398,7 +398,7 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
     from fl_lightning.lab.study.workers import run_all
     from fl_lightning.results import provenance
 
-    provenance.look()  # before the workers are forked: they need not import it again
+    provenance.collect_environment()  # before the workers are forked: they need not import it again
     jobs = [task for task in tasks if not task.done]
     if not jobs:
         return 0
@@ -422,7 +422,7 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
         check_time,
     )
     begin = time.monotonic()
-    with when_stopped(stopped), contextlib.closing(work) as all_ended:
+    with say_when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
