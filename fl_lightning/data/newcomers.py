@@ -69,26 +69,15 @@ def with_few_labels(
         dtype: of the inputs.
     """
     (x, y), test = data.held_out_samples(who, device, dtype)
-    if not per_class:
-        return _parts(
-            data,
-            x,
-            torch.zeros_like(y),
-            test,
-            validation,
-            seed,
-        ), False
-    has_classes = data.task == "classification" and y.ndim == 1
-    strata = y if has_classes else torch.zeros(len(y), device=y.device)
-    index = drawn_per_class(strata, who, per_class, seed)
-    return _parts(
-        data,
-        x[index],
-        y[index],
-        test,
-        validation,
-        seed,
-    ), True
+    if per_class:
+        has_classes = data.task == "classification" and y.ndim == 1
+        strata = y if has_classes else torch.zeros(len(y), device=y.device)
+        index = drawn_per_class(strata, who, per_class, seed)
+        x = x[index]
+        y = y[index]
+    else:
+        y = torch.zeros_like(y)
+    return _parts(data, x, y, test, validation, seed), per_class > 0
 
 
 def drawn_per_class(

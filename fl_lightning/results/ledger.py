@@ -61,9 +61,7 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
             kinds[str(kind)] = kinds.get(str(kind), 0) + both
     if not rounds:
         return None, damaged
-    totals = {}
-    for kind, (down, up) in kinds.items():
-        totals[kind] = int(down), int(up)
+    totals = {kind: (int(down), int(up)) for kind, (down, up) in kinds.items()}
     return Ledger(
         rounds,
         layers,

@@ -82,10 +82,8 @@ def files(import_paths: Collection[str]) -> dict[str, tuple[str, Path]]:
 def read(import_paths: Collection[str]) -> dict[str, bytes]:
     """Return the source text of each of `files`, as this process executes it: later edits of a
     loaded file do not count."""
-    texts = {}
-    for name, (module, file) in files(import_paths).items():
-        texts[name] = _text(module, file)
-    return texts
+    modules = files(import_paths)
+    return {name: _text(module, file) for name, (module, file) in modules.items()}
 
 
 def digests(code: Mapping[str, bytes]) -> dict[str, str]:

@@ -350,9 +350,8 @@ class RunResult:
         error (regression), or that of `evaluation.metric`. NaN for a model that could not be
         scored; empty before the end."""
         name = self.metric.name
-        scores: dict[int, float] = {}
-        for row in self.rows("final"):
-            scores[int(row["client"])] = row.get(name, math.nan)
+        rows = self.rows("final")
+        scores = {int(row["client"]): row.get(name, math.nan) for row in rows}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 
@@ -430,11 +429,7 @@ class RunResult:
 
 
 def _names(rows: list[Row]) -> dict[int, str]:
-    names = {}
-    for row in rows:
-        if "name" in row:
-            names[int(row["client"])] = str(row["name"])
-    return names
+    return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
 
 
 def _dense(view: RelationView, n: int) -> np.ndarray:
@@ -480,10 +475,8 @@ def one_class_note(run: RunResult) -> str:
     """Return a text that names the clients whose final model predicts only one class; empty without
     any."""
     final = run.rows("final")
-    shares: dict[str, float] = {}
-    for row in final:
-        if ONE_CLASS in row:
-            shares[run.client_label(int(row["client"]))] = row[ONE_CLASS]
+    one_class_rows = [row for row in final if ONE_CLASS in row]
+    shares = {run.client_label(int(row["client"])): row[ONE_CLASS] for row in one_class_rows}
     if not shares:
         return ""
     return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())
