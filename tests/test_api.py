@@ -219,7 +219,7 @@ def test_tables_are_those_of_the_folder(run):
     after = run.by_client("accuracy_after")
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with refuses(r"^column='accuracy_afte': columns of cl"):
+    with refuses(r"^column='accuracy_afte': choose a column of cl"):
         run.by_client("accuracy_afte")
 
 
