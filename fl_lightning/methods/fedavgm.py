@@ -26,5 +26,5 @@ class FedAvgM(ServerOptimizer):
     )
 
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """v."""
+        """Return the updated momentum vector v."""
         return self.average(server, "velocity", self.momentum, change)
