@@ -1,7 +1,6 @@
 """Clusters of clients with a model each: shared code of CFL, FeSEM and IFCA."""
 
 from abc import ABC
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -62,7 +61,7 @@ class Clustered(Method, ABC):
         self,
         server: Server,
         cluster: Tensor,
-        uploaders: Sequence[int],
+        uploaders: list[int],
     ) -> None:
         """Store the clients' clusters and set each cluster's model to the mean of its clients' last
         uploads.
@@ -74,7 +73,7 @@ class Clustered(Method, ABC):
                 model.
         """
         group = server.only
-        cluster_of = cluster[list(uploaders)]
+        cluster_of = cluster[uploaders]
         rows = torch.zeros(1, len(uploaders), len(uploaders), dtype=torch.float64)
         for k in cluster_of.unique().tolist():
             places = (cluster_of == k).nonzero()[:, 0]
@@ -85,7 +84,7 @@ class Clustered(Method, ABC):
         server.memory["cluster"] = cluster
         answered = [place for place, client in enumerate(uploaders) if client in server.answered]
         receivers = [uploaders[place] for place in answered]
-        group.weighed = Weights(group.group, rows[:, answered], receivers, list(uploaders))
+        group.weighed = Weights(group.group, rows[:, answered], receivers, uploaders)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """Return the model of the client's cluster."""
@@ -117,7 +116,7 @@ def centre(group: GroupServer, cluster: int) -> Tensor:
     """Return the model (D,) of a cluster; the initial model until the cluster has one of its
     own."""
     name = name_of(cluster)
-    return group[name] if name in group else group.initial  # noqa: SIM401  # it is no dictionary
+    return group[name] if name in group else group.initial  # noqa: SIM401  # GroupServer has no `get`
 
 
 def model_of(group: GroupServer, client: int) -> Tensor:

@@ -68,7 +68,9 @@ class ConFREE(PlainMean):
         steps = torch.stack(
             [conflict_free_weights(G, self.c, rescaled=self.rescaled) for G in gram]
         )
-        spare = 1 - steps.sum(1)  # of weights that sum to 1: so much of the mean is taken back
+        spare = 1 - steps.sum(
+            1
+        )  # `mean` below wants weights that sum to 1; this share is subtracted again
         weights = steps + spare[:, None] * plain
         new = group.mean(weights, clients, by_layer=by_layer, like=old)
         for s in layout.segments(parameters, by_layer=by_layer):

@@ -84,7 +84,7 @@ class FedALA(Method):
         top = client.columns(lambda block: block.above < self.layers)
 
         def mix() -> Tensor:
-            # exact where W is 0 or 1
+            # exact for W 0 and 1
             return torch.where(top, torch.lerp(model, received, blend), received)
 
         def step(_: Client, batch: Batch) -> Tensor:
@@ -95,7 +95,7 @@ class FedALA(Method):
 
         losses: list[float] = []
         batch_losses: list[Tensor] = []
-        # none in its first round, up to `most` in the second, then one
+        # no pass in the client's first round, up to `most` in its second, then one
         passes = {0: 0, 1: self.most}.get(client.rounds, 1)
         for _ in range(passes):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")

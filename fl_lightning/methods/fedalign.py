@@ -73,7 +73,7 @@ class FedAlign(Method):
         if not self.mu:
             return [Phase()]
         forward = _FLOPS.get(client.module.model)
-        if forward is None:  # at a site of a deployment, where nothing has been checked
+        if forward is None:  # at a site of a deployment, where `check` has not run
             forward = self._try_block(client.run, client.module)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
@@ -182,7 +182,7 @@ def stretch_gap(
     a: Tensor,
     b: Tensor,
     width: float,
-    name: str = "",
+    name: str,
 ) -> Tensor:
     """Return the mean squared difference between the Lipschitz constants (`stretch`) of the slimmed
     block and of the whole block, shape ().
@@ -255,7 +255,7 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
 def stretch(a: Tensor, b: Tensor) -> Tensor:
     """Return the spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T
     from a vector of ones."""
-    # squares of products: half precision has no room for them
+    # squares of products overflow in half precision
     with torch.autocast(a.device.type, enabled=False):
         T = transmitting(wide(a), wide(b))
         K = T @ T.mT

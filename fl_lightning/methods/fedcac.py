@@ -174,7 +174,7 @@ def collaboration_rows(overlap: Tensor, progress: float) -> Tensor:
     if len(overlap) == 1:
         return torch.ones_like(overlap)
     most = overlap[others].max()
-    # rounding may lift the mean of equal numbers above them
+    # rounding may raise the mean of equal numbers above them
     mean = overlap[others].mean().clamp_max(most)
     threshold = mean + progress * (most - mean)
     friends = ((overlap >= threshold) | ~others).double()

@@ -88,12 +88,57 @@ class FedDF(Method):
         teacher = teacher.to(x.device)
         for group in server.groups:
             if group.answered:
-                place = server.round, group.group.index
-                draws = generator(run.config.seed, "server batches", *place)
-                lr = self.server_lr
-                size = self.batch_size
-                model = group["model"]
-                group["model"] = distil(group, model, x, teacher, steps, lr, size, draws)
+                group["model"] = self.distil(group, x, teacher, steps)
+
+    def distil(
+        self,
+        group: GroupServer,
+        x: Tensor,
+        teacher: Tensor,
+        steps: int,
+    ) -> Tensor:
+        """Train a copy of the group's global model by Adam on KL(teacher || student); return it, on
+        every rank.
+
+        The student is in evaluation mode as its teachers were, so running statistics stay, and a
+        student equal to its teachers has gradient 0. The learning rate falls to 0 along a cosine.
+        Rank 0 takes the steps for all ranks.
+
+        Args:
+            group: of the student's architecture.
+            x: public inputs (n, ...).
+            teacher: probabilities (n, C).
+            steps: number of batches; they run through x in a random order, then in another, and so
+                on.
+        """
+        run = group.server.run
+        module = group.group.module
+        student = group["model"].clone()
+        size = self.batch_size
+        if run.is_main:
+            module.binding.rebind(student, group.group.first_buffers())
+            module.model.eval()
+            trained = [p for p in module.binding.parameters if p.requires_grad]
+            optimizer = torch.optim.Adam(trained, self.server_lr)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+            place = group.server.round, group.group.index
+            draws = generator(run.config.seed, "server batches", *place)
+            for index in _batches(len(x), size, steps, draws):
+                with module.cast():
+                    loss = distillation_loss(
+                        class_scores(module, x[index]), teacher[index], "kl", 1.0
+                    )
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(trained, CLIP)
+                optimizer.step()
+                schedule.step()
+            optimizer.zero_grad()
+        samples = steps * min(size, len(x))
+        _count(group, forward=samples, backward=samples)
+        trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
+        gathered = run.processes.gather_objects(trained_model)
+        return student if run.is_main else gathered[0].to(run.device)
 
 
 CLIP = 5.0
@@ -117,58 +162,6 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
             scores[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
     _count(group, forward=len(x) * len(group.answered))
     return dict(sorted(run.processes.gather_by_client(scores).items()))
-
-
-def distil(
-    group: GroupServer,
-    vector: Tensor,
-    x: Tensor,
-    teacher: Tensor,
-    steps: int,
-    lr: float,
-    size: int,
-    draws: torch.Generator,
-) -> Tensor:
-    """Train a copy of `vector` by Adam on KL(teacher || student); return it, on every rank.
-
-    The student is in evaluation mode as its teachers were, so running statistics stay, and a
-    student equal to its teachers has gradient 0. The learning rate falls from `lr` to 0 along a
-    cosine. Rank 0 takes the steps for all ranks.
-
-    Args:
-        group: of the student's architecture.
-        vector: initial student (D,); not changed.
-        x: public inputs (n, ...).
-        teacher: probabilities (n, C).
-        steps: number of batches, of at most `size` samples each. They run through x in a random
-            order, then in another, and so on.
-        lr: initial learning rate.
-        size: samples of a batch.
-        draws: generator of the orders.
-    """
-    run = group.server.run
-    module = group.group.module
-    student = vector.clone()
-    if run.is_main and steps:
-        module.binding.rebind(student, group.group.first_buffers())
-        module.model.eval()
-        trained = [p for p in module.binding.parameters if p.requires_grad]
-        optimizer = torch.optim.Adam(trained, lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for index in _batches(len(x), size, steps, draws):
-            with module.cast():
-                loss = distillation_loss(class_scores(module, x[index]), teacher[index], "kl", 1.0)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, CLIP)
-            optimizer.step()
-            schedule.step()
-        optimizer.zero_grad()
-    samples = steps * min(size, len(x))
-    _count(group, forward=samples, backward=samples)
-    trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
-    gathered = run.processes.gather_objects(trained_model)
-    return student if run.is_main else gathered[0].to(run.device)
 
 
 def _batches(

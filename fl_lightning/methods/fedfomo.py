@@ -108,7 +108,7 @@ class FedFomo(Method):
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
         payloads = group.send(dict.fromkeys(group.here, group.initial))
         for c, models in fetched(group, sources).items():
-            payloads[c].sent[:] = False  # no block of it: the candidates alone travel
+            payloads[c].sent[:] = False  # only the candidates are sent
             payloads[c].further = group.send(models)
         return payloads
 
@@ -146,7 +146,7 @@ class FedFomo(Method):
         if self.gains == "code":
             gains = gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9)
         shares = positive_shares(gains)
-        rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
+        rows = shares + torch.diag(1 - shares.sum(1))  # without a gain: the own model
         group = server.only
         mixed = rows[None, server.answered]
         group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
@@ -171,7 +171,7 @@ def epsilon_greedy(
         rng: of the choices and of ties.
     """
     remaining = rng.permutation(sorted(among)).tolist()
-    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties stay as they were drawn
+    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties keep their random order
     chosen = []
     for _ in among[:count]:
         place = rng.integers(len(remaining)) if rng.random() < epsilon else 0

@@ -239,7 +239,7 @@ class Generator:
             inputs = self.noise + self.classes if rows == self.hidden else self.hidden
             parts.append(inputs**-0.5 * (2 * torch.rand(rows * columns, generator=draws) - 1))
         moments = sum(map(len, parts))
-        if self.code:  # weight and bias, which Adam moves, mean and variance
+        if self.code:  # BatchNorm's weight and bias, which Adam trains; mean and variance
             moments += 2 * self.hidden
             parts += [torch.full((self.hidden,), value) for value in (1.0, 0.0, 0.0, 1.0)]
         return {

@@ -101,7 +101,7 @@ class FedHKD(ClassMeans):
         """Return lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape ()."""
         G = module.head
         H = means["features"].to(module.features.dtype)
-        # a call of G would count as the batch's features
+        # a call of G would replace the recorded features of the batch
         scores = linear(H, G.weight, G.bias)
         soft = (wide(scores)[:, : module.num_classes] / self.temperature).softmax(1)
         gaps = norms(soft - means["predictions"]) * means["known"]

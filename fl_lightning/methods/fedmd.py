@@ -129,7 +129,7 @@ class FedMD(WithoutModels):
         P = memory["public.predictions"]
         rows = memory["public.rows"]
         senders = memory["public.told"].tolist()
-        # a newcomer's teacher is the mean of all
+        # a newcomer's teacher is the mean of all predictions
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
         for client, payload in payloads.items():

@@ -43,7 +43,7 @@ class Normalised(SampleCounts):
         moved = a[a > 0]
         a = torch.where(a > 0, a, moved.min()) if len(moved) else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
-        # 1 for everybody where all take as many steps: then this is FedAvg's mean
+        # exactly 1 if all take the same number of steps, which gives FedAvg's mean
         relative = a.max() / a
         total = (shares * relative).sum()
         self.step_factor = float((shares / relative).sum() * total)

@@ -189,7 +189,7 @@ class Collaboration(Relation):
         least: smaller weights count as 0.
     """
 
-    least: float = 0.0
+    least: float
     sources = "uploaded"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -201,7 +201,7 @@ class Collaboration(Relation):
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():
                 weights = collaborators(H, V, place)
-                # the greatest weight stays, however high `least` is
+                # the greatest weight is kept even if it is below `least`
                 least = weights.max().clamp_max(self.least)
                 weights = torch.where(weights >= least, weights, 0.0)
                 row.copy_(weights / weights.sum())

@@ -56,7 +56,7 @@ class FedRoD(Method):
         """Return one phase that minimises the sum of both losses. Neither loss gives a gradient to
         the parameters of the other."""
         counts = client.class_counts.to(client.run.device, client.run.dtype)
-        # log n_y, but for a constant
+        # log n_y up to a constant
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
@@ -71,7 +71,7 @@ class FedRoD(Method):
         x, y = batch
         prior = tensors["prior"]
         scores = module.model(x)
-        # outputs beyond the classes: as of absent ones
+        # outputs beyond the classes count as absent classes
         rest = prior.min().expand(scores.shape[-1] - len(prior))
         balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
         personal = scores.detach() + module.model.personal(module.features.detach())

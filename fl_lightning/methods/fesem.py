@@ -54,8 +54,8 @@ class FeSEM(KClusters):
 
     def init_server(self, run: RunContext) -> Tensors:
         """`cluster` (N,): the cluster of each client, random, with equally many clients in each."""
-        dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
-        return {"cluster": torch.from_numpy(dealt).to(torch.int64)}
+        clusters = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
+        return {"cluster": torch.from_numpy(clusters)}
 
     def aggregate(self, server: Server) -> None:
         """Reassign clients to the nearest centre (E-step), from the second round on; then average

@@ -89,11 +89,25 @@ class FLAYER(PlainSteps):
         client.memory["accuracy"] = own_accuracy(client)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Yield one phase of plain steps with learning rates by layer; then choose the parameters
-        to upload."""
-        before = client["model"].clone()
-        yield phase_by_layer(client, self.top_rate, self.middle_rate)
-        client.scratch["uploaded"] = most_changed(client.layout, client["model"] - before)
+        """Yield one phase of plain steps with learning rates by layer, computed anew at the first
+        batch of each epoch; then choose the parameters to upload."""
+        w = client["model"]
+        before = w.clone()
+        columns = client.layout.parameters
+        rates = torch.ones_like(w)
+        size = client.run.config.federation.batch_size
+        steps_of_epoch = len(batch_sizes(len(client.data.train), size, client.group.whole_last))
+        steps = count()
+
+        def step(_: Client, batch: Batch) -> Tensor:
+            loss, gradient = client.gradient(w, batch)
+            if next(steps) % steps_of_epoch == 0:
+                rates.copy_(layer_rates(client.layout, gradient, self.top_rate, self.middle_rate))
+            w[columns] -= client.lr * (rates * gradient)[columns]
+            return loss
+
+        yield Phase(step=step, by_gradient=True)
+        client.scratch["uploaded"] = most_changed(client.layout, w - before)
 
     def beside(self) -> dict[str, Beside]:
         return {"kept": Beside("kept", "a bit for each number: whether it was uploaded", None)}
@@ -182,32 +196,6 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
         uploaded = torch.ones_like(rows, dtype=torch.bool).scatter(1, least, False)
         mask[block.columns] = uploaded.flatten()
     return mask
-
-
-def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
-    """Return a phase of plain steps with learning rates by layer (`layer_rates`), computed anew at
-    the first batch of each epoch.
-
-    Args:
-        client: whose model trains.
-        top: factor of the last layer.
-        middle: factor of the layers between the first and the last.
-    """
-    w = client["model"]
-    columns = client.layout.parameters
-    rates = torch.ones_like(w)
-    size = client.run.config.federation.batch_size
-    steps_of_epoch = len(batch_sizes(len(client.data.train), size, client.group.whole_last))
-    steps = count()
-
-    def step(_: Client, batch: Batch) -> Tensor:
-        loss, gradient = client.gradient(w, batch)
-        if next(steps) % steps_of_epoch == 0:
-            rates.copy_(layer_rates(client.layout, gradient, top, middle))
-        w[columns] -= client.lr * (rates * gradient)[columns]
-        return loss
-
-    return Phase(step=step, by_gradient=True)
 
 
 def own_accuracy(client: Client) -> Tensor:

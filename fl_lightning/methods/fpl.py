@@ -71,7 +71,7 @@ class FPL(ClassMeans):
         classes = payload.statistics["classes"].long().to(device)
 
         def loss(module: Module, batch: Batch) -> Tensor:
-            # cosines, their slopes, means of a class
+            # operations of cosines, their gradients and class means
             client.flops += 8 * len(batch[1]) * prototypes.numel()
             return self.loss({"prototypes": prototypes, "classes": classes}, module, batch)
 

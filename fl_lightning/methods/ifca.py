@@ -63,7 +63,7 @@ class IFCA(KClusters):
         if len(part):
             losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
             cluster = losses.index(min(losses))
-        else:  # as `admit` chose; never at a site of a deployment, which has no server's memory
+        else:  # chosen by `admit`; sites of a deployment always have samples
             cluster = int(client.run.server.memory["cluster"][client.id])
         client.scratch["cluster"] = cluster
         client["model"].copy_(models[cluster])

@@ -92,7 +92,7 @@ class KNNPer(Method):
         """Return the value of the grid, shape (), with which most validation samples are right; the
         least of several."""
         right = torch.zeros(len(GRID))
-        # without validation data the middle of the grid wins
+        # without validation data: 0.5, the middle of the grid
         right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             for place, lam in enumerate(GRID):
@@ -140,7 +140,7 @@ def vote(
     Returns:
         Shape (m, C), rows summing to 1, also where all weights would underflow.
     """
-    # the other way is off by rounding where distances are 0
+    # the faster mode has rounding errors at distances near 0
     distances = torch.cdist(wide(z), wide(stored), compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.topk(min(k, len(stored)), largest=False)
     energy = nearest.values / scale

@@ -97,7 +97,7 @@ class KTPFL(FedMD):
         part = c[places][:, places]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
-        # as printed: rows may have any sum
+        # the update as printed: rows need not sum to 1
         if self.update == "paper" and self.projection == "none":
             prior = 1.0 / len(c)
             part = paper_step(part, P, shares, weight, self.rho, self.step, prior)

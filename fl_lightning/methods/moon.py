@@ -116,7 +116,7 @@ def contrast(
 ) -> Tensor:
     """Return the mean of -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) /
     tau))) over features (n, d), shape ()."""
-    # at once: equal ones leave no trace in z's gradient
+    # computed together, so that equal features cancel exactly in z's gradient
     cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
     nearest = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     return cross_entropy(cosines / tau, nearest)

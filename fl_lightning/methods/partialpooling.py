@@ -175,7 +175,7 @@ class ClientFits:
         else:
             self.y = nn.functional.one_hot(y, self.classes).double()
             strata = y
-            bound = 0.5  # of a softmax's curvature
+            bound = 0.5  # upper bound on a softmax's curvature
         rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
         parts = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
         self.left_out = torch.from_numpy(parts)[None] == torch.arange(FOLDS + 1)[:, None]

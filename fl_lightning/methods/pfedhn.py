@@ -106,7 +106,9 @@ class PFedHN(OwnStatistics):
         network = Hypernetwork.of(server.memory)
         memory = server.memory
         columns = server.only.layout.parameters
-        rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
+        rate = self.hyper_lr / len(
+            server.answered
+        )  # never 0: without answers the engine ends the run
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
             change = server.only.vector(client, since="sent")[columns]
@@ -127,7 +129,7 @@ class PFedHN(OwnStatistics):
         for step in range(server.round):
             output = network(torch.tensor(client.id))
             model[columns] = output.detach().to(model)
-            yield Phase(purpose=f"newcomer {step}")  # other batches in each
+            yield Phase(purpose=f"newcomer {step}")  # gives each phase other batches
             trained = model[columns].to(output)
             network.descend(output, output.detach() - trained, optimizer, self.clip)
         network.write_model(client.id, model)

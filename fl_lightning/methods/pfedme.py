@@ -76,7 +76,7 @@ class PFedMe(PlainSteps, PlainMean):
             loss, gradient = client.gradient(theta, batch)
             theta[columns] -= self.personal_lr * (gradient + self.lam * (theta - w))[columns]
         w[columns] -= client.lr * self.lam * (w - theta)[columns]
-        # running statistics, which only passes of theta have seen
+        # running statistics come from the passes at theta
         w[columns.stop :] = theta[columns.stop :]
         return loss
 

@@ -81,7 +81,7 @@ class SCAFFOLD(PlainMean):
         upload = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
-        if size:  # else the client has taken no step
+        if size:  # otherwise the client has taken no step
             for s in client.layout.segments(payload.sent & client.layout.is_parameter):
                 drift = payload.vector[s.columns] - client["model"][s.columns]
                 change[s.columns] = drift / size - payload.vectors["control"][s.columns]

@@ -38,7 +38,7 @@ class ServerOptimizer(Method, ABC):
         old = server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
-        # exactly + 0 if this is FedAvg
+        # adds exactly 0 if the step is the change, as in FedAvg
         server["model"][columns] += self.server_lr * self.step(server, change) - change
         server.flops += 4 * len(change)
 

@@ -47,5 +47,5 @@ def shifted_shares(S: Tensor) -> Tensor:
     """Subtract the least entry from each row of `S` (m, m), and divide the row by its sum; a row
     with equal entries (up to rounding) becomes uniform."""
     R = S - S.min(1, keepdim=True).values
-    R = torch.where(R < 1e-12, torch.zeros_like(R), R)
+    R = torch.where(R < 1e-12, 0.0, R)
     return sum_to_one(R)[0]

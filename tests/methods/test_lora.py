@@ -101,8 +101,8 @@ def test_mixed_ranks_are_refused(federation, method):
     # two architectures, which the configuration of this fixture calls by one name
     nets = {"plain": 2, "norm": 2}
     said = (
-        r"model\.adapters\.rank=\[2, 3\]: \w+ cannot mix plainnet's adapters of different ranks; "
-        r"give all clients the same rank"
+        r"model\.adapters\.rank=\[2, 3\]: \w+ cannot mix adapters of different ranks; "
+        r"give all clients of a network the same rank"
     )
     with refuses(said):
         federation(method, ranks=[2, 3], net=nets).prepare()

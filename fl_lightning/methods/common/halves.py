@@ -39,7 +39,7 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     # BatchNorm cannot train on one sample
     least = 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
-    # as many samples in all
+    # the same number of samples in all
     steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)
     if len(part) < 2 * least or steps == 0:
         yield Phase()

@@ -63,7 +63,7 @@ class Hypernetwork(nn.Sequential):
         clients, embedding = tensors["0.weight"].shape
         numbers, hidden = tensors[f"{last}.weight"].shape
         layers = len(tensors) // 2 - 2
-        last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
+        last_relu = last == 2 * layers + 3  # otherwise the output layer is one place earlier
         with torch.device("meta"):
             network = cls(clients, numbers, embedding, hidden, layers, last_relu=last_relu)
         network.load_state_dict(tensors, assign=True)

@@ -44,7 +44,7 @@ def subset_size(run: RunContext, samples: int | None) -> int:
     """
     size = run.data.public_size
     if samples is None or run.config.smoke:
-        return min(samples or size, size) or 1
+        return min(samples or size, size)
     return samples
 
 
