@@ -95,8 +95,8 @@ class Method:
         return {}
 
     def scope(self, block: Block) -> Scope:
-        """Return how one tensor of the model is exchanged: `shared`: both ways; `uploaded`: to the
-        server only; `personal`: never."""
+        """Return how a tensor of the model is exchanged: `shared` in both directions, `uploaded` to
+        the server only, or `personal`, never."""
         return "shared"
 
     # ---------------------------------------------------------------- the server: on every rank
@@ -191,9 +191,9 @@ class Method:
     def admit(self, server: Server, client: Client) -> None:
         """Set up the server's tensors for a newcomer: a client that joins after the last round.
 
-        Called on every rank, before the newcomer's first download. The tensors of `init_server`
-        have one row more by then, and the newcomer's model is the global one or the mean of all
-        clients'.
+        Called on every rank, before the newcomer's first download. By then the tensors of
+        `init_server` that have a row for each client have one more, and the newcomer's model is the
+        global one or the mean of all clients'.
         """
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
@@ -332,11 +332,19 @@ def check_sgd(run: RunContext, why: str, **values: object) -> None:
     config = run.config.optimizer
     for key, value in {"name": "sgd", **values}.items():
         setting = getattr(config, key)
-        requirement = f"{why}; set it to {'null' if value is None else value}"
-        check(f"optimizer.{key}", setting, setting == value, requirement)
-    carried = bool(config.keep_state and config.momentum)
-    requirement = f"{why}; set it to false, or momentum to 0"
-    check("optimizer.keep_state", config.keep_state, not carried, requirement)
+        check(
+            f"optimizer.{key}",
+            setting,
+            setting == value,
+            f"{why}; set it to {'null' if value is None else value}",
+        )
+    is_kept = bool(config.keep_state and config.momentum)
+    check(
+        "optimizer.keep_state",
+        config.keep_state,
+        not is_kept,
+        f"{why}; set it to false, or optimizer.momentum to 0",
+    )
     check_no_scaling(run)
 
 
@@ -350,5 +358,9 @@ def check_no_scaling(run: RunContext) -> None:
     """Raise `BadInput` for the precision 16-mixed, which scales losses and skips steps whose
     gradients overflow: gradients that a method computes itself are not scaled."""
     precision = run.config.fabric.precision
-    requirement = f"{run.method_name} cannot work with scaled losses; use bf16-mixed or 32-true"
-    check("fabric.precision", precision, precision != "16-mixed", requirement)
+    check(
+        "fabric.precision",
+        precision,
+        precision != "16-mixed",
+        f"{run.method_name} cannot work with scaled losses; use bf16-mixed or 32-true",
+    )

@@ -122,7 +122,7 @@ class ClassMeans(Method, ABC):
         return entries
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the means of the client's classes, and how many samples they come from."""
+        """Also upload the means of the client's classes and the numbers of their samples."""
         upload = super().upload(client, payload)
         means = self.means(client)
         counts = means["counts"]

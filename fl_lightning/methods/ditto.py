@@ -52,7 +52,7 @@ class Ditto(Method):
         ]
 
     def private_phases(self) -> tuple[float | None, ...]:
-        """Return the epochs of both phases."""
+        """Return the epochs of both phases, for DP-SGD."""
         return None, self.personal_epochs
 
     def personal(self, client: Client) -> Tensor:

@@ -141,10 +141,12 @@ def last_block(model: nn.Module, head: str) -> str:
     for name, module in model.named_children():
         if any(True for _ in module.parameters()) and not f"{head}.".startswith(f"{name}."):
             last = f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name
-    requirement = (
-        f"{type(model).__name__} has no block before its classifier {head}; use another model"
+    check(
+        "method.block",
+        None,
+        bool(last),
+        f"{type(model).__name__} has no block before its classifier {head}; use another model",
     )
-    check("method.block", None, bool(last), requirement)
     return last
 
 
@@ -230,8 +232,11 @@ def slimmed(
 
 
 def _unfit(name: str, why: str) -> BadInput:
-    requirement = f"it cannot run on a part of their channels ({why}); name another block"
-    return BadInput("method.block", name, requirement)
+    return BadInput(
+        "method.block",
+        name,
+        f"it cannot run on a part of its channels ({why}); name another block",
+    )
 
 
 def kept(channels: int, width: float) -> int:

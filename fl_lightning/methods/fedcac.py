@@ -44,9 +44,9 @@ class FedCAC(Method):
     the greatest share tau of their tensor; the mask M_i marks them. A client receives FedAvg's
     mean, with its critical parameters replaced by a plain mean over itself and all clients j whose
     overlap O_ij = 1 - |M_i - M_j| / (2 |M_i|) is at least mean O + (t / beta) (max O - mean O);
-    after beta rounds few or none are. Models and masks are the last uploaded ones; a client that
-    has never uploaded receives the mean. The server combines both means, so one model is sent to
-    each client. Scored: after local training.
+    after beta rounds this is nearly its own model. Models and masks are the last uploaded ones; a
+    client that has never uploaded receives FedAvg's mean. The server combines both means, so one
+    model is sent to each client. Scored: after local training.
 
     Args:
         tau: share of critical parameters. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100);

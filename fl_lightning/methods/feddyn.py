@@ -58,12 +58,13 @@ class FedDyn(PlainMean):
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` if the mean is scored (`scored`) and the judge scores models before
         local training: clients start from the server's w, never from the mean."""
-        requirement = (
-            "no client starts from the mean, but evaluation.judge is before; use scored server, or "
-            "judge global"
+        check(
+            "method.scored",
+            self.scored,
+            self.scored == "server" or run.judge != "before",
+            "evaluation.judge before scores the model from which clients start, which is never the "
+            "mean; use scored server, or judge global",
         )
-        can_judge = self.scored == "server" or run.judge != "before"
-        check("method.scored", self.scored, can_judge, requirement)
 
     def slots(self) -> dict[str, Slot]:
         """The gradient g_i, 0 at first."""

@@ -51,8 +51,8 @@ LAYER = "predictions"
 
 
 class Teachers(Alone):
-    """Relation of methods that exchange predictions: every client keeps its own model. The rows of
-    weights, of each client's teacher, come from `FedMD.weigh`."""
+    """Relation for methods that exchange predictions: every client keeps its own model. The rows
+    are recorded and drawn as weights of predictions in each client's teacher (`FedMD.weigh`)."""
 
     fixed = ""
 
@@ -199,8 +199,9 @@ class FedMD(WithoutModels):
         if valid and self.loss == "kl" and (rows < 0).any():
             valid = bool((rows @ P.double().flatten(1) >= 0).all())
         if not valid:
-            problem = "the coefficients have left the simplex too far"
-            raise RunFailed(f"{problem}; use method.projection simplex")
+            raise RunFailed(
+                "the coefficients have left the simplex too far; use method.projection simplex"
+            )
         server.memory |= {
             "public.predictions": P,
             "public.told": torch.tensor(senders, dtype=torch.int64),

@@ -79,8 +79,8 @@ class FedPAC(ClassMeans):
         return Collaboration(self.least)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Class means, and the moments of every client's features: H_i, `moments.means` (N, C, d),
-        and V_i, `moments.V` (N,)."""
+        """Zeros for class means and for the moments of every client's features: H_i,
+        `moments.means` (N, C, d), and V_i, `moments.V` (N,)."""
         means = torch.zeros(run.clients, run.data.num_classes, run.feature_width)
         return super().init_server(run) | {MEANS: means, VARIANCE: torch.zeros(run.clients)}
 

@@ -36,10 +36,14 @@ class FedRep(OwnClassifier):
 
     def check(self, run: RunContext) -> None:
         """Raise `BadInput` for a network that is only a classifier."""
-        requirement = "fedrep needs a body below the classifier; use a model with more layers"
         for group in run.groups:
             has_body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)
-            check("model", group.name, has_body, requirement)
+            check(
+                "model",
+                group.name,
+                has_body,
+                "fedrep needs a body below the classifier; use a model with more layers",
+            )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Yield two phases: the classifier's, then the body's."""
@@ -49,5 +53,5 @@ class FedRep(OwnClassifier):
         yield Phase(trains=~head)
 
     def private_phases(self) -> tuple[float | None, ...]:
-        """Return the epochs of each phase."""
+        """Return the epochs of each phase, for DP-SGD."""
         return (self.head_epochs, None) if self.head_epochs else (None,)

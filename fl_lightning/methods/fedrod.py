@@ -90,8 +90,8 @@ class FedRoD(Method):
 
 
 class TwoHeads(nn.Module):
-    """A network with a second classifier `personal`, a copy of its own one that starts at zero and
-    takes the same features.
+    """A network with a second classifier, `personal`: a copy of the network's classifier that
+    starts at zero and takes the same features.
 
     Raises:
         BadInput: the network defines a `training_step`, which the method would bypass.

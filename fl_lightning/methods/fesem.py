@@ -47,7 +47,7 @@ class FeSEM(KClusters):
         ),
     )
     averages = "known"
-    """A centre is the mean of what the server last received of its clients."""
+    """Centres average the last uploads of all clients, not only of the cohort."""
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"

@@ -66,11 +66,11 @@ class MOON(Method):
         return NewClassifier(model, partial(Projected, width=width), "moon", inner="out")
 
     def slots(self) -> dict[str, Slot]:
-        """The client's last model."""
+        """The client's model after its last local training."""
         return {"last": Slot()} if self.mu else {}
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Keep the client's model as its last one, and begin from what was received."""
+        """Keep the client's model as its last one, then install the received model."""
         if self.mu:
             client["last"].copy_(client["model"] if client.rounds else client.composed(payload))
         client.overwrite(payload)

@@ -86,11 +86,21 @@ class PartialPooling(WithoutModels):
         sample's numbers directly, or for too many features."""
         group = run.groups[0]
         features = math.prod(run.data.input_shape)
-        fits = group.layout.blocks[0].shape == (run.data.num_classes, features)
-        requirement = "partialpooling takes plain numbers; use a model such as mlp, and no texts"
-        check("model", group.name, fits and run.data.text is None, requirement)
-        requirement = f"partialpooling takes at most {MOST_FEATURES} features; select fewer"
-        check("data.columns", features, features <= MOST_FEATURES, requirement)
+        is_linear = group.layout.blocks[0].shape == (run.data.num_classes, features)
+        no_text = run.data.text is None
+        check("method", "partialpooling", no_text, "it takes no texts; use another method")
+        check(
+            "model",
+            group.name,
+            is_linear,
+            "partialpooling takes a sample's numbers directly; use a model such as mlp",
+        )
+        check(
+            "data.columns",
+            ...,
+            features <= MOST_FEATURES,
+            f"partialpooling takes at most {MOST_FEATURES} of the {features} features; select some",
+        )
 
     def _shape(self, run: RunContext) -> tuple[int, int, int, int]:
         """The shape of the weights: candidates, fits, outputs, and features with the intercept."""

@@ -82,10 +82,12 @@ class PFedFDA(OwnClassifier):
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
         is_linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-        requirement = (
-            "pfedfda needs a classifier with a bias and a row per class; use another model"
+        check(
+            "model",
+            group.name,
+            is_linear,
+            "pfedfda needs a classifier with a bias and a row per class; use another model",
         )
-        check("model", group.name, is_linear, requirement)
 
     def init_server(self, run: RunContext) -> Tensors:
         """`gaussian.means` (C, d), drawn uniformly from [0, 1), and `gaussian.covariance` (d, d),

@@ -54,8 +54,12 @@ class SCAFFOLD(PlainMean):
         gradient follows, and uploads are averaged plainly."""
         check_sgd(run, "scaffold infers the mean gradient from the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        requirement = "scaffold's control variates need plain means; drop the aggregator"
-        check("callbacks", ", ".join(robust), not robust, requirement)
+        check(
+            "callbacks",
+            ", ".join(robust),
+            not robust,
+            "scaffold's control variates need plain means; drop the aggregator",
+        )
 
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i, 0 at first. Clients upload its change, so the server's copy is

@@ -182,9 +182,9 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
 @pytest.mark.parametrize(
     "block, said",
     [
-        (None, "a part of their channels"),
+        (None, "a part of its channels"),
         ("nothing", "no such module"),
-        ("body.0", "a part of their channels"),
+        ("body.0", "a part of its channels"),
     ],
 )
 def test_blocks_that_cannot_be_slimmed(federation, block, said):

@@ -27,9 +27,13 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        problem = f"{run.method_name} needs low-rank adapters in {group.name}"
-        requirement = f"{problem}; add some, such as --model.adapters.rank 8"
-        check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), requirement)
+        check(
+            "model.adapters",
+            adapters,
+            any(map(is_a, group.layout.blocks)),
+            f"{run.method_name} needs low-rank adapters in {group.name}; add some, such as "
+            "--model.adapters.rank 8",
+        )
 
 
 class AdapterError(Observer):
@@ -48,9 +52,13 @@ class AdapterError(Observer):
                     of_network.add(block.shape[0])
                 if is_uploaded and is_b(block):
                     of_network.add(block.shape[1])
-            problem = f"{run.method_name} cannot mix adapters of different ranks"
-            requirement = f"{problem}; give all clients of a network the same rank"
-            check("model.adapters.rank", sorted(of_network), len(of_network) <= 1, requirement)
+            check(
+                "model.adapters.rank",
+                sorted(of_network),
+                len(of_network) <= 1,
+                f"{run.method_name} cannot mix adapters of different ranks; give all clients of a "
+                "network the same rank",
+            )
 
     def on_aggregate(self, run: RunContext, server: Server) -> None:
         """Add `adapter_error`: the relative error of averaging the uploaded A and B separately, as

@@ -17,10 +17,14 @@ def check_batches(run: RunContext, **sizes: int) -> None:
         run: whose networks are checked.
         sizes: arguments of the method, by name, which bound the samples of a batch.
     """
-    requirement = "BatchNorm cannot train on single samples; set it to 2 or more"
     normalised = any(group.whole_last for group in run.groups)
     for name, size in sizes.items():
-        check(f"method.{name}", size, size > 1 or not normalised, requirement)
+        check(
+            f"method.{name}",
+            size,
+            size > 1 or not normalised,
+            "BatchNorm cannot train on single samples; set it to 2 or more",
+        )
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:
@@ -30,8 +34,12 @@ def check_plain_loss(model: nn.Module, why: str) -> None:
         model: the user's network.
         why: the reason, which begins the message.
     """
-    requirement = f"{why} and would bypass the model's training_step; use a model without one"
-    check("model", type(model).__name__, not has_own_step(model), requirement)
+    check(
+        "model",
+        type(model).__name__,
+        not has_own_step(model),
+        f"{why} and would bypass the model's training_step; use a model without one",
+    )
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:

@@ -41,8 +41,11 @@ class NewClassifier(nn.Module):
         path = head_of(model)
         classifier = model.get_submodule(path)
         if not (path and isinstance(classifier, nn.Linear)):
-            requirement = f"{method} needs a classifier that is one linear layer; use another model"
-            raise BadInput("model", type(model).__name__, requirement)
+            raise BadInput(
+                "model",
+                type(model).__name__,
+                f"{method} needs a classifier that is one linear layer; use another model",
+            )
         check_plain_loss(model, f"{method} changes the classifier")
         self.model = model
         self.head = f"model.{path}.{inner}".rstrip(".")

@@ -3,8 +3,8 @@
 After local training each client uploads its predictions on the round's public subset. From all
 uploads the server computes a teacher for each client: a weighted mean of the predictions, with the
 client's row of weights. In its next round the client first distils from its teacher, then trains on
-its own data. The papers' order (predict, weigh, distil, train) is kept; only the round begins one
-step later, right after the server has received all predictions (docs/decisions/0016).
+its own data. Predicting, weighing, distilling and training follow each other as in the papers; only
+a round here ends after the weighing (docs/decisions/0016).
 """
 
 from typing import Literal
@@ -31,8 +31,12 @@ def check_public(run: RunContext, samples: int | None) -> None:
     size = run.data.public_size
     if not size:
         run.data.public()  # raises: it names the way to public data
-    requirement = f"there are only {size} public samples; set it to {size} or less"
-    check("method.samples", samples, subset_size(run, samples) <= size, requirement)
+    check(
+        "method.samples",
+        samples,
+        subset_size(run, samples) <= size,
+        f"there are only {size} public samples; set it to {size} or less",
+    )
 
 
 def subset_size(run: RunContext, samples: int | None) -> int:
