@@ -181,9 +181,7 @@ class Method:
             refused with it.
         """
         if not is_shipped(self):
-            return (
-                "is a class of your own whose private_phases does not say what it makes of samples"
-            )
+            return "is a class of your own whose private_phases does not say how it uses samples"
         return self.traits.sample_use or (None,)
 
     # ----------------------------------------------------------- a client that has been in no round

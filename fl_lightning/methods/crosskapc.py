@@ -65,7 +65,7 @@ class CrossKAPC(Method):
         statistics=True,
         several=False,
         client_memory=True,
-        newcomers=Rule("FedAvg's model, but of a grouped layer its own; local training"),
+        newcomers=Rule("FedAvg's model, with its group's mean in grouped layers; local training"),
         receives_beside="the share of noise in its step by layer",
         sample_use="uploads class means, and measures of its noise and losses on halves of samples",
     )

@@ -55,7 +55,7 @@ class FedALA(Method):
         family="mixing",
         judge="before",
         starts="both",
-        newcomers=Rule("global model, mixed number by number with its own; then local training"),
+        newcomers=Rule("global model, mixed elementwise with its own; then local training"),
         sample_use="learns its mix on samples, in steps of its own",
     )
 

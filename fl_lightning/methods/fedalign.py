@@ -56,7 +56,7 @@ class FedAlign(Method):
 
     traits = Traits(
         family="one global model",
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
     mu: NonNegativeFloat = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: PositiveShare = 0.25

@@ -48,7 +48,7 @@ class FedAPA(Method):
         judge="after",
         several=False,
         newcomers=Rule(
-            "the mean of all, then its own mix by weights that it has moved; local training",
+            "mean of all models, then its own mix with learned weights; local training",
             remembers=True,
         ),
     )
@@ -90,7 +90,7 @@ class SteppedRows(Relation):
     """
 
     sources = "uploaded"
-    fixed = "its rows step on from those that were mixed by, and changes of them would pile up"
+    fixed = "its rows are learned from those that mixed, and changes of them would accumulate"
 
     eta: float
     momentum: float

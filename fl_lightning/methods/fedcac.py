@@ -63,11 +63,11 @@ class FedCAC(Method):
         statistics=True,
         several=False,
         newcomers=Rule(
-            "global model; its critical numbers from clients like it; then local training",
+            "global model, critical parameters from similar clients; then local training",
             remembers=True,
         ),
-        receives="the mean of models, and of those like its own",
-        sample_use="chooses critical numbers by gradients of samples",
+        receives="the mean of models, and of similar clients' models",
+        sample_use="chooses critical parameters by training on samples",
     )
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
@@ -114,7 +114,7 @@ class FedCAC(Method):
         return group.send(vectors)
 
     def beside(self) -> dict[str, Beside]:
-        words = "a bit for each number that matters to the client"
+        words = "a bit for each parameter: whether it is critical"
         return {"critical": Beside("critical", words, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:

@@ -54,7 +54,7 @@ class FedCP(PersonalPart):
         judge="before",
         features=True,
         changes_upload=True,
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     lam: NonNegativeFloat = searched(

@@ -48,7 +48,7 @@ class FedEM(Method):
         adapts=True,
         classes=True,
         client_memory=True,
-        newcomers=Rule("own weights of the global components, which stay"),
+        newcomers=Rule("global components, unchanged, with weights of its own"),
         sample_use="weighs components by their losses on samples",
     )
 

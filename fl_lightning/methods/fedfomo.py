@@ -65,7 +65,7 @@ class FedFomo(Method):
         several=False,
         changes_download=True,
         newcomers=Rule(
-            "mean of all, towards who does better on its validation data; then local training",
+            "mean of all models, moved towards those better on its validation data; local training",
             remembers=True,
         ),
         receives_beside="models of other clients",

@@ -61,7 +61,7 @@ class FedPAC(ClassMeans):
         family="partial sharing",
         several=False,
         newcomers=Rule(
-            "global body under its own mix of classifiers, then local training", remembers=True
+            "global body with its own mix of classifiers, then local training", remembers=True
         ),
     )
 

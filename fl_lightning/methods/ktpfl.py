@@ -29,7 +29,7 @@ from fl_lightning.methods.fedmd import FedMD
 @dataclass(frozen=True)
 class KTPFL(FedMD):
     """FedMD whose teachers come from a learned matrix of knowledge coefficients: how much each
-    client learns from each other.
+    client learns from every other client.
 
     Arguments are FedMD's (samples 3000, loss kl: paper), and these:
 
@@ -180,8 +180,8 @@ def restored_rows(
     """Write the updated coefficients between m clients back into `c` (N, N), scaled to the sums
     that they had before; return `c`.
 
-    A row of `c` with no weight on these m clients gets m / N of its weight moved to them; it could
-    never return otherwise.
+    If a row of `c` has no weight on these m clients, m / N of its weight is moved to them: updates
+    scaled to a sum of 0 could never bring any back.
 
     Args:
         c: all coefficients, changed in place.

@@ -51,7 +51,7 @@ class MOON(Method):
     traits = Traits(
         family="one global model",
         features=True,
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     mu: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")

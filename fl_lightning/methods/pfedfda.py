@@ -65,7 +65,7 @@ class PFedFDA(OwnClassifier):
         statistics=True,
         several=False,
         newcomers=Rule(
-            "global body under a classifier of Gaussians, adapted to its own", "nothing"
+            "global body, and the classifier of Gaussians adapted to its data", "nothing"
         ),
         receives_beside="Gaussians of all",
         sample_use="estimates Gaussians of samples' features",

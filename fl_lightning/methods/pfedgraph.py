@@ -57,7 +57,7 @@ class PFedGraph(Method):
         judge="after",
         several=False,
         receives_beside="its own mix beside its model",
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     alpha: NonNegativeFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")

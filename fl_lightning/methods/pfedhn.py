@@ -60,9 +60,7 @@ class PFedHN(OwnStatistics):
     traits = Traits(
         family="hypernetwork",
         several=False,
-        newcomers=Rule(
-            "model made of an own embedding, which is fitted under the fixed hypernetwork"
-        ),
+        newcomers=Rule("model generated from its own embedding, which is fitted to its data"),
         receives="a model that the server's hypernetwork makes",
     )
 
