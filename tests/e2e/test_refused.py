@@ -76,12 +76,12 @@ CASES = {
     "a pull beyond 32 bits": (
         "--method fedamp --method.lam 1e30 --method.alpha 1e-30 --method.sigma 1",
         "method.lam=1e+30",
-        "lam / (2 alpha) must be a number of 32 bits",
+        "lam / (2 alpha) is too large for float32",
     ),
     "a body and a classifier": (
         "--method fedrep --model.hidden []",
         "model='mlp'",
-        "it must have both",
+        "needs a body below the classifier",
     ),
     "16 bits on a CPU": (
         "--fabric.precision 16-mixed",
