@@ -29,7 +29,7 @@ TOKENS = {
     "exporting": 3_700,
     "foundation": 14_600,
     "lab": 96_300,
-    "methods": 45_100,
+    "methods": 45_000,
     "models": 7_700,
     "privacy": 3_600,
     "results": 15_900,
