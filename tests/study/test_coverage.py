@@ -67,7 +67,7 @@ def intervals(made):
     out over studies."""
     few = made.shape[1] < statistics.FEW
     found = at_once(
-        made, statistics.students if few else partial(statistics.outer, resamples=3_999)
+        made, statistics.t_interval if few else partial(statistics.outer, resamples=3_999)
     )
     for study in (0, len(made) - 1):
         low, high, kind = statistics.interval(
@@ -148,7 +148,7 @@ if __name__ == "__main__":
             for seeds in (3, 4, 5, 6, 10):
                 made = studies(np.random.default_rng(seeds), seeds, spread, draw)
                 kinds = {
-                    "t": at_once(made, statistics.students),
+                    "t": at_once(made, statistics.t_interval),
                     "bootstrap-t": at_once(made, partial(statistics.bootstrap, resamples=3_999)),
                     "outer ends": at_once(made, partial(statistics.outer, resamples=3_999)),
                     "BCa": at_once(made, bca),

@@ -91,13 +91,13 @@ def archive(
 ) -> str:
     """Packs a study's folder; or says what an archive holds, or runs a cell of it again."""
     if place.is_dir():
-        requirement = "a cell of an archive is run again: pack the study first"
-        check("rerun", rerun, rerun is None, requirement)
+        check(
+            "rerun", rerun, rerun is None, "a cell of an archive is run again: pack the study first"
+        )
         return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
     if rerun is not None:
         return _run_again(place, rerun, out, layers)
-    requirement = "an archive is read here; give the study's folder to write one"
-    check("out", out, out is None, requirement)
+    check("out", out, out is None, "an archive is read here; give the study's folder to write one")
     with unpacked(place) as folder:
         is_regression = StudyFolder(folder).is_regression()
     return _words(read_index(place), place, is_regression)
@@ -116,14 +116,22 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         f"it is no study: it holds no study.json{near}",
     )
     opening.check_out("out", str(out), SUFFIX)
-    requirement = "it exists, and is not written over: move it, or give another --out"
-    check("out", str(out), not out.exists(), requirement)
+    check(
+        "out",
+        str(out),
+        not out.exists(),
+        "it exists, and is not written over: move it, or give another --out",
+    )
     ended = folder.ended()
     check("archive", place, bool(ended), "no run has ended")
     for run in ended.values():
         damaged = damage(run)
-        requirement = f"{damaged}; delete the folder, and the study trains it again"
-        check("archive", str(run.folder), damaged is None, requirement)
+        check(
+            "archive",
+            str(run.folder),
+            damaged is None,
+            f"{damaged}; delete the folder, and the study trains it again",
+        )
     return _words(pack(folder, out), out, folder.is_regression())
 
 
@@ -178,8 +186,7 @@ def _run_again(
     names = list(digests)
     more = ", ..." if len(names) > SHOWN else ""
     has = f"it has {', '.join(names[:SHOWN])}{more}"
-    missing = f"no such run{did_you_mean(cell, names)}; {has}"
-    check("rerun", cell, cell in digests, missing)
+    check("rerun", cell, cell in digests, f"no such run{did_you_mean(cell, names)}; {has}")
     is_new = out is None or not Path(out).exists()
     check("out", out, is_new, "it exists; name a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
@@ -247,19 +254,18 @@ def read_index(file: Path) -> dict[str, Any]:
         zipfile.ZipFile(file) as archive,
     ):
         names = archive.namelist()
-        requirement = f"it is no archive of a study: it has no {INDEX}"
-        check(key, place, INDEX in names, requirement)
+        check(key, place, INDEX in names, f"it is no archive of a study: it has no {INDEX}")
         text = archive.read(INDEX)
         index: dict[str, Any] = json.loads(text)
         version, digests = index["version"], index["files"]
-        requirement = f"it is of version {version}, not {VERSION}"
-        check(key, place, version == VERSION, requirement)
+        check(key, place, version == VERSION, f"it is of version {version}, not {VERSION}")
         changed = [INDEX] if archive.comment.decode() != _digest(text) else []
         changed += sorted({INDEX, *digests} ^ set(names))
         if not changed:
             changed = [name for name in digests if _digest(archive.read(name)) != digests[name]]
-    requirement = f"it has been changed since it was made: {', '.join(changed[:1])}"
-    check(key, place, not changed, requirement)
+    check(
+        key, place, not changed, f"it has been changed since it was made: {', '.join(changed[:1])}"
+    )
     return index
 
 

@@ -122,7 +122,7 @@ def _numbers(
         pairs = (rows.value - rows.baseline).dropna()
         if method == group.baseline:
             pairs = pairs.head(0)
-        low, high = statistics.of_means(pairs.to_numpy()) or (None, None)
+        low, high = statistics.interval_of_mean(pairs.to_numpy()) or (None, None)
         yield {
             "judge": group.judge,
             "setting": setting,

@@ -75,12 +75,14 @@ def check_same(
 ) -> None:
     """Raise `BadInput` for `changes`, unless `accept`."""
     names = ", ".join(changes(folder, todo))
-    requirement = (
+    check(
+        "code",
+        names,
+        accept or not names,
         f"runs in {folder.path} were trained with another version (their folders' source/ has it): "
         "change it back, give the study another --out, or go on with --accept_changed_code, which "
-        "tables then say"
+        "tables then say",
     )
-    check("code", names, accept or not names, requirement)
 
 
 def accept(

@@ -238,7 +238,7 @@ def _against(group: JudgeGroup, settings: list[str], label: str) -> dict[str, An
         row["p"] = statistics.wilcoxon(means)
         # pairs of one seed in several settings may have in common what the seed brings
         if len(settings) > 1:
-            row["p"] = max(row["p"], statistics.over_seeds(differences))
+            row["p"] = max(row["p"], statistics.t_test_over_seeds(differences))
     return row
 
 
@@ -277,7 +277,7 @@ def share_harmed(runs: DataFrame) -> Series:
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
     units = zip(both["at"], both.client, strict=True)
     tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
-    floor = statistics.noise(
+    floor = statistics.noise_threshold(
         both.value.to_numpy(),
         both.alone.to_numpy(),
         tested,

@@ -49,8 +49,12 @@ class CompareOptions:
         if self.out is not None:
             check_out("out", self.out, "", MARK, "comparison")
         if self.clients:
-            requirement = "it is of methods over seeds: leave out --clients"
-            check("target", self.target, self.target is None, requirement)
+            check(
+                "target",
+                self.target,
+                self.target is None,
+                "it is of methods over seeds: leave out --clients",
+            )
         for key in ("caption", "label"):
             value = getattr(self, key)
             fits = value is None or self.format == "latex"
@@ -90,8 +94,9 @@ def compare(folders: Sequence[str], options: CompareOptions) -> Comparison:
         BadInput: a key that has no effect beside the others, a file that is not written over, or as
             `read`.
     """
-    requirement = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
-    check("compare", None, bool(folders), requirement)
+    check(
+        "compare", None, bool(folders), "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
+    )
     options.check()
     if options.format == "html":
         require("report", "compare", folders[0])

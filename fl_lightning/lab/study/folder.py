@@ -106,8 +106,12 @@ class StudyFolder:
         with reading("study", out, "its study.json cannot be read"):
             content = json.loads(self._cells.read_text(encoding="utf-8"))
             version = content["version"]
-            requirement = f"its study.json is of version {version}, not {VERSION}"
-            check("study", out, version == VERSION, requirement)
+            check(
+                "study",
+                out,
+                version == VERSION,
+                f"its study.json is of version {version}, not {VERSION}",
+            )
             cells = list(content["cells"])
             kinds = {
                 "folder": str,
@@ -191,12 +195,11 @@ class StudyFolder:
         for key in dict.fromkeys([*old, *new]):
             is_same = old.get(key, default(key)) == new.get(key)
             has = f"the study in {self.path} has {old.get(key)!r}"
-            requirement = f"{has}: for another base give another --out"
             check(
                 f"base.{key}",
                 new.get(key),
                 is_same or key in PLACE,
-                requirement,
+                f"{has}: for another base give another --out",
             )
         cells = self.cells()
         begun = set()
@@ -206,7 +209,6 @@ class StudyFolder:
         earlier = [entry for entry in Study.of(before).entries() if entry.label in begun]
         _check_labels(earlier, study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
-        requirement = "the study has trained this run; to leave it out, delete its folder first"
         for cell in cells:
             is_left = (
                 cell["folder"],
@@ -216,7 +218,7 @@ class StudyFolder:
                 "study",
                 f"without {self.path / cell['folder']}",
                 not is_left,
-                requirement,
+                "the study has trained this run; to leave it out, delete its folder first",
             )
 
     @contextlib.contextmanager
@@ -236,8 +238,7 @@ class StudyFolder:
                 errno.ENOTSUP,
                 errno.ENOSYS,
             )
-            requirement = f"it cannot be written ({error.strerror})"
-            check("out", str(self.path), knows_no_locks, requirement)
+            check("out", str(self.path), knows_no_locks, f"it cannot be written ({error.strerror})")
             line = f"{self.path}: no locks here ({error.strerror}); start no second study in it"
             print(line, file=sys.stderr)
         with lock:
@@ -257,8 +258,9 @@ def reading(
         yield
     except DAMAGE as error:
         reason = one_line(error) or type(error).__name__
-        requirement = f"{problem} ({reason})" + (f": {advice}" if advice else "")
-        raise BadInput(key, value, requirement) from None
+        raise BadInput(
+            key, value, f"{problem} ({reason})" + (f": {advice}" if advice else "")
+        ) from None
 
 
 def one_line(error: object) -> str:
@@ -276,8 +278,7 @@ def check_new(
     is_folder = out.is_dir()
     check("out", str(out), is_folder or not out.exists(), "it is no folder")
     strange = {path.name for path in out.iterdir()} - set(names) if is_folder else set()
-    requirement = f"it is a folder of something else: it holds no {record}"
-    check("out", str(out), not strange, requirement)
+    check("out", str(out), not strange, f"it is a folder of something else: it holds no {record}")
 
 
 def is_search(folder: Path) -> bool:
@@ -305,8 +306,12 @@ def _check_labels(before: list[ListedMethod], now: list[ListedMethod]) -> None:
     for entry in now:
         meaning = _meaning(entry)
         earlier = meanings.get(entry.label, meaning)
-        requirement = f"in this study {entry.label!r} is {earlier}: give it another `label`"
-        check(entry.key, meaning, meaning == earlier, requirement)
+        check(
+            entry.key,
+            meaning,
+            meaning == earlier,
+            f"in this study {entry.label!r} is {earlier}: give it another `label`",
+        )
 
 
 def _meaning(entry: ListedMethod) -> dict[str, Any]:

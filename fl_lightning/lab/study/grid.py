@@ -136,12 +136,17 @@ class Study:
             BadInput: a key that does not exist or is missing, a method that nothing is called, an
                 empty list, seeds that are no seeds, two methods of one label, too many runs.
         """
-        requirement = f"it must hold the keys {', '.join(KEYS)}"
-        check("study", content, isinstance(content, dict), requirement)
+        check(
+            "study", content, isinstance(content, dict), f"it must hold the keys {', '.join(KEYS)}"
+        )
         for key, value in content.items():
             near = catalogue.did_you_mean(str(key), KEYS)
-            requirement = f"no such key{near}; keys of a study: {', '.join(KEYS)}"
-            check(str(key), value, key in KEYS, requirement)
+            check(
+                str(key),
+                value,
+                key in KEYS,
+                f"no such key{near}; keys of a study: {', '.join(KEYS)}",
+            )
         for key in ("base", "methods", "seeds"):
             check(
                 key,
@@ -158,8 +163,12 @@ class Study:
         )
         methods = content["methods"]
         is_list = isinstance(methods, list) and len(methods) > 0
-        requirement = "it must be a list of names, or of mappings of a name and arguments"
-        check("methods", methods, is_list, requirement)
+        check(
+            "methods",
+            methods,
+            is_list,
+            "it must be a list of names, or of mappings of a name and arguments",
+        )
         is_mapping = isinstance(paper, dict | None)
         check(
             "paper",
@@ -194,8 +203,12 @@ class Study:
         for entry in entries:
             for label in {entry.label: None, **entry.judges}:
                 namesake = by_folder.setdefault(place(label), entry)
-                alike = f"{namesake.key} is called so, too: give one of them a `label`"
-                check(entry.key, label, namesake is entry, alike)
+                check(
+                    entry.key,
+                    label,
+                    namesake is entry,
+                    f"{namesake.key} is called so, too: give one of them a `label`",
+                )
             twice = sorted(entry.settings.keys() & varied)
             check(
                 entry.key,
@@ -302,8 +315,12 @@ def _entry(key: str, method: Any) -> ListedMethod:
     label = rest.pop("label", None)
     when = rest.pop("when", {})
     is_mapping = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
-    requirement = "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}"
-    check(f"{key}.when", when, is_mapping, requirement)
+    check(
+        f"{key}.when",
+        when,
+        is_mapping,
+        "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}",
+    )
     is_named = isinstance(name, str)
     check(
         key,
@@ -326,9 +343,13 @@ def _entry(key: str, method: Any) -> ListedMethod:
     if label is None:
         short = listed.name.rpartition(".")[2].lower()
         label = safe(" ".join([short, *words(arguments | settings)]))
-    requirement = f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-"
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
-    check(f"{key}.label", label, is_name, requirement)
+    check(
+        f"{key}.label",
+        label,
+        is_name,
+        f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-",
+    )
     path = listed.class_path if "." in listed.name else listed.name
     return ListedMethod(key, path, label, arguments, settings, when)
 
@@ -370,8 +391,9 @@ def _forced(everyone: bool) -> list[ListedMethod]:
 def check_together(value: Any) -> None:
     """Raise `BadInput` unless it may be how many runs train together."""
     is_number = type(value) is int and value > 0
-    requirement = "it must be a whole number from 1, or auto"
-    check("together", value, is_number or value == "auto", requirement)
+    check(
+        "together", value, is_number or value == "auto", "it must be a whole number from 1, or auto"
+    )
 
 
 def read_seeds(seeds: Any) -> list[int]:
@@ -401,8 +423,12 @@ def read_seeds(seeds: Any) -> list[int]:
 
 def _grid(content: Any) -> dict[str, list[Any]]:
     is_mapping = isinstance(content, dict) and len(content) > 0
-    requirement = "it must map keys to lists of values; without a grid, leave it out"
-    check("grid", content, is_mapping, requirement)
+    check(
+        "grid",
+        content,
+        is_mapping,
+        "it must map keys to lists of values; without a grid, leave it out",
+    )
     varied: list[str] = []
     for name, values in content.items():
         key = f"grid.{name}"
@@ -413,9 +439,13 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             and all(isinstance(value, dict) and value for value in values)
         ):
             keys = list(values[0])
-            requirement = f"each must have the keys {', '.join(map(str, keys))}"
             for point in values:
-                check(key, point, list(point) == keys, requirement)
+                check(
+                    key,
+                    point,
+                    list(point) == keys,
+                    f"each must have the keys {', '.join(map(str, keys))}",
+                )
                 for word, value in point.items():
                     _check_axis(f"{key}.{word}", word, value, AXES)
         else:
@@ -459,13 +489,12 @@ def _check_axis(
     value: Any,
     groups: tuple[str, ...],
 ) -> None:
-    requirement = f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME"
     group, dot, _ = key.partition(".") if isinstance(key, str) else ("", "", "")
     check(
         where,
         value,
         group in groups and (bool(dot) or key == "model"),
-        requirement,
+        f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME",
     )
 
 

@@ -89,12 +89,11 @@ def grouped(
         BadInput: nobody is called so, or methods of a pair scored different clients.
     """
     labels = list(runs.method.unique())
-    missing = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
     check(
         "baseline",
         baseline,
         baseline is None or baseline in labels,
-        missing,
+        f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}",
     )
     table = tidy(runs)
     groups, notes, last = [], [], []
@@ -139,8 +138,12 @@ def _check_common(unit: DataFrame) -> None:
     """Raise `BadInput` where no client was scored by all methods of a setting and seed."""
     setting, seed, _ = unit.index[0]
     where = ", ".join(filter(None, [setting, f"seed {seed}"]))
-    differ = f"{' and '.join(unit)} cannot be paired: they scored different clients"
-    check("compare", where, len(unit.dropna()) > 0, differ)
+    check(
+        "compare",
+        where,
+        len(unit.dropna()) > 0,
+        f"{' and '.join(unit)} cannot be paired: they scored different clients",
+    )
 
 
 def _notes(
@@ -191,8 +194,9 @@ def no_pairs(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
             value,
             f"judges are not mixed ({judged}); {advice}",
         )
-    alone = "there is one method alone, and nothing to compare it with"
-    return BadInput("compare", groups[0].methods[0], alone)
+    return BadInput(
+        "compare", groups[0].methods[0], "there is one method alone, and nothing to compare it with"
+    )
 
 
 def training_alone(runs: DataFrame) -> str | None:

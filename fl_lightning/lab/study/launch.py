@@ -147,13 +147,12 @@ def study(
 
 def check_over(over: Sequence[Layer]) -> None:
     """Raise `BadInput` for settings that are not those of a study's base."""
-    requirement = "a study lists its methods; a key of data, federation, ... may be set"
     for layer in over:
         check(
             "method",
             layer.get("method"),
             "method" not in layer,
-            requirement,
+            "a study lists its methods; a key of data, federation, ... may be set",
         )
         for key in layer.keys() & _START:
             raise BadInput(key, layer[key], "a study sets it for each run")
@@ -333,9 +332,13 @@ def _base(base: Any) -> Iterator[Layer]:
     Loggers of a named config are left out: they suit one run, not a hundred. Those in the study
     file itself stay.
     """
-    requirement = "it must be a config's name or file, a mapping of keys, or a list of these"
     for part in base if isinstance(base, list) else [base]:
-        check("base", part, isinstance(part, str | dict), requirement)
+        check(
+            "base",
+            part,
+            isinstance(part, str | dict),
+            "it must be a config's name or file, a mapping of keys, or a list of these",
+        )
         if isinstance(part, str):
             layers = read_config(part)
             for layer in layers:
@@ -387,8 +390,11 @@ def _check_different(runs: list[StudyRun], configs: list[Config]) -> None:
         for number, (run, config) in enumerate(pairs):
             earlier = [pair[0] for pair in pairs[:number] if pair[1] == config]
             if earlier and not run.entry.forced:
-                requirement = f"it comes to the same as {earlier[0].entry.key}"
-                raise BadInput(run.entry.key, run.entry.label, requirement)
+                raise BadInput(
+                    run.entry.key,
+                    run.entry.label,
+                    f"it comes to the same as {earlier[0].entry.key}",
+                )
 
 
 # ---------------------------------------------------------------- running

@@ -57,8 +57,12 @@ def choose(listing: Listing, columns: str) -> Listing:
     keys = list(listing.words)
     chosen = dict.fromkeys([keys[0], *_split(columns, keys)])
     for word in chosen:
-        missing = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
-        check("columns", word, word in keys, missing)
+        check(
+            "columns",
+            word,
+            word in keys,
+            f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}",
+        )
     return replace(listing, words=listing.words[list(chosen)])
 
 

@@ -139,15 +139,23 @@ def cells_of(study: Study) -> list[Printed]:
         names = list(printed[column].unique())
         for name in paper[key]:
             near = did_you_mean(str(name), names)
-            missing = f"no such {column} in its tables{near}: {'; '.join(names)}"
-            check(f"paper.{key}", name, name in names, missing)
+            check(
+                f"paper.{key}",
+                name,
+                name in names,
+                f"no such {column} in its tables{near}: {'; '.join(names)}",
+            )
     # a 0, or a last 0, may have been left out of one number: the finest of the column tells
     decimals = printed["mean"].str.partition(".")[2].str.len()
     finest = decimals.groupby([printed.paper, printed.table, printed.metric]).transform("max")
     repeated = printed.setting.isin(paper["settings"]) & printed.metric.isin(paper["figures"])
     cells = printed.assign(decimals=finest)[repeated]
-    requirement = "no cell of its tables has such a setting and metric together"
-    check("paper", paper.get("where"), len(cells) > 0, requirement)
+    check(
+        "paper",
+        paper.get("where"),
+        len(cells) > 0,
+        "no cell of its tables has such a setting and metric together",
+    )
     order = [*paper["settings"], *paper["figures"]]
     columns = ["setting", "metric"]
     cells = cells.sort_values(
@@ -191,8 +199,12 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             "it must be a mapping",
         )
     where, runs = paper.get("where", {}), paper.get("runs", 1)
-    requirement = "it must be a mapping of columns and what they hold"
-    check("paper.where", where, isinstance(where, dict), requirement)
+    check(
+        "paper.where",
+        where,
+        isinstance(where, dict),
+        "it must be a mapping of columns and what they hold",
+    )
     is_count = type(runs) is int and runs >= 1
     check(
         "paper.runs",
@@ -211,21 +223,28 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
         key, spec = f"paper.rows.{name}", _spec(content, "label")
         _check_figure(key, spec, [None, *FIGURES], ("label", "absent"))
         if "absent" not in spec:
-            requirement = "it must name a method of ours by its label, or say `absent`"
             check(
                 key,
                 content,
                 isinstance(spec.get("label"), str),
-                requirement,
+                "it must name a method of ours by its label, or say `absent`",
             )
             _check_label(key, spec["label"], study)
     for name, setting in paper["settings"].items():
         key = f"paper.settings.{name}"
-        requirement = "it must be keys and values that one setting of the grid has"
-        check(key, setting, isinstance(setting, dict), requirement)
+        check(
+            key,
+            setting,
+            isinstance(setting, dict),
+            "it must be keys and values that one setting of the grid has",
+        )
         number = sum(_within(setting, point) for point in study.settings())
-        requirement += f", not {number}" if number else ""
-        check(key, setting, number == 1, requirement)
+        check(
+            key,
+            setting,
+            number == 1,
+            f"{number} settings of the grid have these keys and values; name those of exactly one",
+        )
         _check_label(key, setting.get("label"), study)
 
 
@@ -332,7 +351,11 @@ def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
 def _table(name: str) -> DataFrame:
     folder = resources.files("fl_lightning.configs").joinpath("papers")
     names = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
-    missing = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
-    check("paper.tables", name, name in names, missing)
+    check(
+        "paper.tables",
+        name,
+        name in names,
+        f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}",
+    )
     text = folder.joinpath(f"{name}.csv").read_text(encoding="utf-8")
     return read_csv(io.StringIO(text), dtype=str, keep_default_na=False)

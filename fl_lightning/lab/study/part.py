@@ -88,8 +88,7 @@ def _listed(
     listed = [] if text is None else _parts(text)
     for name in listed:
         near = did_you_mean(name, names)
-        requirement = f"{missing}{near}; it has {', '.join(names) or 'none'}"
-        check(key, name, name in names, requirement)
+        check(key, name, name in names, f"{missing}{near}; it has {', '.join(names) or 'none'}")
     return frozenset(listed)
 
 

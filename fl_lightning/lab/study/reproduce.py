@@ -106,8 +106,7 @@ def reproduce(
     failure: RunFailed | None = None
     folder = StudyFolder(Path(options.out))
     if no_run:
-        requirement = "there is no study yet; without --no-run it is run"
-        check("out", options.out, bool(folder), requirement)
+        check("out", options.out, bool(folder), "there is no study yet; without --no-run it is run")
         keys = zip(
             ("methods", "seeds", "settings", "rounds"),
             (*chosen, rounds),
@@ -224,7 +223,7 @@ def verdict_on(
     if len(ours) == 1:
         return unknown | {"verdict": ONE, "mean": mean}
     spread = float(np.std(ours, ddof=1))
-    low, high = statistics.welch(ours, printed, std, runs)
+    low, high = statistics.welch_interval(ours, printed, std, runs)
     grain = 0.5 * 10.0**-decimals
     of_both = math.hypot(spread, spread if std is None else std)
     if low > grain or high < -grain:

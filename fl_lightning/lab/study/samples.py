@@ -86,8 +86,9 @@ def check_same(
     for key, digest in digests(now).items():
         places = [str(place) for place, earlier in before[key].items() if earlier != digest]
         changed = f"the data have changed since {some(places)} trained on them"
-        requirement = f"{changed}: restore them, or give another --out"
-        check("data.root", roots[key], not places, requirement)
+        check(
+            "data.root", roots[key], not places, f"{changed}: restore them, or give another --out"
+        )
 
 
 def notes(runs: DataFrame) -> list[str]:

@@ -267,8 +267,7 @@ def _scored(
             f"{unscored}: its evaluation.metrics must name it",
         )
     kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
-    there = f"{unscored}; it has {', '.join(kinds) or 'no scores'}"
-    check("judge", kind, bool(scores), there)
+    check("judge", kind, bool(scores), f"{unscored}; it has {', '.join(kinds) or 'no scores'}")
     return {
         "method": entry["label"],
         "name": entry["method"],
@@ -288,14 +287,22 @@ def _check_pairs(runs: DataFrame) -> None:
     for label, of_row in runs.groupby("method", sort=False):
         kinds = of_row.model.unique()
         words = "; ".join(MODELS[kind] for kind in kinds)
-        several = f"runs of {label!r} are judged differently ({words}): --judge KIND"
-        check("judge", kinds[-1], len(kinds) == 1, several)
+        check(
+            "judge",
+            kinds[-1],
+            len(kinds) == 1,
+            f"runs of {label!r} are judged differently ({words}): --judge KIND",
+        )
     for (setting, seed), unit in runs.groupby(["setting", "seed"], sort=False):
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         for label, of_label in unit.groupby("method", sort=False):
             folders = " and ".join(str(run.folder) for run in of_label.run.head(2))
-            alike = f"{folders} are {label!r} alike, and cannot be told apart"
-            check("compare", where, len(of_label) == 1, alike)
+            check(
+                "compare",
+                where,
+                len(of_label) == 1,
+                f"{folders} are {label!r} alike, and cannot be told apart",
+            )
         cannot = "its runs cannot be paired: "
         keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
         check(
@@ -343,8 +350,9 @@ def _check_methods(runs: DataFrame) -> None:
             first, folder = named[0]
             for value, other in named[1:]:
                 both = f"{key} is {first!r} in {folder}, {value!r} in {other}"
-                differ = f"its runs are of different methods: {both}"
-                check("compare", label, value == first, differ)
+                check(
+                    "compare", label, value == first, f"its runs are of different methods: {both}"
+                )
 
 
 def _method_keys(run: RunResult) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def within_memory(
 
 
 def _measured_bytes(config: Config) -> tuple[float, float]:
-    from fl_lightning.lab.planning.rehearsal import run_bytes
+    from fl_lightning.lab.planning.rehearsal import memory_of_runs
 
-    return run_bytes(_with_executor(config, "vmap"))
+    return memory_of_runs(_with_executor(config, "vmap"))
 
 
 def _with_executor(config: Config, executor: Any) -> Config:
@@ -181,8 +181,9 @@ def _record(path: Path) -> dict[str, str] | None:
             "a part of it is a file, and no folder",
         ) from None
     except (OSError, ValueError) as error:
-        requirement = f"its {RECORD} cannot be read ({error}): delete it"
-        raise BadInput("out", str(path), requirement) from None
+        raise BadInput(
+            "out", str(path), f"its {RECORD} cannot be read ({error}): delete it"
+        ) from None
     return executors
 
 

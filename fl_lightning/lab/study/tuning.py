@@ -90,11 +90,13 @@ class Search:
         for setting, dimensions in zip(self.settings[1:], others, strict=True):
             here = {d.key: (d.space, d.start) for d in dimensions}
             differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
-            requirement = (
+            check(
+                "grid",
+                words(setting),
+                not differ,
                 f"{self.entry.label} has another range of {', '.join(differ)} there than in the "
-                "first setting: set it in the study file, or tune these settings one by one"
+                "first setting: set it in the study file, or tune these settings one by one",
             )
-            check("grid", words(setting), not differ, requirement)
         return first
 
     def record(self) -> str:
@@ -173,8 +175,12 @@ def tune(
     if options.metric is not None:
         over = [*over, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
-    requirement = "the study judges on this seed, which trials must not see: give another"
-    check("seed", options.seed, options.seed not in study.seeds, requirement)
+    check(
+        "seed",
+        options.seed,
+        options.seed not in study.seeds,
+        "the study judges on this seed, which trials must not see: give another",
+    )
     if options.untuned:
         _check_labels(study)
     base, pairs = launch.resolved(study, over, [BENEATH])
@@ -256,8 +262,12 @@ def _check_labels(study: Study) -> None:
     labels = {entry.label for entry in entries}
     for entry in entries:
         key, label = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
-        requirement = f"{label!r} is too long: {LONGEST} bytes at most"
-        check(key, entry.label, safe(label) == label, requirement)
+        check(
+            key,
+            entry.label,
+            safe(label) == label,
+            f"{label!r} is too long: {LONGEST} bytes at most",
+        )
         check(
             key,
             entry.label,
@@ -296,34 +306,39 @@ def _write_request(
     if file.is_file():
         before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
-            requirement = f"the search in {out} began otherwise: give this one an --out of its own"
-            check(key, ..., before[key] == now[key], requirement)
+            check(
+                key,
+                ...,
+                before[key] == now[key],
+                f"the search in {out} began otherwise: give this one an --out of its own",
+            )
         now["methods"] = now["methods"] | before["methods"]
         for search in searches:
             label = search.entry.label
-            requirement = (
-                f"the search in {out} has it otherwise: give this one a `label` of its own"
-            )
             check(
                 "methods",
                 label,
                 now["methods"][label] == search.record(),
-                requirement,
+                f"the search in {out} has it otherwise: give this one a `label` of its own",
             )
         earlier_code = before["code"]
         changed = owncode.changed(earlier_code, code)
-        requirement = (
+        check(
+            "code",
+            ", ".join(changed),
+            accept or not changed,
             f"the trials in {out} began with another version: change it back, give this search "
-            "another --out, or go on with --accept_changed_code"
+            "another --out, or go on with --accept_changed_code",
         )
-        check("code", ", ".join(changed), accept or not changed, requirement)
         now["code"] = earlier_code | code
         is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
-        requirement = (
+        check(
+            "data.root",
+            first.base.data.root,
+            is_same,
             f"the data have changed since trials in {out} trained on them: restore them, or give "
-            "this search another --out"
+            "this search another --out",
         )
-        check("data.root", first.base.data.root, is_same, requirement)
         first.trials().ended()  # `BadInput` for a damaged journal, before anything is written
     else:
         check_new(out, [file.name, aside_of(file).name], file.name)
