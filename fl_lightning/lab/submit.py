@@ -108,7 +108,7 @@ class Job:
         is_here = shutil.which("sbatch") is not None
         check("submit", "sbatch", is_here, "it is not on this machine: --dry_run shows the script")
 
-    def resources(self) -> str:
+    def resource_words(self) -> str:
         """The nodes, GPUs, partition and time of the job, as text for error messages."""
         keys = [key for key in ("gpus_per_node", "partition") if getattr(self, key)]
         return ", ".join(f"{key} {getattr(self, key)}" for key in ("nodes", *keys, "time"))
@@ -227,7 +227,7 @@ def _sbatch(job: Job, file: Path, *flags: str, refused: str = "") -> str:
     if done.returncode and refused in error:
         if any(word in error for word in UNREACHABLE):
             raise RunFailed(f"sbatch did not reach SLURM: {error}")
-        raise BadInput("submit", job.wishes(), f"sbatch refuses it: {error}")
+        raise BadInput("submit", job.resource_words(), f"sbatch refuses it: {error}")
     return done.stdout
 
 

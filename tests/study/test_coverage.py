@@ -12,7 +12,7 @@ from pandas import DataFrame, Series
 from scipy.special import ndtr, ndtri
 
 from fl_lightning.lab import statistics
-from fl_lightning.lab.study.compare import compare
+from fl_lightning.lab.study.compare import compare_runs
 from fl_lightning.lab.study.scores import COLUMNS
 from fl_lightning.results.result import RunResult
 
@@ -63,7 +63,7 @@ def bca(differences):
 
 
 def intervals(made):
-    """Those that `compare` gives: 3,999 draws leave 0.25 points in each tail, which do not average
+    """Those that `compare_runs` gives: 3,999 draws leave 0.25 points in each tail, which do not average
     out over studies."""
     few = made.shape[1] < statistics.FEW
     found = at_once(
@@ -134,7 +134,7 @@ def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
             for m, k, s in units
         ]
         runs = DataFrame(rows, columns=[*COLUMNS, "scores"])
-        starred += any(compare(runs, "0").table.star == "*")
+        starred += any(compare_runs(runs, "0").table.star == "*")
     assert 0 < starred <= 0.05 * STUDIES
 
 

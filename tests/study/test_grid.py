@@ -3,7 +3,7 @@
 import pytest
 from refusals import refuses
 
-from fl_lightning.lab.study.grid import LONGEST, Study, safe
+from fl_lightning.lab.study.grid import MAX_LABEL_BYTES, Study, safe
 
 PLAIN = {
     "base": "kapc_exact_digits",
@@ -129,7 +129,7 @@ def test_names_of_folders_are_safe_and_differ():
     found = [safe(text) for text in texts]
     assert len(set(found)) == len(texts)
     for name in found:
-        assert "/" not in name and not name.startswith(".") and len(name.encode()) <= LONGEST
+        assert "/" not in name and not name.startswith(".") and len(name.encode()) <= MAX_LABEL_BYTES
         assert safe(name) == name
     assert safe("kapc lam=0.5") == "kapc lam=0.5"
 

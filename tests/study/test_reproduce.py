@@ -19,15 +19,15 @@ from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.lab.study import listing, papers, studyfile
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.papers import Ours, cells_of, reason
+from fl_lightning.lab.study.papers import OurNumber, cells_of, reason_for
 from fl_lightning.lab.study.reproduce import (
     AGREES,
     DIFFERS,
     NOT_RUN,
     ONE,
     OPEN,
-    beside,
-    figure,
+    compare_with_paper,
+    number_of_run,
     verdict_on,
 )
 from fl_lightning.results.folder import RunFolder
@@ -94,8 +94,8 @@ def test_a_number_is_as_fine_as_its_column(cells_by_study):
 
 
 def test_reasons_are_of_cells_that_exist(cells_by_study):
-    known_reasons = {reason(cell)[0] for cells in cells_by_study.values() for cell in cells}
-    assert {row["reason"] for row in papers.reasons()} <= known_reasons
+    known_reasons = {reason_for(cell)[0] for cells in cells_by_study.values() for cell in cells}
+    assert {row["reason"] for row in papers.known_reasons()} <= known_reasons
 
 
 # ---------------------------------------------------------------- the verdict
@@ -188,14 +188,14 @@ def test_figures(name, value, two, tmp_path):
         for c, a in ((0, 0.5), (1, 0.8))
     ]
     alone = run(tmp_path / "alone", rows, clients)
-    assert figure(Ours("kapc", {}, name), two, alone) == pytest.approx(value)
-    assert math.isnan(figure(Ours("kapc", {}, name, kind="global"), two, alone))
+    assert number_of_run(OurNumber("kapc", {}, name), two, alone) == pytest.approx(value)
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, name, kind="global"), two, alone))
 
 
 def test_figures_of_a_column(two):
-    assert figure(Ours("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
-    assert math.isnan(figure(Ours("kapc", {}, "mean", column="nothing"), two))
-    assert math.isnan(figure(Ours("kapc", {}, "relative"), two))
+    assert number_of_run(OurNumber("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, "mean", column="nothing"), two))
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, "relative"), two))
 
 
 def test_a_row_of_a_study_brings_its_judge(make_study):
@@ -212,7 +212,7 @@ def test_a_row_of_a_study_brings_its_judge(make_study):
     study = Study.of(
         {**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}}
     )
-    lines = beside(cells_of(study), StudyFolder(folder))
+    lines = compare_with_paper(cells_of(study), StudyFolder(folder))
     means = {row["method"]: row["mean"] for row in listing.records(lines)}
     assert (means["FedAvg"], means["FedBABU"], means["KAPC"], means["MOON"]) == (
         50.0,

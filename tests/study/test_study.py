@@ -269,12 +269,12 @@ def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
     """Between the first look at the folder and its lock data may be loaded, for minutes."""
 
     def meanwhile(configs):
-        monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", lambda configs: None)
+        monkeypatch.setattr("fl_lightning.lab.study.launch.fetch_datasets", lambda configs: None)
         assert (
             ask(base=["kapc_exact_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
         )
 
-    monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", meanwhile)
+    monkeypatch.setattr("fl_lightning.lab.study.launch.fetch_datasets", meanwhile)
     line = refused_line(ask())
     assert "base.optimizer.lr=0.05" in line and "for another base give another --out" in line
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]

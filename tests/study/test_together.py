@@ -95,7 +95,7 @@ def configs_of(study):
 def choose(tmp_path, wanted, **changes):
     """What a study in the folder `s` is to keep."""
     _, pairs = resolved(Study.of(MORE | changes))
-    return together.with_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
+    return together.choose_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert list(known.values()) == ["vmap"]
     assert len(measured) == 1  # one kind of run
     (tmp_path / "s").mkdir()
-    together.keep(StudyFolder(tmp_path / "s"), known)
+    together.write_executors(StudyFolder(tmp_path / "s"), known)
     assert (
         choose(tmp_path, "auto", **long)
         == choose(tmp_path, 1, **long)
