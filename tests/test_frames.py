@@ -107,7 +107,7 @@ def test_frames_that_cannot_be_predicted(change, line, run):
     [
         (None, {"label": "outcome"}, "label='outcome'.*a DataFrame"),
         ((np.zeros((9, 2)), np.zeros(9)), {"group": "g"}, "group='g'.*a DataFrame"),
-        (patients().T, {"label": 3}, "label=3.*a column's name is text"),
+        (patients().T, {"label": 3}, "label=3.*it must be a column's name, a text"),
         (pd.DataFrame({("a", "b"): [1]}), {}, "data=.*2 levels"),
     ],
 )

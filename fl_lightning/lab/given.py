@@ -20,7 +20,7 @@ from fl_lightning.configuration.signatures import plain
 from fl_lightning.foundation.errors import BadInput
 
 ConfigLike = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
-TWICE = "it is given twice: here and by keyword"
+TWICE = "it is set both in the config and by keyword: remove one"
 """The message for a value that is both in the config and an argument of the call."""
 
 
@@ -49,13 +49,13 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
                 key,
                 name,
                 name is None or is_frame,
-                "it names a column of a DataFrame, which data must be",
+                "it is a column of a DataFrame, and data is none: leave it out",
             )
             check(
                 key,
                 name,
                 isinstance(name, str | None),
-                "a column's name is text",
+                "it must be a column's name, a text",
             )
         if is_frame:
             layer |= tables.keep(data, folder, names)
@@ -119,12 +119,12 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
     )
     flags = [*config]
     for flag in flags:
-        check("config", flag, isinstance(flag, str), "flags are text: --key=value")
+        check("config", flag, isinstance(flag, str), "it must be a text, --key=value")
     check(
         "config",
         " ".join(flags),
         not objects,
-        "with data, model or method by keyword it must be a mapping or a file",
+        "it must be a mapping or a file if data, model or method are given by keyword",
     )
     return layers_of_flags(read_flags(flags)[1])
 

@@ -68,14 +68,14 @@ def export(
             "format",
             format,
             is_plain,
-            "a site's folder exports safetensors only",
+            "a site's model is exported as safetensors: leave --format out",
         )
         is_number = client.isdecimal()
         check(
             "client",
             client,
             is_number,
-            "for a site's folder give the client's number",
+            "a site's folder has no names of clients: give the client's number",
         )
         _, facts = of_site(run, int(client), model, calibration)
     else:
@@ -172,7 +172,7 @@ def _new_loader_path(
             "out",
             out,
             not path.exists(),
-            f"{path} exists, and is not written over",
+            f"{path} exists; choose another path",
         )
     return loader
 

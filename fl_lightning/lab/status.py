@@ -143,7 +143,10 @@ def standings(out: Path) -> list[Standing]:
                     )
                 )
     check(
-        "status", str(out), bool(runs), f"it holds no run: no {CONFIG} in it or in a folder of it"
+        "status",
+        str(out),
+        bool(runs),
+        f"there is no run (no {CONFIG} in it or in its folders): give the folder of runs",
     )
     return runs
 

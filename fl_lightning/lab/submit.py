@@ -54,7 +54,7 @@ class Job:
             "time",
             None,
             self.time is not None,
-            "a job needs it: --time HH:MM:SS",
+            "a job needs a time limit: give --time HH:MM:SS",
         )
         patterns = {
             "time": (
@@ -82,12 +82,12 @@ class Job:
         )
         limit = _seconds(str(self.time))
         is_shorter = limit == 0 or self.warning < limit  # 0: SLURM sets no limit
-        again = "or the job would be queued again for ever"
         check(
             "warning",
             self.warning,
             is_shorter,
-            f"it must be shorter than the time limit, {limit} s, {again}",
+            f"it must be shorter than the time limit, {limit} s, or the job would be queued again "
+            "for ever",
         )
 
     def check_ranks(self, clients: int) -> None:
@@ -100,13 +100,19 @@ class Job:
             key,
             getattr(self, key),
             ranks <= clients,
-            f"{ranks} processes: at most one for each of {clients} clients",
+            f"it gives {ranks} processes for {clients} clients: give at most one process for each "
+            "client",
         )
 
     def check_cluster(self) -> None:
         """Raise `BadInput` if there is no sbatch on this machine."""
         is_here = shutil.which("sbatch") is not None
-        check("submit", "sbatch", is_here, "it is not on this machine: --dry_run shows the script")
+        check(
+            "submit",
+            "sbatch",
+            is_here,
+            "there is no sbatch on this machine; --dry_run shows the script",
+        )
 
     def resource_words(self) -> str:
         """The nodes, GPUs, partition and time of the job, as text for error messages."""
@@ -148,7 +154,7 @@ def submit(
             "array",
             array,
             places.count(folder) == 1,
-            f"two of its runs would be called {folder.name}: give other values",
+            f"two runs would be called {folder.name}: give other values",
         )
     from fl_lightning.lab.planning.start import check_starts
 
@@ -165,7 +171,7 @@ def submit(
             "name",
             folder.name,
             states.get(folder) not in queue.ALIVE,
-            "SLURM has a job that is to do this run: cancel it, or give another name",
+            "a job in SLURM's queue trains this run: cancel the job, or give another name",
         )
     send(job, text, out, name, runs)
     return f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}"
@@ -226,8 +232,12 @@ def _sbatch(job: Job, file: Path, *flags: str, refused: str = "") -> str:
     error = " ".join(done.stderr.split())
     if done.returncode and refused in error:
         if any(word in error for word in UNREACHABLE):
-            raise RunFailed(f"sbatch did not reach SLURM: {error}")
-        raise BadInput("submit", job.resource_words(), f"sbatch refuses it: {error}")
+            raise RunFailed(f"sbatch did not reach SLURM ({error}): try again later")
+        raise BadInput(
+            "submit",
+            job.resource_words(),
+            f"sbatch refuses the job ({error}): change its resources",
+        )
     return done.stdout
 
 
@@ -314,7 +324,7 @@ def sweep_points(text: str | None) -> list[dict[str, str]]:
         "array",
         text,
         1 <= len(points) <= MOST_RUNS,
-        f"it must give 1 to {MOST_RUNS} runs",
+        f"it must have 1 to {MOST_RUNS} points",
     )
     return points
 
@@ -353,7 +363,7 @@ def _resolved_point(
         "config",
         None,
         first is not None,
-        "a job resumes its run, which starts with --config only: name one",
+        "a job needs a config file: give --config",
     )
     config = resolve(layers)
     out = Path(start.out).resolve()

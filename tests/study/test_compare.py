@@ -268,7 +268,9 @@ def test_a_row_whose_runs_failed_is_named(make_study):
 def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
     path = make_study([cell(), cell("fedper, slow", OURS, method="fedper")])
     listing_of_clients = clients.clients_listing(scores.read([path])[0])
-    chosen = listing.choose_columns(listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow")
+    chosen = listing.choose_columns(
+        listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow"
+    )
     expected = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
     assert list(chosen.words) == ["client", *expected]
     with refuses("'fedper': no such column"):
@@ -337,7 +339,7 @@ def test_labels_seeds_and_settings_are_read_off_run_folders(make_run):
 def test_all_by_one_judge(make_run):
     both = {"after": [0.7] * 4}
     runs = [make_run("a", OURS), make_run("b", LOCAL, "fedavg", judge="global", others=both)]
-    with refuses(r"judges are not mixed .*--judge KIND"):
+    with refuses(r"methods that different kinds of model judge are not compared .*--judge KIND"):
         compared(*runs)
     comparison = compared(*runs, judge="after", baseline="fedavg")
     assert row(comparison, "fedavg").mean == pytest.approx(0.7)
@@ -513,13 +515,13 @@ def altered(file, **changes):
         "s --out none/a.csv": "no folder",
         "": "must be given",
         "none": "there is no such folder",
-        "s s": "one study, or several run folders",
+        "s s": "give it alone, or several run folders",
         "s --judge finetuned": "judge='finetuned'",
         "s --columns maen": "no such column .did you mean mean",
-        "s --format csv --columns mean": "csv has all columns",
-        "s --caption x": "caption='x': it is for --format latex",
+        "s --format csv --columns mean": "--format csv writes all columns",
+        "s --caption x": "caption='x': it is only for --format latex",
         "s --label x": "label='x': ",
-        "s --clients --target 0.5": "leave out --clients",
+        "s --clients --target 0.5": "leave it or --clients out",
     }.items(),
 )
 def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monkeypatch):
@@ -535,7 +537,7 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
         "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
         "there are no pairs": [cell(), cell("kapc", OURS, 1)],
         "one method alone": [cell(), cell(seed=1)],
-        "runs of 'kapc' are judged differently": [
+        "runs of 'kapc' have different judges": [
             cell(),
             cell("kapc", OURS),
             cell("kapc", OURS, 1, judge="before"),
@@ -553,7 +555,7 @@ def test_studies_that_cannot_be_paired(make_study, refused, said, cells):
 def test_what_cannot_be_read_is_refused(make_study, make_run, refused):
     first, second, local = make_run("a", OURS), make_run("b", OURS), make_run("c", LOCAL, "local")
     line = refused(f"compare {first} {second} {local}")
-    assert "are 'kapc' alike, and cannot be told apart" in line
+    assert "are both 'kapc': leave one out" in line
     config = yaml.safe_load((local / "config.yaml").read_text())
     (local / "config.yaml").write_text(yaml.safe_dump(config | {"seed": None}))
     assert "its config.yaml names no seed" in refused(f"compare {first} {local}")

@@ -193,7 +193,10 @@ def test_figures(name, value, two, tmp_path):
 
 
 def test_figures_of_a_column(two):
-    assert number_of_run(OurNumber("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
+    assert (
+        number_of_run(OurNumber("kapc", {}, "mean", column="upload_parameter_bytes"), two)
+        == 2 * 2.0**20
+    )
     assert math.isnan(number_of_run(OurNumber("kapc", {}, "mean", column="nothing"), two))
     assert math.isnan(number_of_run(OurNumber("kapc", {}, "relative"), two))
 
@@ -298,7 +301,7 @@ def test_end_to_end(ask, tmp_path):
         (
             "tiny.yaml",
             {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
-            "paper.settings.10 clients.* one setting of the grid has, not 2",
+            "paper.settings.10 clients.* 2 settings of the grid have these keys",
         ),
         ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*like itself"),
     ],
@@ -313,7 +316,7 @@ def test_studies_like_each_other_are_named(tmp_path):
     (folder := tmp_path / "x").mkdir()
     for one, other in ("ab", "ba"):
         (folder / f"{one}.yaml").write_text(f"like: ../x/{other}.yaml")
-    with refuses("the study is like itself"):
+    with refuses("leads back to the study itself"):
         studyfile.read(str(folder / "a.yaml"))
 
 

@@ -150,7 +150,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     code, out, err = ask(line, **study)
     assert (code, out) == (2, "") and "has trained this run" in err
     other = refused_line(ask("--out t --trials 4 --workers 1", **study))
-    assert "trials: " in other and "--out of its own" in other
+    assert "trials: " in other and "give this search another --out" in other
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
@@ -287,7 +287,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         (
             "--out t --untuned",
             {"methods": ["local", {"name": "ditto", "label": "local untuned"}]},
-            "another method is",
+            "another method has",
         ),
     ],
 )

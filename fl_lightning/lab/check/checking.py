@@ -73,7 +73,7 @@ def check_method(
     """
     config = _config(method, [{"federation": {"rounds": 3}}, *layers] if quick else layers)
     is_new = out is None or not Path(out).exists()
-    check("out", out, is_new, "it exists; the runs need a new folder")
+    check("out", out, is_new, "it exists; give a new folder")
     from fl_lightning.lab.check.checks import NAMES
 
     check(
@@ -105,12 +105,17 @@ def _config(method: str, layers: list[Layer]) -> Config:
     settings = [_without_other_method(layer, class_path) for layer in layers]
     config = resolve([BASE, {"method": method}, *settings, SAVED])
     rounds, clients = config.federation.rounds, config.federation.clients
-    check("federation.rounds", rounds, rounds >= 3, "it must be at least 3: client 1 fails in 2")
+    check(
+        "federation.rounds",
+        rounds,
+        rounds >= 3,
+        "it must be at least 3, since a check lets client 1 fail in round 2",
+    )
     check(
         "federation.clients",
         clients,
         config.clients >= 3,
-        "at least 3 must take part",
+        "it must be at least 3",
     )
     return config
 

@@ -56,7 +56,10 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     accelerator = device.resolved(config.fabric.accelerator)
     is_here = accelerator in ("cpu", device.here())
     check(
-        "fabric.accelerator", accelerator, is_here, "this machine has none to rehearse a round on"
+        "fabric.accelerator",
+        accelerator,
+        is_here,
+        "this machine has none; rehearse with --fabric.accelerator cpu",
     )
     data = data_here(config)
     check_start(config, data)
@@ -68,7 +71,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
             raise BadInput(
                 "data.root",
                 config.data.root,
-                "a rehearsal needs the data, which are not here: put them there",
+                "the data are not there, and a plan needs them: put them there",
             )
     with _process_settings(rehearsal):
         _, first = _run(

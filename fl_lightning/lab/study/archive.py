@@ -109,12 +109,20 @@ def archive(
     """
     if place.is_dir():
         check(
-            "rerun", rerun, rerun is None, "a cell of an archive is run again: pack the study first"
+            "rerun",
+            rerun,
+            rerun is None,
+            "it is for an archive, and this is a study's folder: pack the study first",
         )
         return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
     if rerun is not None:
         return _rerun(place, rerun, out, layers)
-    check("out", out, out is None, "an archive is read here; give the study's folder to write one")
+    check(
+        "out",
+        out,
+        out is None,
+        "leave it out: an archive is only described; to write one, give a study's folder",
+    )
     with unpacked(place) as folder:
         is_regression = StudyFolder(folder).is_regression()
     return _summary_text(read_index(place), place, is_regression)
@@ -131,17 +139,17 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         "archive",
         place,
         bool(folder),
-        f"it is no study: it holds no study.json{near}",
+        f"it is no study (no study.json): give a study's folder{near}",
     )
     opening.check_out("out", str(out), SUFFIX)
     check(
         "out",
         str(out),
         not out.exists(),
-        "it exists, and is not written over: move it, or give another --out",
+        "it exists: move it, or give another --out",
     )
     ended = folder.ended_runs()
-    check("archive", place, bool(ended), "no run has ended")
+    check("archive", place, bool(ended), "no run has ended: run it with fl-train study first")
     for run in ended.values():
         damaged = damage(run)
         check(
@@ -212,7 +220,7 @@ def _rerun(
     has = f"it has {', '.join(names[:SHOWN])}{more}"
     check("rerun", cell, cell in digests, f"no such run{did_you_mean(cell, names)}; {has}")
     is_new = out is None or not Path(out).exists()
-    check("out", out, is_new, "it exists; name a new folder")
+    check("out", out, is_new, "it exists; give a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
         place = Path(out or Path(scratch) / Path(cell).name)
         saved = opening.saved_layer(folder / cell)
@@ -281,17 +289,30 @@ def read_index(file: Path) -> dict[str, Any]:
         zipfile.ZipFile(file) as archive,
     ):
         names = archive.namelist()
-        check(key, place, INDEX in names, f"it is no archive of a study: it has no {INDEX}")
+        check(
+            key,
+            place,
+            INDEX in names,
+            f"it is no archive of a study (no {INDEX}): make one with fl-train archive STUDY",
+        )
         text = archive.read(INDEX)
         index: dict[str, Any] = json.loads(text)
         version, digests = index["version"], index["files"]
-        check(key, place, version == VERSION, f"it is of version {version}, not {VERSION}")
+        check(
+            key,
+            place,
+            version == VERSION,
+            f"it has version {version}, not {VERSION}: use the release that wrote it",
+        )
         changed = [INDEX] if archive.comment.decode() != _digest(text) else []
         changed += sorted({INDEX, *digests} ^ set(names))
         if not changed:
             changed = [name for name in digests if _digest(archive.read(name)) != digests[name]]
     check(
-        key, place, not changed, f"it has been changed since it was made: {', '.join(changed[:1])}"
+        key,
+        place,
+        not changed,
+        f"it was changed after it was packed ({', '.join(changed[:1])}): get it again",
     )
     return index
 

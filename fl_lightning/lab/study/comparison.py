@@ -53,18 +53,18 @@ class CompareOptions:
                 "target",
                 self.target,
                 self.target is None,
-                "it is of methods over seeds: leave out --clients",
+                "it has no effect on the table of clients: leave it or --clients out",
             )
         for key in ("caption", "label"):
             value = getattr(self, key)
             fits = value is None or self.format == "latex"
-            check(key, value, fits, "it is for --format latex")
+            check(key, value, fits, "it is only for --format latex: leave it out")
         fits = self.columns is None or self.format not in ("csv", "json")
         check(
             "columns",
             self.columns,
             fits,
-            f"{self.format} has all columns",
+            f"leave it out: --format {self.format} writes all columns",
         )
 
 
@@ -98,7 +98,10 @@ def compare(folders: Sequence[str], options: CompareOptions) -> Comparison:
             compared (`scores.read`).
     """
     check(
-        "compare", None, bool(folders), "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
+        "compare",
+        None,
+        bool(folders),
+        "give a study or runs: fl-train compare STUDY, or RUN [RUN ...]",
     )
     options.check()
     if options.format == "html":

@@ -113,7 +113,8 @@ class StudyFolder:
                 "study",
                 out,
                 version == VERSION,
-                f"its study.json is of version {version}, not {VERSION}",
+                f"its study.json has version {version}, not {VERSION}: use the release that "
+                "wrote it",
             )
             cells = list(content["cells"])
             kinds = {
@@ -198,12 +199,12 @@ class StudyFolder:
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
             is_same = old.get(key, earlier_default(key)) == new.get(key)
-            has = f"the study in {self.path} has {old.get(key)!r}"
             check(
                 f"base.{key}",
                 new.get(key),
                 is_same or key in PLACE,
-                f"{has}: for another base give another --out",
+                f"the study in {self.path} has {old.get(key)!r}: for another base give another "
+                "--out",
             )
         cells = self.cells()
         begun_labels = set()
@@ -286,10 +287,10 @@ def check_new(
         record: the file that a folder of this kind would hold, for the message.
     """
     is_folder = out.is_dir()
-    check("out", str(out), is_folder or not out.exists(), "it is no folder")
+    check("out", str(out), is_folder or not out.exists(), "it is a file: give a folder")
     other_files = {path.name for path in out.iterdir()} - set(names) if is_folder else set()
     check(
-        "out", str(out), not other_files, f"it is a folder of something else: it holds no {record}"
+        "out", str(out), not other_files, f"it has other files and no {record}: give a new folder"
     )
 
 
@@ -328,7 +329,7 @@ def _check_same_meaning(before: list[ListedMethod], now: list[ListedMethod]) -> 
             entry.key,
             meaning,
             meaning == earlier,
-            f"in this study {entry.label!r} is {earlier}: give it another `label`",
+            f"in this study {entry.label!r} was {earlier}: give it another `label`",
         )
 
 

@@ -141,7 +141,10 @@ class Study:
                 not whole numbers, two methods have one label, or there are too many runs.
         """
         check(
-            "study", content, isinstance(content, dict), f"it must hold the keys {', '.join(KEYS)}"
+            "study",
+            content,
+            isinstance(content, dict),
+            f"it must be a mapping with keys of: {', '.join(KEYS)}",
         )
         for key, value in content.items():
             near = catalogue.did_you_mean(str(key), KEYS)
@@ -156,7 +159,7 @@ class Study:
                 key,
                 None,
                 content.get(key) is not None,
-                "a study must have it",
+                "it is missing: a study file must name it",
             )
         forced, paper = content.get("forced", True), content.get("paper")
         check(
@@ -211,14 +214,14 @@ class Study:
                     entry.key,
                     label,
                     namesake is entry,
-                    f"{namesake.key} is called so, too: give one of them a `label`",
+                    f"{namesake.key} has the same label: give one of them another `label`",
                 )
             twice = sorted(entry.settings.keys() & varied)
             check(
                 entry.key,
                 ", ".join(twice),
                 not twice,
-                "the grid sets it, too",
+                "the grid sets it, too: remove one of them",
             )
             for word in entry.when:
                 check(
@@ -232,7 +235,7 @@ class Study:
             "study",
             number,
             number <= MOST_RUNS,
-            f"it has at most {MOST_RUNS} runs",
+            f"a study has at most {MOST_RUNS} runs",
         )
 
     def varied(self) -> set[str]:
@@ -357,7 +360,8 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
         f"{key}.label",
         label,
         is_name,
-        f"it names a folder: at most {MAX_LABEL_BYTES} letters, digits, spaces and .,=+@-",
+        f"it must be fit for a folder's name: at most {MAX_LABEL_BYTES} letters, digits, spaces "
+        "and .,=+@-",
     )
     path = listed.class_path if "." in listed.name else listed.name
     return ListedMethod(key, path, label, arguments, settings, when)
@@ -468,11 +472,11 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             key,
             values,
             len(texts) == len(values),
-            "it has a value twice",
+            "a value is there twice: leave it once",
         )
         varied += keys
     twice = sorted({key for key in varied if varied.count(key) > 1})
-    check("grid", ", ".join(twice), not twice, "it is set twice")
+    check("grid", ", ".join(twice), not twice, "it sets them twice: leave each once")
     return dict(content)
 
 
@@ -507,7 +511,7 @@ def _check_axis(
         where,
         value,
         group in groups and (bool(dot) or key == "model"),
-        f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME",
+        f"only keys of {', '.join(groups)} can be set here, such as {groups[0]}.NAME",
     )
 
 

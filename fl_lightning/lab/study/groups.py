@@ -150,7 +150,7 @@ def _check_common_clients(unit: DataFrame) -> None:
         "compare",
         where,
         len(unit.dropna()) > 0,
-        f"{' and '.join(unit)} cannot be paired: they scored different clients",
+        f"{' and '.join(unit)} scored no common client, and cannot be paired: leave one out",
     )
 
 
@@ -197,19 +197,22 @@ def no_pairs_error(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
     if compared:
         settings = list(dict.fromkeys(s for group in compared for s in group.settings if s))
         listed = f" (settings: {'; '.join(settings[:4])})" if settings else ""
-        nothing = "there are no pairs: no other method has run in its setting with its seed"
-        return BadInput("baseline", compared[0].baseline, nothing + listed)
+        return BadInput(
+            "baseline",
+            compared[0].baseline,
+            f"there are no pairs: no other method has run in its setting with its seed{listed}",
+        )
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
-        advice = "--judge KIND compares all by one, where all runs were scored so"
+        advice = "give --judge KIND with a kind that all runs have scored"
         key, value = ("baseline", baseline) if baseline else ("judge", "mixed")
         return BadInput(
             key,
             value,
-            f"judges are not mixed ({judged}); {advice}",
+            f"methods that different kinds of model judge are not compared ({judged}): {advice}",
         )
     return BadInput(
-        "compare", groups[0].methods[0], "there is one method alone, and nothing to compare it with"
+        "compare", groups[0].methods[0], "it is the only method: a comparison needs two"
     )
 
 

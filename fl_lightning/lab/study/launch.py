@@ -84,7 +84,7 @@ class StudyOptions:
                     key,
                     value,
                     value is None,
-                    "with slurm every run is a job of its own",
+                    "leave it out: with --slurm every run is a job of its own",
                 )
             self.job.check()
             return
@@ -95,7 +95,7 @@ class StudyOptions:
                 field.name,
                 value,
                 is_default,
-                "it describes jobs: it needs slurm",
+                "it is an option of jobs: give --slurm, too",
             )
 
 
@@ -158,10 +158,10 @@ def check_overrides(overrides: Sequence[Layer]) -> None:
             "method",
             layer.get("method"),
             "method" not in layer,
-            "a study lists its methods; a key of data, federation, ... may be set",
+            "list methods in the study file; only keys such as data.alpha can be set here",
         )
         for key in layer.keys() & _START:
-            raise BadInput(key, layer[key], "a study sets it for each run")
+            raise BadInput(key, layer[key], "a study sets it for each run: leave it out")
 
 
 def run_study(
@@ -197,7 +197,7 @@ def run_study(
         "settings",
         settings,
         len(chosen) > 0,
-        "no setting of the study has these values",
+        "no setting of the study has these values; see its grid",
     )
     most_together = definition.together if options.together is None else options.together
     # jobs train one run each, with the executors that the study has recorded
@@ -271,7 +271,7 @@ def resolved(
     varied = definition.varied()
     for layer in overrides:
         for key, value in flat(layer):
-            check(key, value, key not in varied, "the study's grid sets it")
+            check(key, value, key not in varied, "the study's grid sets it: leave it out")
     layers = [DEFAULTS, *defaults, *_base_layers(definition.base), *overrides]
     if not any(key.startswith("data.") for key in varied):
         check_first_rows(layers)
@@ -367,7 +367,7 @@ def _base_layers(base: Any) -> Iterator[Layer]:
                 raise BadInput(
                     f"base.{key}",
                     layer[key],
-                    "a study sets it for each run",
+                    "a study sets it for each run: leave it out",
                 )
             layer.pop("seed", None)  # each run has its own
         yield from layers
@@ -411,7 +411,7 @@ def _check_different(runs: list[StudyRun], configs: list[Config]) -> None:
                 raise BadInput(
                     run.entry.key,
                     run.entry.label,
-                    f"it comes to the same as {earlier[0].entry.key}",
+                    f"it has the same config as {earlier[0].entry.key}: remove one of them",
                 )
 
 

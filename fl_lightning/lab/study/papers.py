@@ -133,12 +133,7 @@ def cells_of(study: Study) -> list[Printed]:
     """
     paper = study.paper
     if paper is None:
-        requirement = "the study has no key `paper`, whose numbers would stand beside its own"
-        raise BadInput(
-            "paper",
-            None,
-            f"{requirement}: run it with fl-train study",
-        )
+        raise BadInput("paper", None, "the study has no key `paper`: run it with fl-train study")
     _check(study, paper)
     printed = _rows_of(paper)
     for key, column in (
@@ -164,7 +159,7 @@ def cells_of(study: Study) -> list[Printed]:
         "paper",
         paper.get("where"),
         len(cells) > 0,
-        "no cell of its tables has such a setting and metric together",
+        "no cell of the tables has these columns and a setting and metric of `paper`",
     )
     order = [*paper["settings"], *paper["figures"]]
     columns = ["setting", "metric"]
@@ -199,7 +194,7 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             f"paper.{key}",
             paper[key],
             key in KEYS,
-            f"keys: {', '.join(KEYS)}",
+            f"no such key; keys: {', '.join(KEYS)}",
         )
     for key in ("settings", "figures", "rows"):
         is_mapping = isinstance(paper.get(key), dict)
@@ -214,7 +209,7 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
         "paper.where",
         where,
         isinstance(where, dict),
-        "it must be a mapping of columns and what they hold",
+        "it must be a mapping of columns and values",
     )
     is_count = type(runs) is int and runs >= 1
     check(
@@ -247,7 +242,7 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             key,
             setting,
             isinstance(setting, dict),
-            "it must be keys and values that one setting of the grid has",
+            "it must be a mapping of keys and values of the grid",
         )
         number = sum(_matches(setting, point) for point in study.settings())
         check(
@@ -268,7 +263,7 @@ def _check_figure(
     """Raise `BadInput` unless `spec` says how a number is read off a run. `more`: further keys that
     it may have."""
     keys = ("figure", "kind", "column", "unit", *more)
-    check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
+    check(key, spec, set(spec) <= set(keys), f"it has an unknown key; keys: {', '.join(keys)}")
     figure, kind, column = map(spec.get, ("figure", "kind", "column"))
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
@@ -278,13 +273,18 @@ def _check_figure(
         is_text,
         "it must be a column of metrics.csv",
     )
-    check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-    check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
+    check(key, unit, unit in UNITS, f"no such unit; units: {', '.join(UNITS)}")
+    check(
+        key,
+        figure,
+        figure in figures,
+        f"no such way to read a number; `figure` is one of: {', '.join(FIGURES)}",
+    )
     check(
         key,
         kind,
         kind in (None, *MODELS),
-        f"kinds of model: {', '.join(MODELS)}",
+        f"no such kind of model; kinds: {', '.join(MODELS)}",
     )
 
 
@@ -295,7 +295,7 @@ def _check_label(
 ) -> None:
     """Raise `BadInput` unless `label` is None or a method's."""
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
-    missing = f"no method is called so{did_you_mean(str(label), labels)}"
+    missing = f"no method has this label{did_you_mean(str(label), labels)}"
     is_label = label is None or label in labels
     check(key, label, is_label, f"{missing}; methods: {', '.join(labels)}")
 

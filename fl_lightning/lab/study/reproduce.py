@@ -109,7 +109,12 @@ def reproduce(
     failure: RunFailed | None = None
     folder = StudyFolder(Path(options.out))
     if no_run:
-        check("out", options.out, bool(folder), "there is no study yet; without --no-run it is run")
+        check(
+            "out",
+            options.out,
+            bool(folder),
+            "there is no study in it: leave --no-run out to train one",
+        )
         keys = zip(
             ("methods", "seeds", "settings", "rounds"),
             (*chosen, rounds),
@@ -120,7 +125,7 @@ def reproduce(
                 key,
                 value,
                 value is None,
-                "it says what to run, and no-run runs nothing",
+                "it selects what to train: leave it out with --no-run",
             )
     else:
         length: list[Layer] = [] if rounds is None else [{"federation": {"rounds": rounds}}]

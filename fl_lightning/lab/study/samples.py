@@ -91,9 +91,12 @@ def check_data_unchanged(
     roots = {data_key(config.data): config.data.root for config in now}
     for key, digest in digests(now).items():
         places = [str(place) for place, earlier in before[key].items() if earlier != digest]
-        changed = f"the data have changed since {some(places)} trained on them"
         check(
-            "data.root", roots[key], not places, f"{changed}: restore them, or give another --out"
+            "data.root",
+            roots[key],
+            not places,
+            f"the data have changed since {some(places)} trained on them: restore them, or give "
+            "another --out",
         )
 
 

@@ -88,8 +88,8 @@ def read(
     check("compare", subject, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
     damaged = next((f" ({entry['damage']})" for entry in entries if entry["damage"]), "")
-    nothing = f"none of its {len({entry['number'] for entry in entries})} runs has ended yet"
-    check("compare", subject, bool(ended), nothing + damaged)
+    count = len({entry["number"] for entry in entries})
+    check("compare", subject, bool(ended), f"none of its {count} runs has ended yet{damaged}")
     results = {entry["number"]: entry["run"] for entry in ended}.values()
     if metric is None:
         judged = {run.metric.name for run in results}
@@ -182,7 +182,7 @@ def _is_study(paths: Sequence[Path]) -> bool:
         raise BadInput(
             "compare",
             studies[0],
-            "it is a study: one study, or several run folders",
+            "it is a study: give it alone, or several run folders",
         )
     return bool(studies)
 
@@ -233,7 +233,7 @@ def _run_entries(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "run",
             str(run.folder),
             is_seed,
-            "its config.yaml names no seed",
+            "its config.yaml names no seed: leave this run out",
         )
         entry = {
             "number": number,
@@ -270,7 +270,7 @@ def _scored_run(
         raise BadInput(
             "metric",
             metric,
-            f"{unscored}: its evaluation.metrics must name it",
+            f"{unscored}: name the metric in evaluation.metrics and train again",
         )
     kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
     check("judge", kind, bool(scores), f"{unscored}; it has {', '.join(kinds) or 'no scores'}")
@@ -297,7 +297,7 @@ def _check_pairs(runs: DataFrame) -> None:
             "judge",
             kinds[-1],
             len(kinds) == 1,
-            f"runs of {label!r} are judged differently ({words}): --judge KIND",
+            f"runs of {label!r} have different judges ({words}): give --judge KIND",
         )
     for (setting, seed), unit in runs.groupby(["setting", "seed"], sort=False):
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
@@ -307,24 +307,23 @@ def _check_pairs(runs: DataFrame) -> None:
                 "compare",
                 where,
                 len(of_label) == 1,
-                f"{folders} are {label!r} alike, and cannot be told apart",
+                f"{folders} are both {label!r}: leave one out",
             )
-        cannot = "its runs cannot be paired: "
         keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
         check(
             "compare",
             where,
             not keys,
-            f"{cannot}they differ in {', '.join(keys)}",
+            f"its runs cannot be paired: they differ in {', '.join(keys)}; leave some out",
         )
         first, *others = unit.run
         for other in others:
-            differ = f"clients of {first.folder} and {other.folder} have other samples"
             check(
                 "compare",
                 where,
                 not _other_samples(first, other),
-                cannot + differ,
+                f"its runs cannot be paired: clients of {first.folder} and {other.folder} have "
+                "other samples; leave one out",
             )
 
 

@@ -29,7 +29,7 @@ def read(
     """
     file, content = files.read("studies", "study", name, beside)
     path = file.resolve()
-    check("like", name, path not in visited, "the study is like itself")
+    check("like", name, path not in visited, "its `like` leads back to the study itself: remove it")
     if not isinstance(content, dict):
         return content
     base = content.get("base")

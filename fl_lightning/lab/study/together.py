@@ -196,7 +196,7 @@ def _read_executors(path: Path) -> dict[str, str] | None:
         raise BadInput(
             "out",
             str(path),
-            "a part of it is a file, and no folder",
+            "a folder of this path is a file: choose another path",
         ) from None
     except (OSError, ValueError) as error:
         raise BadInput(

@@ -181,7 +181,7 @@ def tune(
         "seed",
         options.seed,
         options.seed not in study.seeds,
-        "the study judges on this seed, which trials must not see: give another",
+        "it must not be a seed of the study: give another",
     )
     if options.untuned:
         _check_untuned_labels(study)
@@ -193,7 +193,7 @@ def tune(
             "data.validation",
             share,
             share > 0,
-            "tune chooses on validation data: above 0",
+            "it must be above 0, such as 0.2: tune chooses on validation data",
         )
     out = Path(options.out)
     settings = study.settings()
@@ -268,13 +268,13 @@ def _check_untuned_labels(study: Study) -> None:
             key,
             entry.label,
             safe(label) == label,
-            f"{label!r} is too long: {MAX_LABEL_BYTES} bytes at most",
+            f"{label!r} is too long: give a shorter `label` ({MAX_LABEL_BYTES} bytes at most)",
         )
         check(
             key,
             entry.label,
             label not in labels,
-            f"another method is called {label!r}",
+            f"another method has the label {label!r}: give one of them another `label`",
         )
 
 
@@ -312,7 +312,7 @@ def _write_request(
                 key,
                 ...,
                 before[key] == now[key],
-                f"the search in {out} began otherwise: give this one an --out of its own",
+                f"the search in {out} began with another value: give this search another --out",
             )
         now["methods"] = now["methods"] | before["methods"]
         for search in searches:
@@ -321,7 +321,8 @@ def _write_request(
                 "methods",
                 label,
                 now["methods"][label] == search.fingerprint(),
-                f"the search in {out} has it otherwise: give this one a `label` of its own",
+                f"the search in {out} began with other settings of this label: give it another "
+                "`label`",
             )
         earlier_code = before["code"]
         changed = owncode.changed(earlier_code, code)
