@@ -123,8 +123,10 @@ def join(
     names = ["labelled", "rule", *scores, "loss"]
     exported.lines.extend(f"# {name}: {facts[name]}" for name in names if name in facts)
     if "loss" in facts:
-        trained = f"# rounds of local training before this score: {facts['trained']} (--rounds)"
-        exported.lines.append(f"{trained}; the run had {config.federation.rounds}")
+        exported.lines.append(
+            f"# rounds of local training before this score: {facts['trained']} (--rounds); the "
+            f"run had {config.federation.rounds}"
+        )
     return exported
 
 
@@ -195,8 +197,11 @@ def _with_loader(
         model.unlink(missing_ok=True)
         raise
     head = [line for line in code.splitlines()[:2] if line.startswith("#")]
-    use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
-    lines = [*head, f"from {loader.stem} import predict  # {use}"]
+    lines = [
+        *head,
+        f"from {loader.stem} import predict  # {loader}: predict(rows) gives the class, of a "
+        "regression the number, of each raw row",
+    ]
     about = facts.get("about", {})
     if about.get("class_names"):
         lines.append(f"from {loader.stem} import predict_proba  # probabilities by class")

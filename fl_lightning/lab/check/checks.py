@@ -166,8 +166,10 @@ def _bytes(bench: Bench) -> str:
         traffic = folder.read_traffic(int(row["round"]))
         down, up = traffic.bytes.sum((0, 2, 3)).tolist()
         if (down, up) != (row["download_bytes"], row["upload_bytes"]):
-            ledger = f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up"
-            raise CheckFailed(f"{ledger}, metrics.csv others")
+            raise CheckFailed(
+                f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up, "
+                "metrics.csv others"
+            )
     for way in ("up", "down"):
         if not any(row[f"{way}load_bytes"] for row in rows):
             _check_no_hidden_traffic(bench, way)
@@ -194,9 +196,10 @@ def _check_no_hidden_traffic(bench: Bench, way: str) -> None:
         for negated in (False, True)
     )
     if not all(torch.equal(vectors[name], vectors_if_negated[name]) for name in vectors):
-        reason = "something travels that is not in a Payload"
-        changes = "what client 0 holds changes the models of others"
-        raise CheckFailed(f"no byte goes {way}, yet {changes}: {reason}")
+        raise CheckFailed(
+            f"no byte goes {way}, yet what client 0 holds changes the models of others: something "
+            "travels that is not in a Payload"
+        )
 
 
 def _vectors_of_others(
@@ -228,8 +231,10 @@ def _operations(bench: Bench) -> str:
     names = (*CLIENT_FLOPS, "flops_server")
     uncounted = [name for name in names if not isfinite(columns.get(name, float("nan")))]
     if uncounted:
-        steps = "a hook changes the model, and no pass through it shows how"
-        raise CheckFailed(f"{', '.join(uncounted)} could not be counted: {steps}")
+        raise CheckFailed(
+            f"{', '.join(uncounted)} could not be counted: a hook changes the model, and no pass "
+            "through it shows how"
+        )
     counted = sum(columns[name] for name in names if name != "flops_penalty")
     millions = f"{counted / 1e6:,.2f} million"
     torch_millions = f"{by_torch / 1e6:,.2f} million"

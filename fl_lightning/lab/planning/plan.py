@@ -63,20 +63,25 @@ class Plan:
 def _lines(plan: Plan) -> list[str]:
     """Returns the lines that `fl-train plan` prints."""
     models = ", ".join(plan.models)
-    runs_on = f"{plan.accelerator}, {plan.precision}"
-    lines = [f"{plan.method}, {models}, {plan.clients:,} clients; {runs_on}"]
+    lines = [
+        f"{plan.method}, {models}, {plan.clients:,} clients; {plan.accelerator}, {plan.precision}"
+    ]
     if plan.made_up:
-        samples = f"{plan.made_up:,} training samples a client were made up (--samples)"
-        lines.append(f"data: not here; {samples}")
-    cohort = f"a round of {plan.rehearsed} of {plan.cohort:,} clients in one process"
-    lines.append(f"rehearsed: {cohort}, with {plan.trained:.0%} of their local training")
+        lines.append(
+            f"data: not here; {plan.made_up:,} training samples a client were made up (--samples)"
+        )
+    lines.append(
+        f"rehearsed: a round of {plan.rehearsed} of {plan.cohort:,} clients in one process, with "
+        f"{plan.trained:.0%} of their local training"
+    )
     peak = "at the peak of that round"
     if plan.memory_device is not None:
         lines.append(f"memory of the device: {in_bytes(plan.memory_device)} {peak}")
     lines.append(f"memory of the process: {in_bytes(plan.memory)} {peak}")
     if plan.stored:
-        until = "more for the other clients, until the last round"
-        lines.append(f"  and {in_bytes(plan.stored)} {until}")
+        lines.append(
+            f"  and {in_bytes(plan.stored)} more for the other clients, until the last round"
+        )
     up, down = in_bytes(plan.upload), in_bytes(plan.download)
     lines.append(f"sent by clients in a round: {up} up, {down} down")
     parts = ", ".join(f"{name} {value:,.3g}" for name, value in plan.seconds.items())
@@ -95,7 +100,8 @@ def _privacy_lines(report: dict[str, Any]) -> list[str]:
     noises = {k.removeprefix("privacy_noise_"): v for k, v in report.items() if "_noise_" in k}
     noise = ", ".join(f"{name} {value:.4g}" for name, value in noises.items())
     counted = next(unit for unit in ("uploads", "steps") if f"privacy_{unit}" in report)
-    spent = f"epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g}"
-    after = f"at most, after {report[f'privacy_{counted}']} {counted}"
-    whose = f"for each {report['privacy_unit']} {after}"
-    return [f"privacy: {spent} {whose}; noise in clips: {noise}"]
+    return [
+        f"privacy: epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g} "
+        f"for each {report['privacy_unit']} at most, after {report[f'privacy_{counted}']} "
+        f"{counted}; noise in clips: {noise}"
+    ]

@@ -170,11 +170,13 @@ def _summary_text(
     digests = index["weights"]
     missing = sum(digest is None for digest in digests.values())
     bare = f", {missing} of them without a checkpoint to tell their weights" if missing else ""
-    lines = f"archive: {len(digests)} runs{bare}, {len(index['files'])} files"
     # `compare` refuses regressions
     table = "" if is_regression else f"the table: fl-train compare {file}; "
-    again = f"a cell again: fl-train archive {file} --rerun {next(iter(digests))}"
-    return f"{lines}, {_training_environments(index, digests)}\n{table}{again}"
+    return (
+        f"archive: {len(digests)} runs{bare}, {len(index['files'])} files, "
+        f"{_training_environments(index, digests)}\n{table}a cell again: fl-train archive {file} "
+        f"--rerun {next(iter(digests))}"
+    )
 
 
 def _training_environments(
@@ -217,8 +219,12 @@ def _rerun(
     digests = index["weights"]
     names = list(digests)
     more = ", ..." if len(names) > SHOWN else ""
-    has = f"it has {', '.join(names[:SHOWN])}{more}"
-    check("rerun", cell, cell in digests, f"no such run{did_you_mean(cell, names)}; {has}")
+    check(
+        "rerun",
+        cell,
+        cell in digests,
+        f"no such run{did_you_mean(cell, names)}; it has {', '.join(names[:SHOWN])}{more}",
+    )
     is_new = out is None or not Path(out).exists()
     check("out", out, is_new, "it exists; give a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
@@ -234,8 +240,10 @@ def _rerun(
             f"{cell} differs in {', '.join(differing)}; "
             f"it was {_training_environments(index, [cell])}, and run again {now}"
         )
-    parts = f"tables, relation, summary, weights {digests[cell] or 'not archived'}"
-    return f"{cell}: the same bits ({parts})"
+    return (
+        f"{cell}: the same bits (tables, relation, summary, weights "
+        f"{digests[cell] or 'not archived'})"
+    )
 
 
 # ---------------------------------------------------------------- the file

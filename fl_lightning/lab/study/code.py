@@ -150,14 +150,15 @@ def check_rows(
     for (label, name), rows in table.groupby(["method", "name"], sort=False):
         digests = rows.digest.unique()
         unaccepted = {(name, digest) for digest in digests} - accepted
-        count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
-        versions = f"its runs were trained with {count}"
-        advice = "--accept_changed_code compares them all the same"
+        versions = (
+            f"its runs were trained with {len(digests)} versions of {name} (their folders' "
+            "source/ has them)"
+        )
         check(
             "compare",
             label,
             accept or len(unaccepted) < 2,
-            f"{versions}; {advice}",
+            f"{versions}; --accept_changed_code compares them all the same",
         )
         if len(digests) > 1:
             listed = []

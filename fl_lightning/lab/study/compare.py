@@ -312,8 +312,9 @@ def harm_notes(runs: DataFrame) -> list[str]:
             "alone. The noise of training is left out, so it is no test: of clients that lose "
             "nothing 14 to 44 % were counted where the same method was trained with another seed"
         ]
-    every = "every client below training alone counts; how much is noise is not known here"
-    notes = [f"harmed: {every}"]
+    notes = [
+        "harmed: every client below training alone counts; how much is noise is not known here"
+    ]
     metric = runs.metric.iloc[0]
     if metric in FURTHER:
         smallest = [run.summary.get("least_test_class") for run in runs.run]
@@ -357,10 +358,11 @@ def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:
                 )
             )
         elif len(group.settings) > 1 and len(labels) > 1:
-            settings = f"{statistics.MIN_PAIRS} settings that all methods have run in"
-            needed = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"
-            here = f"here {len(table)} and {len(labels)}"
-            notes.append(f"{MODELS[group.judge]}: {needed}; {here}")
+            notes.append(
+                f"{MODELS[group.judge]}: no Friedman test: it wants {statistics.MIN_PAIRS} "
+                f"settings that all methods have run in, and {MIN_METHODS} methods; here "
+                f"{len(table)} and {len(labels)}"
+            )
     return ranked, notes
 
 
@@ -384,10 +386,11 @@ def _one_class_notes(runs: DataFrame) -> list[str]:
             rows.append(f"{label} ({of_method.sum()} of {len(of_method)} runs)")
     if not rows:
         return []
-    begin = "one class: some final models predict one class for all of the client's test samples"
-    metrics = f"evaluation.metrics [{', '.join(SHOWS_ONE_CLASS)}]"
-    advice = f"accuracy does not show it, {metrics} and --metric do"
-    return [f"{begin}: {', '.join(rows)}; {advice}"]
+    return [
+        "one class: some final models predict one class for all of the client's test samples: "
+        f"{', '.join(rows)}; accuracy does not show it, evaluation.metrics "
+        f"[{', '.join(SHOWS_ONE_CLASS)}] and --metric do"
+    ]
 
 
 def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
@@ -406,9 +409,10 @@ def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
     tested = table.p.count()
     if tested:
         seeds = " (and Student's t over seeds, if that is greater)" if ALL in settings else ""
-        stars = f"* where it is at most {statistics.LEVEL:g}"
-        corrected = f"Holm-corrected ({tested} of them)"
-        notes.append(f"p: Wilcoxon signed rank over pairs{seeds}, {corrected}; {stars}")
+        notes.append(
+            f"p: Wilcoxon signed rank over pairs{seeds}, Holm-corrected ({tested} of them); * "
+            f"where it is at most {statistics.LEVEL:g}"
+        )
     needed = statistics.pairs_needed(len(compared))
     pairs, lone = compared.pairs.min(), (compared.seeds < 2).all()
     if pairs < needed or lone:
@@ -417,7 +421,8 @@ def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
         seeds += f" in each of {single} settings" if single > 1 else ""
         why = "one seed says nothing of others; " if lone else ""
         level = f"p corrected for all {len(compared)} comparisons can be {statistics.LEVEL:g}"
-        here = f"{seeds} (fewest pairs here: {pairs})"
-        least = f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
-        notes.append(f"stars: {why}{level} from {needed} pairs on, {here}; {least}")
+        notes.append(
+            f"stars: {why}{level} from {needed} pairs on, {seeds} (fewest pairs here: {pairs}); "
+            f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
+        )
     return notes

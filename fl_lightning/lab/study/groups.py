@@ -133,12 +133,12 @@ def group_by_judge(
             )
         ]
         if len(methods) == 1:
-            nothing = "nothing with the same judge to compare with"
-            last.append(f"{words}: {methods[0]}: {nothing}")
+            last.append(f"{words}: {methods[0]}: nothing with the same judge to compare with")
         elif baseline not in (None, group_baseline):
-            unlike = f"{baseline} was not judged so: differences are to {group_baseline}"
-            advice = "--judge KIND compares all by one kind of model, where all runs were scored so"
-            last.append(f"{words}: {unlike}; {advice}")
+            last.append(
+                f"{words}: {baseline} was not judged so: differences are to {group_baseline}; "
+                "--judge KIND compares all by one kind of model, where all runs were scored so"
+            )
     return groups, notes + last
 
 
@@ -181,8 +181,9 @@ def _notes(
     if cut:
         least, clients = min(cut)
         begin = f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged"
-        end = "by its own judge a run scores them all"
-        notes.append(f"{begin} round alone ({least} of {clients}); {end}")
+        notes.append(
+            f"{begin} round alone ({least} of {clients}); by its own judge a run scores them all"
+        )
     if incomplete:
         begin = (
             f"in {incomplete} of {units} settings and seeds not all methods scored the same clients"
@@ -204,12 +205,12 @@ def no_pairs_error(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
         )
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
-        advice = "give --judge KIND with a kind that all runs have scored"
         key, value = ("baseline", baseline) if baseline else ("judge", "mixed")
         return BadInput(
             key,
             value,
-            f"methods that different kinds of model judge are not compared ({judged}): {advice}",
+            f"methods that different kinds of model judge are not compared ({judged}): give "
+            "--judge KIND with a kind that all runs have scored",
         )
     return BadInput(
         "compare", groups[0].methods[0], "it is the only method: a comparison needs two"

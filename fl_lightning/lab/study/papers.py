@@ -295,9 +295,13 @@ def _check_label(
 ) -> None:
     """Raise `BadInput` unless `label` is None or a method's."""
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
-    missing = f"no method has this label{did_you_mean(str(label), labels)}"
     is_label = label is None or label in labels
-    check(key, label, is_label, f"{missing}; methods: {', '.join(labels)}")
+    check(
+        key,
+        label,
+        is_label,
+        f"no method has this label{did_you_mean(str(label), labels)}; methods: {', '.join(labels)}",
+    )
 
 
 def _spec(content: Any, key: str) -> dict[str, Any]:

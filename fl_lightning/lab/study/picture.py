@@ -33,15 +33,20 @@ def draw(
         of_judge = runs[runs.model == judge]
         scored = of_judge[[_score_by_round(row) != {} for row in of_judge.itertuples()]]
         if len(scored):
-            band = "mean over seeds; bands are one standard deviation over seeds on either side"
-            caption = f"{metric.words} by round{words}: {band}"
+            caption = (
+                f"{metric.words} by round{words}: mean over seeds; bands are one standard "
+                "deviation over seeds on either side"
+            )
             figure = _curves(scored, methods, metric.words)
             drawn[f"{metric.name}-by-round{end}"] = figure, caption
         rows = table[(table.judge == judge) & table.difference.notna()]
         if len(rows):
-            kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
             name = f"differences-to-{_as_file_name(rows.baseline.iloc[0])}{end}"
-            drawn[name] = _forest(rows, methods), f"paired differences{words}: {kind}"
+            drawn[name] = (
+                _forest(rows, methods),
+                f"paired differences{words}: intervals of 95 % for the mean difference of new "
+                "seeds; hollow: no interval",
+            )
     if compared.ranks:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
@@ -123,8 +128,7 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
     """
     titles = []
     for rank in ranks:
-        test = f"Friedman p = {rank.p:.2g}"
-        titles.append(f"{MODELS[rank.judge]}: {rank.settings} settings ({test})")
+        titles.append(f"{MODELS[rank.judge]}: {rank.settings} settings (Friedman p = {rank.p:.2g})")
     most = max(len(rank.methods) for rank in ranks)
     figure, panel_axes = panels(titles, 1.3 + 0.28 * most)
     for axes, rank in zip(panel_axes, ranks, strict=True):

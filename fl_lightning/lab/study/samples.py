@@ -113,6 +113,8 @@ def notes(runs: DataFrame) -> list[str]:
                 seeds = ", ".join(map(str, sorted(set(rows.seed))))
                 listed.append(f"seeds {seeds} ({rows.folder.iloc[0]})")
             begin = f"{setting}: " if setting else ""
-            count = f"{len(versions)} versions of the data, which differ"
-            lines.append(f"{begin}runs were trained on {count}: {'; '.join(listed)}")
+            lines.append(
+                f"{begin}runs were trained on {len(versions)} versions of the data, which differ: "
+                f"{'; '.join(listed)}"
+            )
     return lines

@@ -141,8 +141,10 @@ def _left_out(
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed)
         listed = ", ".join(f"{label} {count}" for label, count in counts.items())
         first = f"{listed}); the first: {failures[failed[0][0]['folder']]}"
-        rest = "a row is a mean over those that ended"
-        notes.append(f"left out: {len(failed)} of {total} runs failed ({first}; {rest}")
+        notes.append(
+            f"left out: {len(failed)} of {total} runs failed ({first}; a row is a mean over those "
+            "that ended"
+        )
     if unfinished:
         notes.append(f"unfinished: {unfinished} of {total} runs have not ended and are left out")
     return notes
@@ -158,13 +160,16 @@ def _warnings(runs: Sequence[RunResult]) -> list[str]:
         notes.append(f"{begin}: their accuracies mean nothing")
     smoke = sum(bool(run.setting("smoke")) for run in runs if run not in made_up)
     if smoke:
-        kind = "smoke runs (a few samples and steps)"
-        notes.append(f"{smoke} are {kind}: their accuracies mean little")
+        notes.append(
+            f"{smoke} are smoke runs (a few samples and steps): their accuracies mean little"
+        )
     lost = [_lost_visits(run) for run in runs]
     if any(lost):
-        numbers = f"{sum(lost)} visits in {sum(map(bool, lost))} of {len(runs)} runs"
         begin = "clients failed, and runs went on without them"
-        notes.append(f"{begin}: {numbers}, see their failures.csv")
+        notes.append(
+            f"{begin}: {sum(lost)} visits in {sum(map(bool, lost))} of {len(runs)} runs, see "
+            "their failures.csv"
+        )
     return notes
 
 
@@ -355,9 +360,12 @@ def _check_methods(runs: DataFrame) -> None:
             named = [pair for pair in zip(values, folders, strict=True) if pair[0] is not ABSENT]
             first, folder = named[0]
             for value, other in named[1:]:
-                both = f"{key} is {first!r} in {folder}, {value!r} in {other}"
                 check(
-                    "compare", label, value == first, f"its runs are of different methods: {both}"
+                    "compare",
+                    label,
+                    value == first,
+                    f"its runs are of different methods: {key} is {first!r} in {folder}, "
+                    f"{value!r} in {other}",
                 )
 
 

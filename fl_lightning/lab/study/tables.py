@@ -61,9 +61,9 @@ def _rank_notes(rank: Ranks) -> list[str]:
     order = sorted(zip(rank.ranks, rank.methods, strict=True), key=itemgetter(0))
     places = ", ".join(f"{method} {place:.2f}" for place, method in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
-    test = f"chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
     return [
-        f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: {test}",
+        f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: chi-square "
+        f"{rank.chi_square:.2f}, p {rank.p:.2g}",
         f"{MODELS[rank.judge]}: mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}",
     ]
 

@@ -86,16 +86,20 @@ def within_memory(
     try:
         measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
     except (BadInput, RunFailed) as error:
-        begin = f"together: the memory of {most} runs is not known ({one_line(error)})"
-        log.say(f"{begin}; if it does not suffice, give fewer")
+        log.say(
+            f"together: the memory of {most} runs is not known ({one_line(error)}); if it does "
+            "not suffice, give fewer"
+        )
         return most
     first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
     size = first + (most - 1) * further
     if size <= room:
         return most
     fits = 1 + int(max(0.0, room - first) / further) if further else 1
-    need = f"{most} runs take some {log.in_bytes(size)}"
-    log.say(f"together: {fits} at a time: {need}, and a process may take {log.in_bytes(room)}")
+    log.say(
+        f"together: {fits} at a time: {most} runs take some {log.in_bytes(size)}, and a process "
+        f"may take {log.in_bytes(room)}"
+    )
     return fits
 
 

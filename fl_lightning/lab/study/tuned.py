@@ -38,8 +38,10 @@ class Tuned:
         """The trial with the best score."""
         chosen = best(self.ended)
         if chosen is None:
-            none = f"none of its {len(self.ended)} trials ended well"
-            raise RunFailed(f"{self.entry.label}: {none}: {self.ended[0].why}")
+            raise RunFailed(
+                f"{self.entry.label}: none of its {len(self.ended)} trials ended well: "
+                f"{self.ended[0].why}"
+            )
         return chosen
 
     def row(self) -> dict[str, Any]:

@@ -223,8 +223,10 @@ def tune(
         tuned.append(Tuned(search.entry, ended, search.metric(), search.dimensions))
     missing = sum(options.trials - len(method.ended) for method in tuned)
     if missing:
-        others = f"{missing} trials are at work in other processes"
-        print(f"tune: {others}; the last of them goes on, or: {line}")
+        print(
+            f"tune: {missing} trials are at work in other processes; the last of them goes on, "
+            f"or: {line}"
+        )
         return
     _choose(out, to_yaml(base), study, tuned, options)
     if options.runs_study:
@@ -243,7 +245,6 @@ def _with_one_test_part(
     for all seeds, no trial trains on samples that the study tests. Raises `BadInput` if the grid
     has null."""
     if "data.test_seed" in study.varied():
-        reason = "with null, trials would train on test samples of the study's seeds"
         for _, config in pairs:
             test_seed = config.data.test_seed
             is_number = test_seed is not None
@@ -251,7 +252,8 @@ def _with_one_test_part(
                 "data.test_seed",
                 test_seed,
                 is_number,
-                f"it must be a number: {reason}",
+                "it must be a number: with null, trials would train on test samples of the "
+                "study's seeds",
             )
     test_seed = base.data.test_seed or 0
     return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=test_seed))
