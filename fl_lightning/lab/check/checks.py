@@ -168,7 +168,7 @@ def _bytes(bench: Bench) -> str:
         if (down, up) != (row["download_bytes"], row["upload_bytes"]):
             raise CheckFailed(
                 f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up, "
-                "metrics.csv others"
+                "but metrics.csv has other numbers"
             )
     for way in ("up", "down"):
         if not any(row[f"{way}load_bytes"] for row in rows):

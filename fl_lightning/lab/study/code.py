@@ -50,22 +50,21 @@ def changed_files(
     Returns:
         The present version's SHA-256 by file.
     """
-    names = folder.run_names() if folder else []
-    begun = [name for name in names if _has_begun(folder.path / name)]
-    before = set()
-    for name in begun:
-        digests = owncode.recorded(folder.path / name)
-        before.add((_row(name), tuple(digests.items())))
-    study_versions, changed = accepted_versions(folder.path), dict[str, str]()
+    earlier_code = set()
+    for name in folder.run_names() if folder else []:
+        if _has_begun(folder.path / name):
+            digests = owncode.recorded(folder.path / name)
+            earlier_code.add((_row(name), tuple(digests.items())))
+    accepted, changed = accepted_versions(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for row, path in paths:
             now = owncode.digests(owncode.read(path))
-            for earlier_row, code in before:
+            for earlier_row, code in earlier_code:
                 # code of methods and callbacks may differ between rows
                 if earlier_row == row or parts == owncode.SHARED:
                     for name in owncode.changed(dict(code), now):
-                        if now[name] not in study_versions.get(name, []):
+                        if now[name] not in accepted.get(name, []):
                             changed[name] = now[name]
     return changed
 
@@ -86,8 +85,8 @@ def check_code_unchanged(
         names,
         accept or not names,
         f"runs in {folder.path} were trained with another version (their folders' source/ has it): "
-        "change it back, give the study another --out, or go on with --accept_changed_code, which "
-        "tables then say",
+        "change it back, give the study another --out, or accept it with --accept_changed_code "
+        "(tables will note it)",
     )
 
 

@@ -403,8 +403,10 @@ def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
     notes = []
     kinds = [words for kind, words in INTERVALS.items() if table.interval.eq(kind).any()]
     if kinds:
-        level = f"{1 - statistics.LEVEL:.0%} for the mean difference of new seeds"
-        notes.append(f"intervals: {level}; {'; '.join(kinds)}")
+        notes.append(
+            f"intervals: {1 - statistics.LEVEL:.0%} for the mean difference of new seeds; "
+            f"{'; '.join(kinds)}"
+        )
     settings = set(table.setting)
     tested = table.p.count()
     if tested:
@@ -420,9 +422,9 @@ def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
         seeds = f"{max(2, -(-needed // single))} seeds"
         seeds += f" in each of {single} settings" if single > 1 else ""
         why = "one seed says nothing of others; " if lone else ""
-        level = f"p corrected for all {len(compared)} comparisons can be {statistics.LEVEL:g}"
         notes.append(
-            f"stars: {why}{level} from {needed} pairs on, {seeds} (fewest pairs here: {pairs}); "
+            f"stars: {why}p corrected for all {len(compared)} comparisons can be "
+            f"{statistics.LEVEL:g} from {needed} pairs on, {seeds} (fewest pairs here: {pairs}); "
             f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
         )
     return notes

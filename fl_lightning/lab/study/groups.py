@@ -180,15 +180,15 @@ def _notes(
             cut.append((scored, clients))
     if cut:
         least, clients = min(cut)
-        begin = f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged"
         notes.append(
-            f"{begin} round alone ({least} of {clients}); by its own judge a run scores them all"
+            f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged "
+            f"round alone ({least} of {clients}); by its own judge a run scores them all"
         )
     if incomplete:
-        begin = (
-            f"in {incomplete} of {units} settings and seeds not all methods scored the same clients"
+        notes.append(
+            f"in {incomplete} of {units} settings and seeds not all methods scored the same "
+            "clients; only those that all scored count"
         )
-        notes.append(f"{begin}; only those that all scored count")
     return notes
 
 

@@ -126,9 +126,10 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
 
     Bars join methods that pairwise Wilcoxon-Holm cannot tell apart (Demsar, JMLR 2006).
     """
-    titles = []
-    for rank in ranks:
-        titles.append(f"{MODELS[rank.judge]}: {rank.settings} settings (Friedman p = {rank.p:.2g})")
+    titles = [
+        f"{MODELS[rank.judge]}: {rank.settings} settings (Friedman p = {rank.p:.2g})"
+        for rank in ranks
+    ]
     most = max(len(rank.methods) for rank in ranks)
     figure, panel_axes = panels(titles, 1.3 + 0.28 * most)
     for axes, rank in zip(panel_axes, ranks, strict=True):

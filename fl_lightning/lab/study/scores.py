@@ -135,15 +135,16 @@ def _left_out(
     unfinished = len(intact) - len(failed)
     notes = []
     if damaged:
-        first = f"{len(damaged)} of {total} runs are damaged; the first: {damaged[0][0]['damage']}"
-        notes.append(f"left out: {first}: delete its folder to train it again")
+        notes.append(
+            f"left out: {len(damaged)} of {total} runs are damaged; the first: "
+            f"{damaged[0][0]['damage']}: delete its folder to train it again"
+        )
     if failed:
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed)
         listed = ", ".join(f"{label} {count}" for label, count in counts.items())
-        first = f"{listed}); the first: {failures[failed[0][0]['folder']]}"
         notes.append(
-            f"left out: {len(failed)} of {total} runs failed ({first}; a row is a mean over those "
-            "that ended"
+            f"left out: {len(failed)} of {total} runs failed ({listed}); the first: "
+            f"{failures[failed[0][0]['folder']]}; a row is a mean over those that ended"
         )
     if unfinished:
         notes.append(f"unfinished: {unfinished} of {total} runs have not ended and are left out")
@@ -156,8 +157,9 @@ def _warnings(runs: Sequence[RunResult]) -> list[str]:
     notes = []
     made_up = [run for run in runs if run.facts.get("made_up_data")]
     if made_up:
-        begin = f"{len(made_up)} runs were trained on made-up data"
-        notes.append(f"{begin}: their accuracies mean nothing")
+        notes.append(
+            f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"
+        )
     smoke = sum(bool(run.setting("smoke")) for run in runs if run not in made_up)
     if smoke:
         notes.append(
@@ -165,10 +167,9 @@ def _warnings(runs: Sequence[RunResult]) -> list[str]:
         )
     lost = [_lost_visits(run) for run in runs]
     if any(lost):
-        begin = "clients failed, and runs went on without them"
         notes.append(
-            f"{begin}: {sum(lost)} visits in {sum(map(bool, lost))} of {len(runs)} runs, see "
-            "their failures.csv"
+            f"clients failed, and runs went on without them: {sum(lost)} visits in "
+            f"{sum(map(bool, lost))} of {len(runs)} runs, see their failures.csv"
         )
     return notes
 
