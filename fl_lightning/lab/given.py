@@ -49,7 +49,7 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
                 key,
                 name,
                 name is None or is_frame,
-                "it is a column of a DataFrame, and data is none: leave it out",
+                "it is only for a DataFrame as `data`: leave it out",
             )
             check(
                 key,

@@ -58,10 +58,10 @@ def interval(
     interval would claim certainty.
 
     Seeds are the independent units. With fewer than `FEW` seeds, the interval is Student's t over
-    the seeds' means. With more, it reaches from the lower to the upper end of Student's t and the
-    hierarchical bootstrap; if the bootstrap is infinite, which happens when all but one or two
-    seeds are equal, it is Student's t. Of skewed seeds, t alone covers too few (88 to 93 %) and the
-    bootstrap alone 91 to 94 %; both together cover 92 to 97 % (docs/decisions/0023).
+    the seeds' means. With `FEW` or more, it reaches from the lower to the upper end of Student's t
+    and the hierarchical bootstrap; if the bootstrap is infinite, which happens when all but one or
+    two seeds are equal, it is Student's t. Of skewed seeds, t alone covers too few (88 to 93 %) and
+    the bootstrap alone 91 to 94 %; both together cover 92 to 97 % (docs/decisions/0023).
     """
     if len(differences) < 2 or have_equal_means(differences):
         return None

@@ -33,7 +33,8 @@ MOST_RUNS = 1000  # SLURM's default limit on an array
 
 @dataclass(frozen=True)
 class Job:
-    """The resources and options of a SLURM job; docs of the fields: `fl_lightning.submit`."""
+    """The resources and options of a SLURM job; the arguments of `fl_lightning.submit` explain
+    them."""
 
     nodes: int = 1
     gpus_per_node: int = 0

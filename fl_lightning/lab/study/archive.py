@@ -366,7 +366,7 @@ def differences(
     Args:
         ours: folder of the new run.
         archived: folder of the archived run.
-        checksum: `checkpoint_digest` of the archived run; None: weights are not compared.
+        digest: `checkpoint_digest` of the archived run; None: weights are not compared.
     """
     differing = []
     if digest is not None and checkpoint_digest(ours) != digest:

@@ -223,7 +223,7 @@ class StudyFolder:
                 "study",
                 f"without {self.path / cell['folder']}",
                 not is_left,
-                "the study has trained this run; to leave it out, delete its folder first",
+                "the study has trained this run: list it, or delete its folder",
             )
 
     @contextlib.contextmanager

@@ -271,15 +271,19 @@ def _scored_run(
     run: RunResult = entry["run"]
     kind = str(judge or entry.get("judge") or run.judge)
     scores, whose = run.scores(kind, metric) if kind in MODELS else ({}, "")
-    unscored = f"{run.folder} was not scored so"
     if not scores and metric in FURTHER and run.scores(kind)[0]:
         raise BadInput(
             "metric",
             metric,
-            f"{unscored}: name the metric in evaluation.metrics and train again",
+            f"{run.folder} has no such scores: name it in evaluation.metrics and train again",
         )
     kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
-    check("judge", kind, bool(scores), f"{unscored}; it has {', '.join(kinds) or 'no scores'}")
+    check(
+        "judge",
+        kind,
+        bool(scores),
+        f"{run.folder} has no scores of this kind of model; it has {', '.join(kinds) or 'none'}",
+    )
     return {
         "method": entry["label"],
         "name": entry["method"],
