@@ -215,7 +215,7 @@ def test_names_are_not_given_twice(ask, refused, commands):
     # already.
     taken = {"a": "a", "b --array seed=0-2": "b-seed0", "b-seed0": "b-seed0"}
     for words, name in taken.items():
-        line = f"name='{name}': SLURM has a job that is to do this run"
+        line = f"name='{name}': a job in SLURM's queue trains this run"
         assert line in refused(f"{BASE} --name {words}")
     commands(squeue="")
     assert ask(f"{BASE} --name a")[0] == 0

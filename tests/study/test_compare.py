@@ -513,7 +513,7 @@ def altered(file, **changes):
         "s --target 90": r"\(0, 1\]",
         "s --format xlsx": "format",
         "s --out none/a.csv": "no folder",
-        "": "must be given",
+        "": "give a study or runs",
         "none": "there is no such folder",
         "s s": "give it alone, or several run folders",
         "s --judge finetuned": "judge='finetuned'",
@@ -536,7 +536,7 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
     {
         "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
         "there are no pairs": [cell(), cell("kapc", OURS, 1)],
-        "one method alone": [cell(), cell(seed=1)],
+        "it is the only method": [cell(), cell(seed=1)],
         "runs of 'kapc' have different judges": [
             cell(),
             cell("kapc", OURS),

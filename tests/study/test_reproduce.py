@@ -80,7 +80,7 @@ def test_shipped_studies_are_whole(cells_by_study):
     for name, cells in cells_by_study.items():
         assert len(cells) >= 8, name
         for cell in cells:
-            assert cell.ours or (cell.absent and cell.absent != papers.HERE), name
+            assert cell.ours or (cell.absent and cell.absent != papers.NOT_LISTED), name
 
 
 def test_a_number_is_as_fine_as_its_column(cells_by_study):
@@ -257,7 +257,7 @@ def test_end_to_end(ask, tmp_path):
         assert rows[method]["seeds"] == "2"
     why = {name: rows[name]["why"] for name in ("FedBN", "MOON", "FedProto")}
     numberless = "its runs have no such number"
-    assert why == {"FedBN": "it has none", "MOON": papers.HERE, "FedProto": numberless}
+    assert why == {"FedBN": "it has none", "MOON": papers.NOT_LISTED, "FedProto": numberless}
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
     assert len(before) == 4
 
@@ -278,9 +278,9 @@ def test_end_to_end(ask, tmp_path):
     [
         ("kapc/tabel1", {}, "study='kapc/tabel1'.*did you mean kapc/table1"),
         ("tiny.yaml --methods kapc,kap", {}, "methods='kap'.*did you mean kapc"),
-        ("tiny.yaml --no-run", {}, "out='studies/tiny'.*no study yet"),
+        ("tiny.yaml --no-run", {}, "out='studies/tiny'.*there is no study in it"),
         ("tiny.yaml --data.alpha 1", {}, "data.alpha='1'.*grid sets it"),
-        ("tiny.yaml --method.lam 1", {}, "method=.*lists its methods"),
+        ("tiny.yaml --method.lam 1", {}, "method=.*list methods in the study file"),
         ("tiny.yaml --data.root none --data.source mnist", {}, "data.root="),
         ("kapc/ablation", {}, "paper=None"),
         *(
@@ -303,7 +303,7 @@ def test_end_to_end(ask, tmp_path):
             {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
             "paper.settings.10 clients.* 2 settings of the grid have these keys",
         ),
-        ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*like itself"),
+        ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*leads back to the study itself"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, changes, said, ask, tmp_path):

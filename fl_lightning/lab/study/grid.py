@@ -476,7 +476,7 @@ def _grid(content: Any) -> dict[str, list[Any]]:
         )
         varied += keys
     twice = sorted({key for key in varied if varied.count(key) > 1})
-    check("grid", ", ".join(twice), not twice, "it sets them twice: leave each once")
+    check("grid", ", ".join(twice), not twice, "it is set twice: remove one of them")
     return dict(content)
 
 
