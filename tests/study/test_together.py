@@ -101,7 +101,9 @@ def choose(tmp_path, wanted, **changes):
 @pytest.mark.slow
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     measured = []
-    monkeypatch.setattr(together, "_faster_executor", lambda config: measured.append(config) or "vmap")
+    monkeypatch.setattr(
+        together, "_faster_executor", lambda config: measured.append(config) or "vmap"
+    )
     long = {"base": [*MORE["base"], {"federation.rounds": 200}]}
     assert list(choose(tmp_path, "auto").values()) == ["loop"]  # too short to be worth it
     assert not measured
@@ -123,7 +125,9 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
 def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
     commands(sbatch="echo Submitted batch job 42", squeue="exit 0")
-    monkeypatch.setattr(together, "_faster_executor", lambda config: pytest.fail("jobs are not measured"))
+    monkeypatch.setattr(
+        together, "_faster_executor", lambda config: pytest.fail("jobs are not measured")
+    )
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
         "--workers 1 --together 2", **few, seeds=[0], grid={"federation.batch_size": [16]}
