@@ -513,7 +513,7 @@ def altered(file, **changes):
         "s --target 90": r"\(0, 1\]",
         "s --format xlsx": "format",
         "s --out none/a.csv": "no folder",
-        "": "give a study or runs",
+        "": "must be given",
         "none": "there is no such folder",
         "s s": "give it alone, or several run folders",
         "s --judge finetuned": "judge='finetuned'",

@@ -170,11 +170,11 @@ def unload_package(class_path: str) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
+def quiet() -> Iterator[None]:
     """Context manager: capture output to stdout and stderr."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        yield output
+        yield
 
 
 def difference(run: Path, other: Path) -> str | None:

@@ -188,12 +188,8 @@ class StudyFolder:
         and methods may have been added."""
         if not self:
             files = (self._study, self._cells)
-            names = {
-                "lock",
-                *(f.name for f in files),
-                *(aside_of(f).name for f in files),
-            }
-            check_new(self.path, names, "study.json")
+            names = {f.name for file in files for f in (file, aside_of(file))}
+            check_new(self.path, {"lock", *names}, "study.json")
             return
         before = self.definition()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
@@ -215,14 +211,11 @@ class StudyFolder:
         _check_same_meaning(earlier, study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         for cell in cells:
-            is_left = (
-                cell["folder"],
-                cell["label"],
-            ) not in stays and self.finished(cell["folder"])
+            row = cell["folder"], cell["label"]
             check(
                 "study",
                 f"without {self.path / cell['folder']}",
-                not is_left,
+                row in stays or not self.finished(cell["folder"]),
                 "the study has trained this run: list it, or delete its folder",
             )
 

@@ -43,7 +43,8 @@ Setting = dict[str, Any]
 
 @dataclass(frozen=True)
 class ListedMethod:
-    """A method in the list of a study, with its arguments and the rows of its runs."""
+    """A method in the list of a study: its arguments, and the rows of the table that its runs
+    fill."""
 
     key: str
     """Its name in error messages: `methods[1]`."""

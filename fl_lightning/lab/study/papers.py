@@ -244,7 +244,8 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             isinstance(setting, dict),
             "it must be a mapping of keys and values of the grid",
         )
-        number = sum(_matches(setting, point) for point in study.settings())
+        point = {word: value for word, value in setting.items() if word != "label"}
+        number = sum(point.items() <= other.items() for other in study.settings())
         check(
             key,
             setting,
@@ -307,11 +308,6 @@ def _check_label(
 def _spec(content: Any, key: str) -> dict[str, Any]:
     """`content` if it is a mapping, else `{key: content}`."""
     return dict(content) if isinstance(content, dict) else {key: content}
-
-
-def _matches(keys: Mapping[str, Any], setting: Setting) -> bool:
-    point = {key: value for key, value in keys.items() if key != "label"}
-    return point.items() <= setting.items()
 
 
 def _cell(

@@ -91,32 +91,23 @@ class ClaimedTrial:
         self._lock.close()
 
 
+@dataclass
 class Trials:
     """The trials of one method.
 
-    Args:
-        folder: folder of the search of all methods; `journal.log` lies there.
-        label: the method's label in the study.
-        dimensions: the hyperparameters; the first trial has their start values.
-        number: number of trials, including those that fail.
-        seed: seed of the sampler. The values of trial k depend on the seed, the label, k, the key,
-            and the trials that have ended.
+    The values of trial k depend on the seed, the label, k, the key, and the trials that have ended.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        label: str,
-        dimensions: Sequence[Dimension],
-        number: int,
-        seed: int,
-    ) -> None:
-        self.folder, self.label, self.dimensions = (
-            folder,
-            label,
-            list(dimensions),
-        )
-        self.number, self.seed = number, seed
+    folder: Path
+    """Folder of the search of all methods; `journal.log` lies there."""
+    label: str
+    """The method's label in the study."""
+    dimensions: Sequence[Dimension]
+    """The hyperparameters; the first trial has their start values."""
+    number: int
+    """Number of trials, including those that fail."""
+    seed: int
+    """Seed of the sampler."""
 
     @cached_property
     def study(self) -> optuna.Study:
