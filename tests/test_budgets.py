@@ -28,7 +28,7 @@ TOKENS = {
     "engine": 27_500,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 96_300,
+    "lab": 95_800,
     "methods": 45_000,
     "models": 7_700,
     "privacy": 3_600,
@@ -39,7 +39,7 @@ TOKENS = {
     "training": 24_600,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 408_000
+ALL = 407_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

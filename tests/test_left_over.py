@@ -45,8 +45,8 @@ def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose():
 
 def test_a_few_seeds_that_differ_alike_have_no_interval():
     same = [[np.array([0.1, 0.3])], [np.array([0.3, 0.1])]]
-    assert statistics.alike(same)
-    assert not statistics.alike([*same, [np.array([0.1, 0.1])]])
+    assert statistics.have_equal_means(same)
+    assert not statistics.have_equal_means([*same, [np.array([0.1, 0.1])]])
 
 
 def test_the_artifact_has_the_table_of_clients(tmp_path):

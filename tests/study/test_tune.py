@@ -29,7 +29,7 @@ from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, ed
 from fl_lightning.data import digits
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
-from fl_lightning.lab.study.chosen import chosen as values_chosen
+from fl_lightning.lab.study.chosen import chosen_values
 from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Trials, best
@@ -151,7 +151,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     code, out, err = ask(line, **study)
     assert (code, out) == (2, "") and "has trained this run" in err
     other = refused_line(ask("--out t --trials 4 --workers 1", **study))
-    assert "trials: " in other and "--out of its own" in other
+    assert "trials: " in other and "give this search another --out" in other
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
@@ -172,7 +172,7 @@ def test_a_damaged_record_of_choices_is_one_line(content, tmp_path):
     (tmp_path / "study.json").write_text("[]")
     (tmp_path / "tuned.csv").write_text(content)
     with refuses(r"tuned\.csv is damaged") as caught:
-        values_chosen(tmp_path)
+        chosen_values(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -206,8 +206,8 @@ def test_choices_are_those_of_the_searchs_own_study(tmp_path):
     for name in ("study", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "study.json").write_text("{}")
-    assert values_chosen(tmp_path / "study") == ({"fedprox": "mu=0.1"}, [])
-    assert values_chosen(tmp_path / "other") == ({}, [])
+    assert chosen_values(tmp_path / "study") == ({"fedprox": "mu=0.1"}, [])
+    assert chosen_values(tmp_path / "other") == ({}, [])
 
 
 def test_what_a_method_refuses_is_a_trial_too(ask, tmp_path):
@@ -288,7 +288,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         (
             "--out t --untuned",
             {"methods": ["local", {"name": "ditto", "label": "local untuned"}]},
-            "another method is",
+            "another method has",
         ),
     ],
 )
@@ -310,7 +310,7 @@ def score(values):
 
 def tell(claim, score):
     claim.tell(score)
-    claim.let_go()
+    claim.release()
 
 
 def carry_on(folder, kills):
@@ -324,7 +324,7 @@ def carry_on(folder, kills):
             return trials.ended()
         if number not in kills:
             claim.tell(score(claim.values)) if claim.number != 5 else claim.refuse("it is five")
-        claim.let_go()
+        claim.release()
         number += 1
 
 
@@ -398,7 +398,7 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
                 Trials(folder, "mine", TWO, 3, seed=3).claim()
         second = Trials(folder, "mine", TWO, 3, seed=3).claim()
         assert second.number == 1
-        second.let_go()
+        second.release()
         return second.values
 
     assert begun(tmp_path / "killed", True) == begun(tmp_path / "whole", False)
@@ -435,7 +435,7 @@ def test_processes_share_a_journal_and_no_trial(tmp_path):
     assert theirs.claim() is None  # the others are at work
     with (tmp_path / "journal.log").open("ab") as file:
         file.write(b'{"op_code": 6, "wor')  # a process was killed over a line
-    second.let_go()
+    second.release()
     again = theirs.claim()
     assert (again.number, again.values) == (1, second.values)
     for claim, score in ((again, 0.25), (third, 0.75)):

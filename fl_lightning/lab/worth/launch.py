@@ -251,7 +251,7 @@ def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[S
         },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, pairs = resolved(definition, over=[*plan.over, fixed], beneath=[beneath])
+    base, pairs = resolved(definition, [*plan.over, fixed], [beneath])
     return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
@@ -275,11 +275,11 @@ def prepared(plan: WorthPlan, optional: bool = False) -> Prepared:
     metric = _checked(plan, base)
     folder = plan.folder
     folder.check(definition, to_settings(base), [run for run, _ in runs])
-    changed = ", ".join(code.changes(folder, runs))
+    changed = ", ".join(code.changed_files(folder, runs))
     way = "change it back, or give another --out"
     requirement = f"runs in {folder.path} were trained with another version: {way}"
     check("code", changed, not changed, requirement)
-    samples.check_same(folder, runs, runs)
+    samples.check_data_unchanged(folder, runs, runs)
     # in a process of its own: workers are forked from this one, which must not run torch's threads
     facts = in_a_process(facts_of, runs[0][1])
     if optional and "partialpooling" in plan.methods and not facts.pools:
