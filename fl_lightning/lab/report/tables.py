@@ -67,7 +67,11 @@ def overview(runs: Runs) -> DataFrame:
 
 def grouped(run: RunResult) -> str:
     """The layers that are mixed within groups, and who is in each."""
-    groups = [", ".join(map(run.called, group)) for group in run.summary.get("client_groups", [])]
+    names = run.client_names
+    groups = [
+        ", ".join(names.get(client, str(client)) for client in group)
+        for group in run.summary.get("client_groups", [])
+    ]
     layers = ", ".join(run.summary.get("grouped_layers", []))
     return f"in {layers}: {' | '.join(groups)}" if groups else NONE
 
