@@ -1,5 +1,4 @@
-"""What every row's model made of every tested sample: written run by run, read back silo by
-silo."""
+"""Scores of each row on each tested sample: written by runs, read back by silo."""
 
 from __future__ import annotations
 
@@ -125,8 +124,11 @@ def _table(path: Path) -> Table:
         with path.open("rb") as file, np.load(file) as arrays:
             return dict(arrays)
     except UNREADABLE as error:
-        requirement = f"it cannot be read ({error}); delete it, and the command trains again"
-        raise BadInput("out", str(path), requirement) from None
+        raise BadInput(
+            "out",
+            str(path),
+            f"it cannot be read ({error}); delete it, and the command trains again",
+        ) from None
 
 
 def _silo(
@@ -135,25 +137,27 @@ def _silo(
     client: int,
     facts: SiloFacts,
 ) -> Silo:
-    """One silo, of the cycles of each row."""
-    name = facts.names[client]
-    of_silo = {
-        label: [_of_client(table, client) for table in cycles] for label, cycles in tables.items()
+    """Make one silo from the tables of each row by cycle."""
+    silo_name = facts.names[client]
+    own_tables = {
+        name: [_of_client(table, client) for table in cycles] for name, cycles in tables.items()
     }
-    first = next(iter(of_silo.values()))
+    first = next(iter(own_tables.values()))
     keys, folds = first[0]["sample"], np.stack([table["fold"] for table in first])
     rows = {}
-    for label, cycles in of_silo.items():
+    for name, cycles in own_tables.items():
         is_alike = all(np.array_equal(table["sample"], keys) for table in cycles)
         if not is_alike or (np.stack([table["fold"] for table in cycles]) != folds).any():
-            requirement = f"row {label!r} tested other samples of {name} than the rest"
             raise BadInput(
-                "out", str(out), f"{requirement}: the data have changed; give another --out"
+                "out",
+                str(out),
+                f"row {name!r} tested other samples of {silo_name} than the other rows: the data "
+                "have changed; give another --out",
             )
         outputs = np.stack([table["outputs"] for table in cycles])
         right = np.stack([table["right"] for table in cycles]).astype(np.float64)
-        rows[label] = Scores(right, outputs if outputs.shape[-1] else None)
-    # a silo of a few samples tests some of them twice
+        rows[name] = Scores(right, outputs if outputs.shape[-1] else None)
+    # unique: a silo of a few samples tests some of them twice
     _, counts = np.unique(facts.copies[np.unique(keys)], return_counts=True)
     units = first[0]["unit"] if facts.kind else facts.copies[keys]
     return Silo(
@@ -174,15 +178,15 @@ def _of_client(table: Table, client: int) -> Table:
 
 
 def _shared(silos: Sequence[Silo], facts: SiloFacts) -> DataFrame:
-    """Rows (copy, silo) of the groups of copies that several silos have."""
+    """Tabulate which silos (column `silo`) have samples of which group of copies (`copy`), for
+    groups that several silos have."""
     copies = [(copy, silo.number) for silo in silos for copy in facts.copies[silo.keys]]
     table = DataFrame(copies, columns=["copy", "silo"]).drop_duplicates()
     return table[table.duplicated("copy", keep=False)]
 
 
 def _without_shared(silo: Silo, shared: DataFrame, facts: SiloFacts) -> Silo:
-    """The silo without samples that lie in another one, too: a federated model has seen them
-    there."""
+    """Leave out samples that another silo has, too: a federated model was trained on them there."""
     copies = facts.copies[silo.keys]
     others = shared[shared["silo"] != silo.number]
     counts = {}
@@ -197,13 +201,11 @@ def _without_shared(silo: Silo, shared: DataFrame, facts: SiloFacts) -> Silo:
 
 
 def _part(silo: Silo, chosen: Array) -> Silo:
-    """The silo with the samples `chosen` (n,) alone."""
+    """Reduce a silo to the samples that are `chosen` (n,)."""
     every = slice(None)
-    rows = {label: scores.part(every, chosen) for label, scores in silo.rows.items()}
-    samples = silo.samples.part(every, chosen)
     return replace(
         silo,
-        samples=samples,
-        rows=rows,
+        samples=silo.samples.part(every, chosen),
+        rows={name: scores.part(every, chosen) for name, scores in silo.rows.items()},
         keys=silo.keys[chosen],
     )
