@@ -363,7 +363,7 @@ def _train(ready: Prepared) -> int:
     from fl_lightning.lab.worth import words
 
     plan, facts = ready.plan, ready.facts
-    for note in words.beforehand(facts, plan.cycles, ready.metric):
+    for note in words.visible_gains(facts, plan.cycles, ready.metric):
         print(f"worth: {note}", file=sys.stderr)
     if plan.minutes is None:
         _train_up_to(ready, plan.cycles)

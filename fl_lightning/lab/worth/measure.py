@@ -153,9 +153,7 @@ def _answer(
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        if metric == "mae" and statistics.one_unit_dominates(
-            alone.right, federated.right, samples
-        ):
+        if metric == "mae" and statistics.one_unit_dominates(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)
@@ -293,7 +291,7 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
         "linear": answer.linear,
         "margin": answer.margin,
         "conditional": answer.reason == words.HEAVY_TAIL,
-        "between_trainings": estimate.between if estimate else math.nan,
+        "between_trainings": estimate.training_std if estimate else math.nan,
         "not_counted": silo.left_out,
         "units": silo.units,
         "methods": answer.methods,

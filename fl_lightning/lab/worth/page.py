@@ -146,7 +146,7 @@ def _methods(measured: Measured) -> Section:
     section = Section("Every method", text, ["silo", *labels, "between trainings"])
     for answer in measured.answers:
         cells = [_gain(answer.methods[label], metric) for label in labels]
-        between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
+        between = words.amount(answer.estimate.training_std, metric) if answer.estimate else "-"
         section.rows.append([answer.silo.name, *cells, between])
     return section
 

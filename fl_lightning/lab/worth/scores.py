@@ -17,53 +17,48 @@ from fl_lightning.lab.worth.statistics import Array, ScoredSamples, Scores
 from fl_lightning.results.folder import UNREADABLE
 
 Table = dict[str, Array]
-"""Columns, a row for each tested sample."""
+"""Columns by name, with an entry for each tested sample."""
 
 
-def place(out: Path, label: str, seed: int) -> Path:
-    """Where the scores of a row with a seed are kept: arrays of one length, a row for each tested
-    sample."""
-    return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
+def scores_path(out: Path, name: str, seed: int) -> Path:
+    """Path of the scores of the row `name` and a seed: an .npz file with a `Table`."""
+    return out / "scores" / folder_of(name) / f"seed-{seed}.npz"
 
 
-def complete_folds(out: Path, labels: Sequence[str]) -> list[int]:
-    """The folds of the first cycle that all rows have scores of."""
+def complete_folds(out: Path, names: Sequence[str]) -> list[int]:
+    """Folds of the first cycle for which all rows have scores."""
     return [
-        fold for fold in range(FOLDS) if all(place(out, label, fold).is_file() for label in labels)
+        fold
+        for fold in range(FOLDS)
+        if all(scores_path(out, name, fold).is_file() for name in names)
     ]
 
 
 def read(
     out: Path,
-    labels: Sequence[str],
+    names: Sequence[str],
     cycles: int,
     facts: SiloFacts,
     folds: Sequence[int] = range(FOLDS),
 ) -> list[Silo]:
-    """Every silo with the scores of all rows over all cycles.
+    """Read the scores of all rows over all cycles, silo by silo.
 
     Args:
-        out: of `fl-train worth`.
-        labels: of the rows.
-        cycles: that have ended.
-        facts: on the silos.
-        folds: that have ended of each cycle.
+        out: folder that contains the folder `scores`.
+        names: names of the rows.
+        cycles: number of cycles.
+        facts: facts on the silos.
+        folds: folds of each cycle that have scores.
 
     Raises:
-        BadInput: a file cannot be read, or rows tested other samples.
+        BadInput: a file cannot be read, or rows tested different samples.
     """
-    tables = {
-        label: [
-            _cycle(
-                out,
-                label,
-                cycle,
-                folds,
-            )
-            for cycle in range(cycles)
-        ]
-        for label in labels
-    }
+    tables = _tables(
+        out,
+        names,
+        cycles,
+        folds,
+    )
     silos = [
         _silo(
             out,
@@ -77,46 +72,52 @@ def read(
     return [_without_shared(silo, shared, facts) for silo in silos]
 
 
-def silo_like(
+def read_same_samples(
     out: Path,
-    like: Silo,
-    labels: Sequence[str],
+    silo: Silo,
+    names: Sequence[str],
     facts: SiloFacts,
 ) -> Silo:
-    """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
-    tables = {
-        label: [
-            _cycle(
-                out,
-                label,
-                0,
-                range(FOLDS),
-            )
-        ]
-        for label in labels
-    }
-    silo = _silo(
+    """Read the first cycle's scores of the rows `names` from the folder `out`, on the samples of
+    `silo` only."""
+    tables = _tables(
+        out,
+        names,
+        1,
+        range(FOLDS),
+    )
+    read_silo = _silo(
         out,
         tables,
-        like.number,
+        silo.number,
         facts,
     )
-    return _part(silo, np.isin(silo.keys, like.keys))
+    return _part(read_silo, np.isin(read_silo.keys, silo.keys))
+
+
+def _tables(
+    out: Path,
+    names: Sequence[str],
+    cycles: int,
+    folds: Sequence[int],
+) -> dict[str, list[Table]]:
+    """Read the table of each row and cycle."""
+    return {name: [_cycle(out, name, cycle, folds) for cycle in range(cycles)] for name in names}
 
 
 def _cycle(
     out: Path,
-    label: str,
+    name: str,
     cycle: int,
     folds: Sequence[int],
 ) -> Table:
-    """The samples that a row's runs of a cycle tested, in their order, with the fold of each."""
-    parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in folds]
-    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Read a row's scores of one cycle, sorted by sample, with a column `fold`."""
+    parts = [_table(scores_path(out, name, cycle * FOLDS + fold)) for fold in folds]
+    table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     sizes = [len(part["sample"]) for part in parts]
     table["fold"] = np.repeat(range(len(parts)), sizes)
     order = np.argsort(table["sample"], kind="stable")
-    return {name: column[order] for name, column in table.items()}
+    return {key: column[order] for key, column in table.items()}
 
 
 def _table(path: Path) -> Table:
@@ -162,7 +163,7 @@ def _silo(
     units = first[0]["unit"] if facts.kind else facts.copies[keys]
     return Silo(
         client,
-        name,
+        silo_name,
         ScoredSamples(first[0]["label"], folds, units),
         rows,
         keys,
