@@ -65,7 +65,11 @@ class AttackResult(NamedTuple):
     """Number of rounds whose models were used."""
 
     def with_value(
-        self, measure: str, value: float, draws: Sequence[float] = (), **fields: Any
+        self,
+        measure: str,
+        value: float,
+        draws: Sequence[float] = (),
+        **fields: Any,
     ) -> AttackResult:
         """Copy the row with a measured value.
 
@@ -114,7 +118,7 @@ def auc(member: Array, score: Array) -> float:
 
 def membership(
     method: str,
-    view: str,
+    viewer: str,
     attack: str,
     scored: Labelled,
     runs: int,
@@ -126,7 +130,7 @@ def membership(
 
     Args:
         method: label of the attacked method.
-        view: viewer whose models were attacked, a key of `VIEWS`.
+        viewer: viewer whose models were attacked, a key of `VIEWS`.
         attack: name of the attack.
         scored: the attack's scores.
         runs: number of runs that the attack used.
@@ -139,7 +143,7 @@ def membership(
     samples = [rng.integers(0, size, size) for _ in range(DRAWS)]
     row = AttackResult(
         method,
-        view,
+        viewer,
         attack,
         chance=0.5,
         samples=size,
@@ -197,7 +201,8 @@ def _by_client(scored: Labelled, row: AttackResult) -> list[AttackResult]:
     for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
         if len(some):
             measure = f"AUC, clients with {words} samples"
-            rows.append(row.with_value(measure, float(np.mean(some)), samples=len(some)))
+            mean = float(np.mean(some))
+            rows.append(row.with_value(measure, mean, samples=len(some)))
     return rows
 
 
@@ -208,14 +213,14 @@ def loss_threshold(run: Observed) -> list[AttackResult]:
     rng = np.random.default_rng(1)
     shuffles = [shuffle(client, member, rng) for _ in range(SHUFFLES)]
     for suffix, rounds, [confidence] in _evidence([run]):
-        for view in VIEWS:
-            score, attack = confidence[view], f"loss threshold{suffix}"
+        for viewer in VIEWS:
+            score, attack = confidence[viewer], f"loss threshold{suffix}"
             if len(score) and not np.isnan(score).any():
                 scored = (client, member, score)
                 controls = [(client, members, score) for members in shuffles]
                 rows += membership(
                     run.method,
-                    view,
+                    viewer,
                     attack,
                     scored,
                     1,
@@ -247,8 +252,8 @@ def lira(runs: Sequence[Observed]) -> list[AttackResult]:
     """Attack runs of one method with different seeds by online LiRA, for each viewer."""
     rows = []
     for suffix, rounds, by_run in _evidence(runs):
-        for view in VIEWS:
-            scores = [confidence[view] for confidence in by_run]
+        for viewer in VIEWS:
+            scores = [confidence[viewer] for confidence in by_run]
             if any(np.isnan(score).any() for score in scores):
                 continue
             scored = lira_ratios(
@@ -260,7 +265,7 @@ def lira(runs: Sequence[Observed]) -> list[AttackResult]:
                 controls = lira_controls(runs, scores)
                 attack = f"LiRA{suffix}"
                 rows += membership(
-                    runs[0].method, view, attack, scored, len(runs), controls, rounds
+                    runs[0].method, viewer, attack, scored, len(runs), controls, rounds
                 )
     return rows
 

@@ -78,12 +78,12 @@ def audit(folder: Path, out: Path) -> Audit:
             claims[label] = claim
         rows += _attack(runs)
         notes += _notes(label, runs)
-        for view, values in runs[-1].samples.confidence.items():
+        for viewer, values in runs[-1].samples.confidence.items():
             if (values != values).any():  # NaN: the viewer has no model
-                labels_without[view].append(label)
+                labels_without[viewer].append(label)
     notes += [
-        f"No whole model is kept or sent for {view}: {', '.join(labels)}."
-        for view, labels in labels_without.items()
+        f"No whole model is kept or sent for {viewer}: {', '.join(labels)}."
+        for viewer, labels in labels_without.items()
     ]
     texts = {
         "audit.json": page.as_json(rows, claims),

@@ -31,7 +31,7 @@ class PrivacyClaim:
 
     @property
     def bound(self) -> float | None:
-        """Lower bound of epsilon that follows from the guesses; None if there are none."""
+        """Lower bound of epsilon that follows from the guesses; None without guesses."""
         if not self.guesses:
             return None
         return lower_bound(

@@ -107,8 +107,12 @@ def observe(config: Config, folder: Path) -> Observed:
         "it has no checkpoint; audit runs with callbacks.checkpoint, which stores models",
     )
     task = config.data.task
-    requirement = "only classification runs can be audited; name another run"
-    check("data.task", task, task == "classification", requirement)
+    check(
+        "data.task",
+        task,
+        task == "classification",
+        "only classification runs can be audited; name another run",
+    )
     return launch(alone(config), _observe_on_rank, folder)["observed"]
 
 
@@ -307,7 +311,9 @@ def _heads(fed: Federation) -> Array | None:
         ]
         if not biases or upload is None:
             return None
-        rows.append(upload[biases[-1].start : biases[-1].stop].double().cpu().numpy())
+        last = biases[-1]
+        bias = upload[last.start : last.stop]
+        rows.append(bias.double().cpu().numpy())
     return np.stack(rows)
 
 

@@ -62,7 +62,10 @@ def as_csv(rows: Sequence[AttackResult]) -> str:
 
 
 def as_html(
-    rows: Sequence[AttackResult], title: str, claims: dict[str, PrivacyClaim], notes: Sequence[str]
+    rows: Sequence[AttackResult],
+    title: str,
+    claims: dict[str, PrivacyClaim],
+    notes: Sequence[str],
 ) -> str:
     """Render the page: a table for each attack, in which rows better than chance are marked.
 

@@ -53,7 +53,7 @@ def drawn_columns(metric: Metric) -> dict[str, str]:
 
 
 def draw(runs: Runs) -> Figures:
-    """Draw the charts of the page, by name: of their place in the page, and of their file."""
+    """Draw the charts of the page; keys are their ids in the page, and names of files."""
     drawn: Figures = {}
     for charts in (
         score_curves,
@@ -174,7 +174,11 @@ def bytes_by_round(runs: Runs) -> Figures:
 
 
 def _from_zero(
-    name: str, runs: Runs, columns: Mapping[str, tuple[str, str]], title: str, **keys: Any
+    name: str,
+    runs: Runs,
+    columns: Mapping[str, tuple[str, str]],
+    title: str,
+    **keys: Any,
 ) -> Figures:
     """Draw columns over round, from 0 up; returns no chart without values.
 
@@ -291,7 +295,8 @@ def newcomer_curve(runs: Runs) -> Figures:
     ):
         if scores:
             x = [counts.index(count) for count in scores]
-            means, spread = zip(*((np.mean(v), np.std(v)) for v in scores.values()), strict=True)
+            means = [np.mean(values) for values in scores.values()]
+            spread = [np.std(values) for values in scores.values()]
             look: dict[str, Any] = {
                 "color": colour,
                 "marker": "o",

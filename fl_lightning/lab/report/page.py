@@ -82,4 +82,8 @@ def _clients(relation: dict[str, Any]) -> dict[int, str]:
     rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
     shown = sorted({client for picture in rounds for client in picture["clients"]})
     names = [run.get("names", {}) for run in relation["runs"]]
-    return {c: " / ".join(dict.fromkeys(of_run.get(c, str(c)) for of_run in names)) for c in shown}
+    joined = {}
+    for client in shown:
+        own_names = [of_run.get(client, str(client)) for of_run in names]
+        joined[client] = " / ".join(dict.fromkeys(own_names))
+    return joined

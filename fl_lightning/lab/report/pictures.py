@@ -61,10 +61,10 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
 
 
 def colour_end(values: np.ndarray, is_own: np.ndarray) -> float | None:
-    """Choose the end of a relation's colours: 1.5 times the greatest weight of another client, or
-    None for the greatest value, if that is less.
+    """Choose the end of a relation's colours: 1.5 times the greatest weight of another client.
 
-    Clients' own weights (`is_own`) are often so large that all others would have one colour.
+    Up to a client's own weight (`is_own`), often far greater, all others would have one colour.
+    None: the greatest value is less than that, and is the end.
     """
     others = values[~is_own & np.isfinite(values)].max(initial=0.0)
     end = float(1.5 * others)

@@ -106,7 +106,8 @@ def remarks(runs: Runs) -> list[str]:
 
 
 def judges(runs: Runs) -> list[str]:
-    """Say by which kind of model runs are compared, in a list; empty if all have the same judge."""
+    """List a sentence on the kind of model by which runs with different judges are compared; empty
+    if all have the same judge."""
     by = CommonScore.of(runs)
     if not by.differ:
         return []
@@ -190,7 +191,8 @@ def _error_targets(greatest: float, least: float) -> list[float]:
     rough = (greatest - least) / MOST_TARGETS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return [k * step for k in range(math.ceil(least / step), math.ceil(greatest / step))][::-1]
+    multiples = range(math.ceil(least / step), math.ceil(greatest / step))
+    return [k * step for k in reversed(multiples)]
 
 
 def reached(

@@ -225,7 +225,13 @@ def heat(
     return figure
 
 
-def label_axes(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
+def label_axes(
+    axes: Axes,
+    columns: Sequence[Any],
+    rows: Sequence[Any],
+    x: str,
+    y: str,
+) -> None:
     """Label both axes and the ticks on them.
 
     Of many names about ten are shown; long names of columns are turned.

@@ -19,7 +19,7 @@ class Worth:
 
     Args:
         folder: the command's `--out`.
-        text: results as the command prints them, for `str`; empty: the overall sentence.
+        text: text for `str`, as the command prints it; empty: folder and overall sentence.
 
     Raises:
         BadInput: the folder has no readable worth.json.

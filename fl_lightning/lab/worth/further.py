@@ -50,7 +50,7 @@ class Row:
         kind: kind of model that is scored, such as "finetuned"; None: that of the run's judge.
         label: name of the method and its arguments.
         length: training length, in multiples of the configured rounds.
-        first: folder of its first run, relative to the answer's folder.
+        first: folder of its first run, relative to the folder of all results.
     """
 
     config: Config
@@ -91,7 +91,7 @@ class Row:
         plain: Sequence[str] = (),
         **data: Any,
     ) -> Task:
-        """Make a training.
+        """Make the task that trains and scores this row.
 
         Args:
             out: folder below which its run and scores are stored.
@@ -117,12 +117,12 @@ def newcomer_tasks(
     alone: Row,
     silos: int,
 ) -> list[Task]:
-    """Make trainings in which each silo is held out once, as a newcomer.
+    """List the tasks that hold each silo out once, as a newcomer.
 
     Args:
-        out: the answer's folder.
+        out: folder of all results.
         method: row of the chosen method.
-        alone: row of training alone, of the same length: its newcomers train for all its rounds.
+        alone: row of the same length whose silos, and newcomers, train without others.
         silos: number of silos.
     """
     tasks: list[Task] = []
@@ -148,8 +148,8 @@ def _newcomer_config(config: Config, alone: bool) -> Config:
 
 
 def leave_one_out_tasks(out: Path, method: Row, silos: int) -> list[Task]:
-    """Make one cycle of trainings of the chosen method without each silo in turn; an empty list if
-    there are only two silos."""
+    """List the tasks that train the chosen method without each silo in turn, for one cycle; empty
+    if there are only two silos."""
     return [
         method.task(out / "without" / f"silo-{silo}", fold, held_out=[silo])
         for silo in range(silos if silos > 2 else 0)
@@ -163,12 +163,12 @@ def curve_tasks(
     alone: Row,
     plain: Sequence[str],
 ) -> list[Task]:
-    """Make a cycle of trainings of the chosen method and of training alone for each of `SHARES`.
+    """List the tasks that train with each of `SHARES` of the training samples, for one cycle.
 
     Args:
-        out: the answer's folder.
+        out: folder of all results.
         method: row of the chosen method.
-        alone: row of training alone for the longest length.
+        alone: row of the longest length whose silos train without others.
         plain: names of plain models that are fitted to the same samples.
     """
     tasks: list[Task] = []
@@ -261,7 +261,8 @@ def leave_one_out_section(
     """Tabulate how much each silo's score falls where another silo is absent.
 
     Returns:
-        For `worth.json` among others `missed` [silo, absent silo]; and a table for the page.
+        A dict for `worth.json`, with the falls in `missed` [silo, absent silo], and a table for the
+        page.
     """
     names, metric = list(facts.names), measured.metric
     count = len(names)

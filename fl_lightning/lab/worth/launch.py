@@ -51,7 +51,7 @@ ONLY_LAST = 10**6
 
 @dataclass(frozen=True)
 class WorthPlan:
-    """Arguments of one `fl-train worth`.
+    """Arguments of one call of `fl-train worth`.
 
     Args:
         layers: layers of the config; later ones win.
@@ -152,8 +152,12 @@ def worth(
     check("repeats", repeats, not has_both, "cannot be combined with minutes; leave out one")
     names = default_methods(layers) if methods is None else methods
     for name in names:
-        requirement = "a name is empty; give names separated by single commas: fedper,ditto"
-        check("methods", name, bool(name), requirement)
+        check(
+            "methods",
+            name,
+            bool(name),
+            "a name is empty; separate names by single commas, such as fedper,ditto",
+        )
         catalogue.find("methods", "methods", name)
     cycles = CYCLES
     if repeats is not None:
@@ -336,10 +340,18 @@ def _named_metric(plan: WorthPlan, base: Config) -> Name | None:
         "worth measures no gain in it; choose accuracy, balanced_accuracy or auroc by --metric",
     )
     metric: Any = plan.metric or ("mae" if is_regression else configured)
-    requirement = "is for data.task regression only; choose another --metric"
-    if is_regression:
-        requirement = "worth measures a regression by mae only; leave out --metric"
-    check("metric", metric, metric is None or (metric == "mae") == is_regression, requirement)
+    check(
+        "metric",
+        metric,
+        is_regression or metric != "mae",
+        "it is for data.task regression only; choose another --metric",
+    )
+    check(
+        "metric",
+        metric,
+        not is_regression or metric == "mae",
+        "worth measures a regression by mae only; leave out --metric",
+    )
     share = base.federation.participation
     check(
         "federation.participation",

@@ -32,7 +32,7 @@ def linear(x: Array, y: Array, units: Array) -> Any:
     Args:
         x: (n, features).
         y: (n,) class numbers, or float targets.
-        units: (n,) number of each sample's group (such as a person), which no inner fold divides.
+        units: (n,) number of each sample's group (such as a person); a group is in one inner fold.
     """
     groups = len(np.unique(units))
     is_regression = y.dtype.kind == "f"

@@ -38,8 +38,8 @@ class Task:
         config: config of the run, with the rounds of the longest of `lengths`.
         folder: folder of the run.
         out: folder below which scores are stored; None: no scores.
-        rows: by label, the kind of model that is scored (such as "finetuned"); None: that of the
-            run's judge.
+        rows: kind of model that is scored (such as "finetuned"; None: that of the run's judge), by
+            label of the row.
         lengths: training lengths after which models are scored.
         plain: names of plain models that are fitted to the same samples.
     """

@@ -512,8 +512,8 @@ def why_too_few(
 ) -> str:
     """Say why a silo has too few samples for a verdict; empty if it has enough.
 
-    `LEAST_OF_CLASS` limits, for accuracy, the samples outside the largest class; for metrics by
-    class, the samples of the smallest class.
+    For accuracy, `LEAST_OF_CLASS` samples must lie outside the largest class; for balanced accuracy
+    and AUROC, in the smallest class.
 
     Args:
         metric: metric in which gains are measured.
@@ -538,8 +538,8 @@ def why_too_few(
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
-    """Turn an interval into a verdict. Its place within the margin is checked first: otherwise a
-    large silo would gain by a tenth of a point."""
+    """Turn an interval into a verdict. An interval within the margin is no difference that matters,
+    even if it lies above 0: otherwise a large silo would gain by a tenth of a point."""
     if -margin < low and high < margin:
         return "no difference that matters"
     if low > 0:

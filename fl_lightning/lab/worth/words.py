@@ -38,8 +38,8 @@ ALONE_IN_WORDS = {
 
 
 def alone_is_as_good(row: str) -> str:
-    """Say that the silo's `row` of `ALONE` scores as high as federated training: then it gets no
-    verdict, even with an interval above 0."""
+    """Say why a silo with an interval above 0 gets no verdict: its `row` of `ALONE` scores as
+    high."""
     return f"{ALONE_IN_WORDS[row]}, made of its own samples, is as good"
 
 
