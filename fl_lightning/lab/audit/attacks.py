@@ -156,10 +156,10 @@ def membership(
         row.with_value("AUC", auc(member, score), draws),
         row.with_value(CONTROL, float(np.mean(shuffles)), shuffles),
     ]
-    for words, level in LEVELS.items():
+    for measure, level in LEVELS.items():
         draws = [_true_positive_rate(member[sample], score[sample], level) for sample in samples]
         value = _true_positive_rate(member, score, level)
-        rows.append(row.with_value(words, value, draws, chance=level))
+        rows.append(row.with_value(measure, value, draws, chance=level))
     return rows + _by_client(scored, row)
 
 
@@ -192,17 +192,17 @@ def _by_client(scored: Labelled, row: AttackResult) -> list[AttackResult]:
             sizes.append(members)
     if not values:
         return []
-    every, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
-    mean, worst = float(np.mean(every)), max(values)
+    aucs, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
+    mean, worst = float(np.mean(aucs)), max(values)
     rows = [
-        row.with_value("AUC, mean over clients", mean, samples=len(every)),
-        row.with_value("AUC, worst client", worst, samples=len(every)),
+        row.with_value("AUC, mean over clients", mean, samples=len(aucs)),
+        row.with_value("AUC, worst client", worst, samples=len(aucs)),
     ]
-    for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
-        if len(some):
-            measure = f"AUC, clients with {words} samples"
-            mean = float(np.mean(some))
-            rows.append(row.with_value(measure, mean, samples=len(some)))
+    for size, selected in (("fewer", aucs[is_small]), ("more", aucs[~is_small])):
+        if len(selected):
+            measure = f"AUC, clients with {size} samples"
+            mean = float(np.mean(selected))
+            rows.append(row.with_value(measure, mean, samples=len(selected)))
     return rows
 
 
@@ -236,11 +236,11 @@ def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
     rounds = runs[0].rounds
     evidence = [Evidence("", 1, [run.samples.confidence for run in runs])]
     if all(run.rounds == rounds for run in runs):
-        for way in runs[0].samples.over_rounds:
-            by_run = [run.samples.over_rounds[way] for run in runs]
+        for summary in runs[0].samples.over_rounds:
+            by_run = [run.samples.over_rounds[summary] for run in runs]
             evidence.append(
                 Evidence(
-                    f", {way} over rounds",
+                    f", {summary} over rounds",
                     len(rounds),
                     by_run,
                 )

@@ -95,15 +95,15 @@ def as_html(
 def _places(table: DataFrame) -> DataFrame:
     """Place values on each row's bar, in percent from the left; the bar goes from 0 to 1, for
     correlations from -1 to 1."""
-    least = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
+    start = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
     numbers = table[["value", "low", "high", "chance"]].clip(
-        least,
+        start,
         1.0,
         axis=0,
     )
-    places = numbers.sub(least, axis=0).div(1 - least, axis=0) * 100
-    places["width"] = (places.high - places.low).clip(lower=0.5)
-    return places.round(1).add_suffix("_at")
+    percents = numbers.sub(start, axis=0).div(1 - start, axis=0) * 100
+    percents["width"] = (percents.high - percents.low).clip(lower=0.5)
+    return percents.round(1).add_suffix("_at")
 
 
 def _table(rows: Sequence[AttackResult]) -> DataFrame:

@@ -49,11 +49,11 @@ def split_words(split: Split, runs: Runs) -> str:
     sizes = [int(row["train_samples"]) for row in rows]
     names = ", ".join(run.name for run in members)
     whose = "" if len(members) == len(runs) else f"{names}: "
-    shown = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
-    samples = f"{min(sizes)} to {max(sizes)} training samples"
-    of_classes = f"of {min(classes)} to {max(classes)} classes"
+    note = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
+    sample_range = f"{min(sizes)} to {max(sizes)} training samples"
+    class_range = f"of {min(classes)} to {max(classes)} classes"
     distances = distance_words(members[0])
-    return f"{whose}{len(sizes)} clients{shown} with {samples} {of_classes}{distances}"
+    return f"{whose}{len(sizes)} clients{note} with {sample_range} {class_range}{distances}"
 
 
 MEASURES = {
@@ -108,16 +108,16 @@ def table(runs: Runs) -> DataFrame:
     is_shared = [split.runs for split in splits(runs)] == [list(range(len(runs)))]
     rows_of_split = runs[0].rows("split") if is_shared else []
     split = {int(row["client"]): row for row in rows_of_split}
-    clients = sorted(split.keys() | {client for of_run in scores for client in of_run})
-    shown, rows = runs[0].metric.shown, []
+    clients = sorted(split.keys() | {client for run_scores in scores for client in run_scores})
+    write, rows = runs[0].metric.shown, []
     for client in clients[:MOST_CLIENTS]:
         cells = {"client": " / ".join(dict.fromkeys(run.called(client) for run in runs))}
         if row := split.get(client):
             cells["training samples"] = f"{row['train_samples']:.0f}"
             cells["test samples"] = f"{row['test_samples']:.0f}"
             cells["classes"] = str(_classes(row))
-        for run, of_run in zip(runs, scores, strict=True):
-            cells[run.name] = shown(of_run[client]) if client in of_run else NONE
+        for run, run_scores in zip(runs, scores, strict=True):
+            cells[run.name] = write(run_scores[client]) if client in run_scores else NONE
         rows.append(cells)
     names = ["training samples", "test samples", "classes"] if split else []
     columns = ["client", *names, *(run.name for run in runs)]

@@ -70,10 +70,10 @@ def draw(runs: Runs) -> Figures:
     for number, run in enumerate(runs):
         drawn |= certainty(run, number)
         if run.ledger and not words_if_constant(run.ledger.share):
-            ways = (("down", "received"), ("up", "sent"))
-            for share, (way, verb) in zip(
+            directions = (("down", "received"), ("up", "sent"))
+            for share, (direction, verb) in zip(
                 run.ledger.share,
-                ways,
+                directions,
                 strict=True,
             ):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
@@ -84,7 +84,7 @@ def draw(runs: Runs) -> Figures:
                     names,
                     weights=False,
                 )
-                drawn[f"ledger-{way}-{number}"] = figure
+                drawn[f"ledger-{direction}-{number}"] = figure
     return drawn
 
 
@@ -97,17 +97,17 @@ def relation_heatmaps(runs: Runs) -> Figures:
         view = run.files.intact_relation(rounds[-1]) if rounds else None
         if view is None:
             continue
-        words = f"weight in round {rounds[-1]}"
+        meaning = f"weight in round {rounds[-1]}"
         receivers = [run.called(client) for client in view.receivers]
         sources = [run.called(client) for client in view.sources]
-        names = ("source client", "receiving client", f"{words}, mean over the layers")
+        names = ("source client", "receiving client", f"{meaning}, mean over the layers")
         drawn[f"relation-{number}"] = heat(
             view.rows.mean(axis=1),
             receivers,
             sources,
             names,
         )
-        names = ("source client", "layer", words)
+        names = ("source client", "layer", meaning)
         for receiver, rows in zip(
             view.receivers[:RECEIVERS],
             view.rows,
@@ -125,10 +125,10 @@ def score_curves(runs: Runs) -> Figures:
     """Draw the score by which runs are compared over round, bytes and time; and all other scores
     over round."""
     metric, compared = runs[0].metric, CommonScore.of(runs).column
-    words = drawn_columns(metric)
-    columns = [name for name in words if any(run.has(name) for run in runs)]
+    titles = drawn_columns(metric)
+    columns = [name for name in titles if any(run.has(name) for run in runs)]
     drawn = {}
-    title = f"{metric.words} ({words.get(compared)})"
+    title = f"{metric.words} ({titles.get(compared)})"
     for axis in AXES if compared in columns else ():
         figure, [axes] = panels([""], 3.9)
         if _curves(axes, runs, {compared: ("-", "")}, axis):
@@ -136,8 +136,8 @@ def score_curves(runs: Runs) -> Figures:
             drawn["accuracy" if axis == "round" else f"accuracy-{axis}"] = figure
     others = [name for name in columns if name != compared]
     if others:
-        figure, every = panels([words[name] for name in others])
-        for axes, name in zip(every, others, strict=True):
+        figure, all_axes = panels([titles[name] for name in others])
+        for axes, name in zip(all_axes, others, strict=True):
             _curves(axes, runs, {name: ("-", "")})
             finish(axes, "round", metric.words, metric.rises)
         drawn["accuracy-kinds"] = figure
@@ -222,15 +222,15 @@ def _curves(
         label = runs[members[0]].name
         if others := len(members) - 1:
             label += f" and {others} more seed{'s' * (others > 1)}"
-        places: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
+        positions: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
         for column, (dashes, ending) in columns.items():
             rows = [Series(runs[number].column(column), dtype=float) for number in members]
             table = concat(rows, axis=1).T / size
-            if places and (table > least).any(axis=None):
+            if positions and (table > least).any(axis=None):
                 look = {"color": colour[members[0]], "linestyle": dashes}
                 curve(
                     axes,
-                    np.array(places) * scale,
+                    np.array(positions) * scale,
                     table,
                     label + ending,
                     look,
@@ -257,26 +257,26 @@ def unit(sizes: Sequence[float]) -> tuple[str, int]:
 
 def fairness(runs: Runs) -> Figures:
     """Draw all clients' scores, sorted from worst to best."""
-    by = CommonScore.of(runs)
-    metric = by.metric
+    common = CommonScore.of(runs)
+    metric = common.metric
     figure, [axes] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):
-        defined = filter(math.isfinite, run.scores(by.kind)[0].values())
+        defined = filter(math.isfinite, run.scores(common.kind)[0].values())
         scores = sorted(defined, key=metric.merit)
         if scores:
-            places = (np.arange(len(scores)) + 0.5) / len(scores)
+            positions = (np.arange(len(scores)) + 0.5) / len(scores)
             label = legend_label(run.name)
             axes.plot(
-                places,
+                positions,
                 scores,
                 "o-",
                 color=colour,
                 markersize=4,
                 label=label,
             )
-    words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
+    label_of_y = metric.words if common.kind is None else f"{metric.words} ({MODELS[common.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
-    finish(axes, "clients, from worst to best", words, metric.rises)
+    finish(axes, "clients, from worst to best", label_of_y, metric.rises)
     return {"fairness-order": figure} if axes.lines else {}
 
 
@@ -334,19 +334,19 @@ def certainty(run: RunResult, number: int) -> Figures:
         probability, predicted = probabilities.iloc[:, 1], classes[1]
     table = table.assign(probability=probability, true=table.label == predicted)
     titles = ["ROC", "calibration"] if is_binary else ["calibration"]
-    figure, every = panels(titles, 3.9)
+    figure, all_axes = panels(titles, 3.9)
     by_client = itertools.islice(table.groupby("client"), len(COLOURS))
     for colour, (client, rows) in zip(COLOURS, by_client, strict=False):
-        look: dict[str, Any] = {"color": colour, "linewidth": 1.2}
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.2}
         name = legend_label(run.called(client))
         if is_binary and rows.true.nunique() == 2:
             false_rate, true_rate, _ = roc_curve(rows.true, rows.probability)
             area = roc_auc_score(rows.true, rows.probability)
-            every[0].plot(
+            all_axes[0].plot(
                 false_rate,
                 true_rate,
                 label=f"{name}, {area:.2f}",
-                **look,
+                **style,
             )
         share, mean = calibration_curve(
             rows.true,
@@ -354,11 +354,11 @@ def certainty(run: RunResult, number: int) -> Figures:
             n_bins=BINS,
             strategy="quantile",
         )
-        every[-1].plot(mean, share, marker=".", label=name, **look)
-    whose = classes[1] if is_binary else "the predicted class"
-    words = [("false alarms", f"cases found ({whose})")] if is_binary else []
-    words.append((f"probability of {whose}", "how often it is true"))
-    for axes, names in zip(every, words, strict=True):
+        all_axes[-1].plot(mean, share, marker=".", label=name, **style)
+    class_name = classes[1] if is_binary else "the predicted class"
+    labels = [("false alarms", f"cases found ({class_name})")] if is_binary else []
+    labels.append((f"probability of {class_name}", "how often it is true"))
+    for axes, names in zip(all_axes, labels, strict=True):
         axes.plot(
             [0, 1],
             [0, 1],
@@ -451,8 +451,8 @@ def costs(runs: Runs) -> Figures:
         ("cost-flops", FLOPS, counted, ""),
     )
     drawn = {}
-    for name, columns, listed, title in charts:
-        measured = [run for run in listed if run.has(*columns)]
+    for name, columns, runs_of_chart, title in charts:
+        measured = [run for run in runs_of_chart if run.has(*columns)]
         parts = {
             words: np.array([np.nansum(run.column(column)) for run in measured])
             for column, words in columns.items()

@@ -91,11 +91,11 @@ def relations(runs: Runs) -> dict[str, Any]:
             absent = f"{run.rounds_done - present} of {run.rounds_done}"
             run.notes["relation"].append(f"{absent} rounds have no relation file")
     rounds, details = _plan(runs, rounds_of)
-    shown = []
+    entries = []
     for run in runs:
         pictures: dict[int, Any] = {}
         layers: list[str] = []
-        words: set[str] = set()
+        sentences: set[str] = set()
         unread_rounds = []
         for number in rounds if run.name in details else []:
             if number not in rounds_of[run.name]:
@@ -105,21 +105,21 @@ def relations(runs: Runs) -> dict[str, Any]:
                 unread_rounds.append(number)
             else:
                 layers = view.layers
-                words.add(_words_if_alike(view))
+                sentences.add(_words_if_alike(view))
                 pictures[number] = _round(view, details[run.name])
         run.notes["relation"] += unread(unread_rounds)
-        constant = words.pop() if len(words) == 1 else ""
-        of_run = {
+        constant = sentences.pop() if len(sentences) == 1 else ""
+        entry = {
             "layers": layers,
             "pictures": pictures,
             "constant": constant,
         }
-        shown.append(of_run | ({"names": run.client_names} if run.client_names else {}))
+        entries.append(entry | ({"names": run.client_names} if run.client_names else {}))
     viridis = colormaps["viridis"](np.arange(256), bytes=True)
     return {
-        "rounds": [t for t in rounds if any(t in of_run["pictures"] for of_run in shown)],
+        "rounds": [t for t in rounds if any(t in entry["pictures"] for entry in entries)],
         "of": len(set().union(*rounds_of.values())),
-        "runs": shown,
+        "runs": entries,
         "palette": base64.b64encode(viridis[:, :3].tobytes()).decode(),
     }
 
@@ -129,8 +129,8 @@ def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[
     own, so that each run stays within its equal part of `BUDGET`. Runs for which even overviews are
     too large are left out."""
     every = sorted(set().union(*rounds_of.values()))
-    shown = min(len(every), MOST_ROUNDS)
-    fewest = min(shown, FEWEST_ROUNDS)
+    count_of_rounds = min(len(every), MOST_ROUNDS)
+    fewest = min(count_of_rounds, FEWEST_ROUNDS)
     details: dict[str, int] = {}
     for run in runs:
         views = map(run.files.intact_relation, reversed(rounds_of[run.name]))
@@ -151,8 +151,8 @@ def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[
             run.notes["relation"].append(
                 f"layer by layer, only the first {count} of each round's cohort are shown"
             )
-        shown = min(shown, int(budget // (overview + count * detail)))
-    indices = np.linspace(0, len(every) - 1, shown).round().astype(int)
+        count_of_rounds = min(count_of_rounds, int(budget // (overview + count * detail)))
+    indices = np.linspace(0, len(every) - 1, count_of_rounds).round().astype(int)
     last = {numbers[-1] for numbers in rounds_of.values() if numbers}
     return sorted(last | {every[k] for k in indices}), details
 

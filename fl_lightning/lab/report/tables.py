@@ -108,16 +108,16 @@ def remarks(runs: Runs) -> list[str]:
 def judges(runs: Runs) -> list[str]:
     """List a sentence on the kind of model by which runs with different judges are compared; empty
     if all have the same judge."""
-    by = CommonScore.of(runs)
-    if not by.differ:
+    common = CommonScore.of(runs)
+    if not common.differ:
         return []
     judged = [run for run in runs if run.has(run.metric.of("mean"))]
     judges_of_runs = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in judged)
     line = f"Each run has a judge of its own ({judges_of_runs})."
-    if by.kind is None:
+    if common.kind is None:
         without = "No kind of model was scored in all: each number is by its run's own judge."
         return [f"{line} {without} Do not compare them."]
-    shared = f"All are compared by what all were scored by: {model_words(by.kind)}."
+    shared = f"All are compared by what all were scored by: {model_words(common.kind)}."
     return [f"{line} {shared} Each run's own judge is shown as well."]
 
 
@@ -132,8 +132,8 @@ def incomparable(runs: Runs) -> list[str]:
         keys.add("data.root")
     # judges may differ as long as one kind of model was scored in all runs
     keys -= {"evaluation.judge"}
-    by = CommonScore.of(runs)
-    if by.differ and by.kind is None:
+    common = CommonScore.of(runs)
+    if common.differ and common.kind is None:
         keys.add("evaluation.judge")
     return sorted(keys)
 
@@ -165,15 +165,15 @@ def targets(runs: Runs) -> list[float]:
     are five points apart, or less if there would be none; errors are a round step apart, about an
     eighth of the range.
     """
-    by = CommonScore.of(runs)
+    common = CommonScore.of(runs)
     curves = []
     for run in runs:
-        values = [value for value in run.column(by.column) if math.isfinite(value)]
+        values = [value for value in run.column(common.column) if math.isfinite(value)]
         curves += [values] if values else []
     if not curves:
         return []
     first = [curve[0] for curve in curves]
-    if not by.metric.rises:
+    if not common.metric.rises:
         return _error_targets(max(first), min(map(min, curves)))
     lowest, highest = min(first), max(map(max, curves))
     for parts in (20, 50, 100, 200):
@@ -216,25 +216,25 @@ def scored_seldom(runs: Iterable[RunResult]) -> str:
         return ""
     spacing = f"{least} to {most}" if least < most else str(most)
     late = f"up to {most - 1} rounds too late" if most > 2 else "up to a round too late"
-    begin = f"runs are scored every {spacing} rounds: a target is seen {late}"
-    return f"{begin}, and its bytes and seconds count them"
+    warning = f"runs are scored every {spacing} rounds: a target is seen {late}"
+    return f"{warning}, and its bytes and seconds count them"
 
 
 def time_to_accuracy(runs: Runs) -> list[tuple[str, list[list[str]]]]:
     """List each target, and for each run the cells: round, MiB, modelled and measured time at which
     it was reached."""
-    table, by = [], CommonScore.of(runs)
+    table, common = [], CommonScore.of(runs)
     for target in targets(runs):
         lines = []
         for run in runs:
-            costs = reached(run, target, by.column)
+            costs = reached(run, target, common.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
                 cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
             lines.append(cells)
-        words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
-        table.append((words, lines))
+        target_words = f"{100 * target:g} %" if common.metric is ACCURACY else f"{target:.4g}"
+        table.append((target_words, lines))
     return table
 
 
@@ -274,27 +274,27 @@ def global_test_rows(runs: Runs) -> Rows:
     for kind, model in MODELS.items():
         column = metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
-            begin = f"test set of all, {model}: "
+            prefix = f"test set of all, {model}: "
             best = [_at_best(run, column, column) for run in runs]
-            ended = [known(run.summary.get(f"final_{column}"), run.metric.shown) for run in runs]
-            rows[f"{begin}best round (optimistic)"] = best
-            rows[f"{begin}last judged round"] = [_last(run, column) for run in runs]
-            rows[f"{begin}all clients at the end"] = ended
+            at_end = [known(run.summary.get(f"final_{column}"), run.metric.shown) for run in runs]
+            rows[f"{prefix}best round (optimistic)"] = best
+            rows[f"{prefix}last judged round"] = [_last(run, column) for run in runs]
+            rows[f"{prefix}all clients at the end"] = at_end
     return rows
 
 
 def score_rows(runs: Runs) -> Rows:
     """Make rows of scores: first of the kind of model by which runs are compared, if their judges
     differ, then of each run's own judge."""
-    by = CommonScore.of(runs)
-    metric, mean = by.metric, by.metric.of("mean")
-    rows, prefix = {}, "own judge: " if by.differ else ""
-    if by.differ and by.kind:
+    common = CommonScore.of(runs)
+    metric, mean = common.metric, common.metric.of("mean")
+    rows, prefix = {}, "own judge: " if common.differ else ""
+    if common.differ and common.kind:
         rows = _round_rows(
             runs,
             "",
-            by.column,
-            [by.kind] * len(runs),
+            common.column,
+            [common.kind] * len(runs),
         )
     rows |= _round_rows(
         runs,
@@ -305,15 +305,15 @@ def score_rows(runs: Runs) -> Rows:
     chosen = [_at_best(run, metric.of("validation"), mean) for run in runs]
     if set(chosen) != {NONE}:
         rows[f"{prefix}round chosen on validation data"] = chosen
-    end = f"{prefix}all clients at the end: "
-    rows[f"{end}model"] = [final_words(run.summary) if run.finished else NONE for run in runs]
+    at_end = f"{prefix}all clients at the end: "
+    rows[f"{at_end}model"] = [final_words(run.summary) if run.finished else NONE for run in runs]
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = [run.summary.get(metric.of(f"final_{key}")) for run in runs]
-        rows[f"{end}{name}"] = [known(value, metric.shown) for value in values]
+        rows[f"{at_end}{name}"] = [known(value, metric.shown) for value in values]
     for further in FURTHER.values():
         cells = [_final_mean(run, further.name) for run in runs]
         if set(cells) != {NONE}:
-            rows[f"{end}{further.mean_words}"] = cells
+            rows[f"{at_end}{further.mean_words}"] = cells
     return rows
 
 

@@ -74,14 +74,14 @@ def panels(
     down = math.ceil(len(titles) / across)
     size = (WIDTH * across, height * down)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    every = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel().tolist()
-    for axes in every[len(titles) :]:
+    all_axes = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel().tolist()
+    for axes in all_axes[len(titles) :]:
         axes.remove()
-    for axes, title in zip(every, titles, strict=False):
+    for axes, title in zip(all_axes, titles, strict=False):
         axes.set_title(literal(title), fontsize=10)
         axes.tick_params(labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
-    return figure, every[: len(titles)]
+    return figure, all_axes[: len(titles)]
 
 
 def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:

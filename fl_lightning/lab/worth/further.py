@@ -294,7 +294,7 @@ def leave_one_out_section(
         "half": half.tolist(),
         "surely": surely,
     }
-    listed = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
+    pairs_in_words = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
     worse = "error of the silo of a row rises"
     if metric != "mae":
         worse = "score of the silo of a row falls"
@@ -302,7 +302,7 @@ def leave_one_out_section(
         f"How much the {worse} where the silo of a column does not take part "
         f"({measured.method}, one cycle; {words.METRICS[metric]}), with half of its 95 % interval. "
         f"A positive number: it would be missed. "
-        f"All pairs considered together (Holm, 5 %): {listed or 'of no pair is it sure'}."
+        f"All pairs considered together (Holm, 5 %): {pairs_in_words or 'of no pair is it sure'}."
     )
     relation = _relation(out, count, folder_of(method.label))
     if relation is not None:
@@ -470,9 +470,9 @@ def _crossing(points: Points, key: str) -> float | None:
         if more[key] > 0:
             return None
         if fewer[key] > 0:
-            part = fewer[key] / (fewer[key] - more[key])
+            fraction = fewer[key] / (fewer[key] - more[key])
             small, large = math.log(fewer["samples"]), math.log(more["samples"])
-            return math.exp(small * (1 - part) + large * part)
+            return math.exp(small * (1 - fraction) + large * fraction)
     return None
 
 

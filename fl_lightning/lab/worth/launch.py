@@ -382,8 +382,8 @@ def _train(ready: Prepared) -> int:
         return plan.cycles
     duration, extra = 0.0, plan.extra_ratio(len(facts.names))
     for done in range(MOST_CYCLES):
-        begin = time.monotonic()
-        if done and begin + duration * (1 + extra) > plan.deadline:
+        start = time.monotonic()
+        if done and start + duration * (1 + extra) > plan.deadline:
             return done
         try:
             trained = _train_up_to(ready, done + 1)
@@ -391,7 +391,7 @@ def _train(ready: Prepared) -> int:
             print(f"worth: {plan.minutes:g} minutes are over; what has run counts", file=sys.stderr)
             return done
         if trained:
-            duration = time.monotonic() - begin
+            duration = time.monotonic() - start
     return MOST_CYCLES
 
 
@@ -452,13 +452,13 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
         plan.folder.path / "logs",
         check_time,
     )
-    begin = time.monotonic()
+    start = time.monotonic()
     with when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
                 failures[str(jobs[ended.job].folder)] = ended.error
-            _print_progress(done, total, begin)
+            _print_progress(done, total, start)
     plan.folder.write_failures(failures)
     if failures:
         name, reason = next(iter(failures.items()))
@@ -474,9 +474,9 @@ def _safely(task: Task) -> str | None:
     return run_safely(lambda: task.run(train))
 
 
-def _print_progress(done: int, total: int, begin: float) -> None:
+def _print_progress(done: int, total: int, start: float) -> None:
     """Print the number of trainings done and the time left, at about every tenth of the way."""
-    minutes = (time.monotonic() - begin) / done * (total - done) / 60
+    minutes = (time.monotonic() - start) / done * (total - done) / 60
     if done in (1, total) or done % max(1, total // 10) == 0:
         line = f"worth: {done} of {total} trainings, about {minutes:.1f} minutes left"
         print(line, file=sys.stderr, flush=True)
@@ -509,21 +509,21 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
             ready.rows[LOCAL[-1]],
             facts.plain,
         )
-    parts: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
+    results: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
     try:
         _run_all(plan, tasks)
     except OutOfTime:
         print("worth: no time was left for newcomers, leave-one-out and curve", file=sys.stderr)
     else:
-        parts["newcomers"] = further.newcomer_section(newcomer_tasks, measured)
+        results["newcomers"] = further.newcomer_section(newcomer_tasks, measured)
         if plan.leave_one_out:
-            parts["leave_one_out"] = further.leave_one_out_section(
+            results["leave_one_out"] = further.leave_one_out_section(
                 out,
                 method,
                 measured,
                 facts,
             )
         if plan.curve:
-            parts["curve"] = further.curve_section(out, measured, facts)
-    measured.consortium |= {name: content for name, (content, _) in parts.items()}
-    return [section for _, section in parts.values()]
+            results["curve"] = further.curve_section(out, measured, facts)
+    measured.consortium |= {name: content for name, (content, _) in results.items()}
+    return [section for _, section in results.values()]

@@ -191,12 +191,12 @@ def _gain(
     )
     if estimate is None:
         return None, figures
-    most = math.inf if metric == "mae" else 1.0  # other metrics lie between 0 and 1
+    greatest = math.inf if metric == "mae" else 1.0  # other metrics lie between 0 and 1
     low, high = estimate.ends
     return estimate, figures | {
         "gain": estimate.gain,
-        "low": max(low, -most),
-        "high": min(high, most),
+        "low": max(low, -greatest),
+        "high": min(high, greatest),
     }
 
 

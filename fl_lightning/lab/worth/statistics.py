@@ -287,9 +287,9 @@ def _by_unit(table: Array, units: Array) -> Array:
 
 def value(metric: Name, scores: Scores, samples: ScoredSamples) -> float:
     """Compute the metric, mean over cycles (for mae the error itself); NaN if undefined."""
-    parts = contributions(metric, scores, samples)
+    summands = contributions(metric, scores, samples)
     with np.errstate(invalid="ignore"):
-        total = float(scale(metric) * _over_cycles(parts).sum())
+        total = float(scale(metric) * _over_cycles(summands).sum())
     return -total if metric == "mae" else total
 
 
@@ -300,10 +300,10 @@ def by_fold(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
     for cycle, folds in enumerate(samples.folds):
         for fold in np.unique(folds):
             tested = folds == fold
-            parts = contributions(
+            summands = contributions(
                 metric, scores.part([cycle], tested), samples.part([cycle], tested)
             )
-            table[cycle, fold] = scale(metric) * parts.sum()
+            table[cycle, fold] = scale(metric) * summands.sum()
     return table
 
 
@@ -339,16 +339,16 @@ def estimate(
     )
     by_cycles = 0.0
     if cycles > 1:
-        single = []
+        cycle_variances = []
         for cycle in range(cycles):
-            of_cycle = _variance(
+            cycle_variance, *_ = _variance(
                 metric,
                 alone.part([cycle], every),
                 federated.part([cycle], every),
                 samples.part([cycle], every),
             )
-            single.append(of_cycle[0])
-        by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
+            cycle_variances.append(cycle_variance)
+        by_cycles = max(0.0, (float(np.mean(cycle_variances)) - variance) / (1 - 1 / cycles))
     gain = float(scale(metric) * _over_cycles(difference).sum())
     return Estimate(
         gain,
@@ -401,15 +401,15 @@ def _variance(
 
     # V_s and a by class
     v_units, made_up, freedom, cubes = [], [], [], 0.0
-    for k, middle in enumerate(centre):
+    for k, class_mean in enumerate(centre):
         members = stratum == k
-        sums = np.bincount(unit[members], mean[members] - middle)
+        sums = np.bincount(unit[members], mean[members] - class_mean)
         count = len(np.unique(unit[members]))
         freedom.append(max(count - 1, 1))
         factor = count / freedom[-1]
         # a single unit shows no variance: assume that the models differ in all its samples
         differing = int(members.sum()) if count == 1 else 1
-        most = differing * _largest_contribution(
+        largest = differing * _largest_contribution(
             metric,
             difference,
             samples,
@@ -417,7 +417,7 @@ def _variance(
             count,
         )
         v_units.append(factor * float(np.square(sums).sum()))
-        made_up.append(MADE_UP * factor * most**2)
+        made_up.append(MADE_UP * factor * largest**2)
         cubes += float((sums**3).sum())
     kept, twice = 1.0, 0.0
     if metric == "auroc" and any(v_units):
@@ -426,14 +426,14 @@ def _variance(
     v_strata = kept * np.array(v_units) + made_up
 
     # V_x: squared sums over a fit's samples, less the part that its units explain
-    rest = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
-    of_fits, of_units = 0.0, 0.0
-    for folds, values in zip(samples.folds, rest, strict=True):
+    residuals = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
+    fit_squares, unit_squares = 0.0, 0.0
+    for folds, values in zip(samples.folds, residuals, strict=True):
         by_fit = scale(metric) * np.bincount(folds, values)
         by_unit = np.bincount(folds * (int(unit.max()) + 1) + unit, values)
-        of_fits += float(np.square(by_fit).sum())
-        of_units += float(np.square(by_unit).sum())
-    v_fits = max(0.0, (of_fits - of_units) / len(difference) ** 2 + twice)
+        fit_squares += float(np.square(by_fit).sum())
+        unit_squares += float(np.square(by_unit).sum())
+    v_fits = max(0.0, (fit_squares - unit_squares) / len(difference) ** 2 + twice)
 
     # Satterthwaite: sum of squares over degrees of freedom
     variance = float(v_strata.sum()) + v_fits
@@ -474,11 +474,11 @@ def _largest_contribution(
     return max(float(np.nanmax(np.abs(difference[:, members]))), 1e-12)
 
 
-def _over_cycles(parts: Array) -> Array:
+def _over_cycles(values: Array) -> Array:
     """Mean over the cycles that have a value, (n,); NaN without any."""
-    is_defined = ~np.isnan(parts)
+    is_defined = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        mean: Array = np.where(is_defined, parts, 0.0).sum(0) / is_defined.sum(0)
+        mean: Array = np.where(is_defined, values, 0.0).sum(0) / is_defined.sum(0)
     return mean
 
 
@@ -492,15 +492,15 @@ def one_unit_dominates(alone: Array, federated: Array, samples: ScoredSamples) -
     heavier tails, a single training set does not show how much its result is chance.
     """
     ratio = LEAST / len(np.unique(samples.units))
-    most = HEAVY * max(1.0, ratio)
-    of_difference = _largest_share(federated - alone, samples)
-    of_errors = _largest_share(alone, samples)
-    return of_difference > most or of_errors > 2 * most * min(1.0, ratio) ** (1 / 3)
+    limit = HEAVY * max(1.0, ratio)
+    in_difference = _largest_share(federated - alone, samples)
+    in_errors = _largest_share(alone, samples)
+    return in_difference > limit or in_errors > 2 * limit * min(1.0, ratio) ** (1 / 3)
 
 
-def _largest_share(parts: Array, samples: ScoredSamples) -> float:
-    """Largest share of one unit in the variance of `parts` (C, n); 0 without variance."""
-    mean = _over_cycles(parts)
+def _largest_share(values: Array, samples: ScoredSamples) -> float:
+    """Largest share of one unit in the variance of `values` (C, n); 0 without variance."""
+    mean = _over_cycles(values)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
     total = float(sums.sum())
@@ -522,7 +522,7 @@ def why_too_few(
         units: number of groups of dependent samples; 0: all samples are independent.
         kind: name of these groups.
     """
-    n, least = size or len(labels), LEAST_OF_CLASS[metric]
+    n, needed = size or len(labels), LEAST_OF_CLASS[metric]
     _, counts = np.unique(labels, return_counts=True)
     if n < LEAST:
         return f"it has {n} samples, and a verdict takes {LEAST}"
@@ -530,10 +530,10 @@ def why_too_few(
         return f"its {n} samples are of {units} {kind}, and a verdict takes {LEAST_UNITS}"
     if metric != "mae" and len(counts) == 1:
         return "all its samples are of one class"
-    rare = n - int(counts.max()) if metric == "accuracy" else int(counts.min())
-    if rare < least:
+    fewer = n - int(counts.max()) if metric == "accuracy" else int(counts.min())
+    if fewer < needed:
         where = "outside its largest class" if metric == "accuracy" else "of its smallest class"
-        return f"it has {rare} samples {where}, and a verdict takes {least}"
+        return f"it has {fewer} samples {where}, and a verdict takes {needed}"
     return ""
 
 

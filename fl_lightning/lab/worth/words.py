@@ -110,27 +110,27 @@ def _main(answer: Answer, measured: Measured) -> str:
     if answer.verdict == "no difference that matters":
         widest = amount(max(abs(answer.low), abs(answer.high)), metric)
         return f"It makes no difference that matters: any difference is below {widest}{unit}."
-    begin = f"Cannot tell yet: the gain lies between {low} and {high}{unit}."
-    return f"{begin} {_narrowed_by(answer, answer.estimate, metric)}"
+    sentence = f"Cannot tell yet: the gain lies between {low} and {high}{unit}."
+    return f"{sentence} {_narrowed_by(answer, answer.estimate, metric)}"
 
 
 def _narrowed_by(answer: Answer, estimate: Estimate, metric: Name) -> str:
     """Say how far more repetitions or more own samples would narrow the interval."""
-    later, unit = estimate.half_after(2 * estimate.cycles), unit_of(metric)
+    half_later, unit = estimate.half_after(2 * estimate.cycles), unit_of(metric)
     target = next_half_width(estimate.half, answer.margin / MARGIN if metric == "mae" else 1.0)
     count, kind = answer.silo.independent
     needed = estimate.samples_for(count, target)
-    width = f"±{amount(target, metric)}{unit}"
-    rest = f"with about {needed} own {kind} we would know it to within {width}."
+    half_width = f"±{amount(target, metric)}{unit}"
+    by_samples = f"with about {needed} own {kind} we would know it to within {half_width}."
     if needed is None:
-        rest = (
+        by_samples = (
             f"more own {kind} alone would hardly narrow it, since it owes too much to the luck of "
             "single trainings."
         )
-    if later >= 0.9 * estimate.half:
-        return rest.capitalize()
-    width = f"±{amount(later, metric)}{unit}"
-    return f"Twice as many repetitions would bring it to about {width}; {rest}"
+    if half_later >= 0.9 * estimate.half:
+        return by_samples.capitalize()
+    half_width = f"±{amount(half_later, metric)}{unit}"
+    return f"Twice as many repetitions would bring it to about {half_width}; {by_samples}"
 
 
 def next_half_width(half: float, unit: float = 1.0) -> float:
@@ -152,8 +152,8 @@ def _notes(answer: Answer, measured: Measured) -> list[str]:
         if count == silo.size == holder.size:
             notes.append(f"It is a copy of {holder.name}: all {count} samples are the same.")
         else:
-            lie = f"{count} of its {silo.size} samples lie in {holder.name}, too"
-            notes.append(f"{lie}; they are not counted.")
+            note = f"{count} of its {silo.size} samples lie in {holder.name}, too"
+            notes.append(f"{note}; they are not counted.")
     if silo.units and not answer.reason:
         notes.append(f"Its samples are of {silo.units} {silo.kind}, which are what counts.")
     if silo.repeated and not silo.shared and not silo.units:
@@ -169,15 +169,15 @@ def overall_sentence(facts: Mapping[str, Any], measured: Measured) -> str:
     if "gain" not in facts:
         few = f"only {facts['silos_with_verdict']} have enough samples"
         return f"There is no answer for all {number} silos together: {few}."
-    parts = [
+    clauses = [
         text.format(counts[word], s="s" * (counts[word] == 1))
         for word, text in COUNTED.items()
         if counts[word]
     ]
-    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    all_clauses = " and ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))
     metric, unit = measured.metric, unit_of(measured.metric)
     gain, low, high = (signed(facts[key], metric) for key in ("gain", "low", "high"))
-    text = f"of {number} silos {listed}; the mean gain is {gain}{unit} ({low} to {high})."
+    text = f"of {number} silos {all_clauses}; the mean gain is {gain}{unit} ({low} to {high})."
     if sure := len(facts["surely_gain"]):
         text += f" {sure} of them surely gain{'s' * (sure == 1)}, all silos considered together."
     return f"{_on_the_whole(facts, measured)}: {text}"
@@ -250,23 +250,23 @@ def visible_gains(facts: SiloFacts, cycles: int, metric: Name = "accuracy") -> l
         names_by_size[size, count].append(name)
     lines = [*facts.notes]
     for (size, count), names in sorted(names_by_size.items()):
-        listed = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
-        of_units = f"of {count} {facts.kind} " if count else ""
-        visible = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
+        silos = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
+        groups = f"of {count} {facts.kind} " if count else ""
+        statement = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
         if metric != "accuracy":
-            visible = visible.replace("gain", "gain in accuracy")
-            visible += f" (of {metric} no such width was simulated)"
+            statement = statement.replace("gain", "gain in accuracy")
+            statement += f" (of {metric} no such width was simulated)"
         if size < LEAST:
-            visible = f"too few for a verdict, which takes {LEAST}"
+            statement = f"too few for a verdict, which takes {LEAST}"
         elif 0 < count < LEAST_UNITS:
-            visible = f"too few {facts.kind} for a verdict, which takes {LEAST_UNITS}"
+            statement = f"too few {facts.kind} for a verdict, which takes {LEAST_UNITS}"
         elif metric == "mae":
             continue  # an error has a unit of its own
         elif count:
-            visible = (
-                f"at best {visible}; the more alike the samples of one, the greater it must be"
+            statement = (
+                f"at best {statement}; the more alike the samples of one, the greater it must be"
             )
-        lines.append(f"{size} samples {of_units}{listed}: {visible}")
+        lines.append(f"{size} samples {groups}{silos}: {statement}")
     return lines
 
 
