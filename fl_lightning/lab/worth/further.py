@@ -349,7 +349,7 @@ def _relation(out: Path, count: int, folder: str) -> Array | None:
     """Last relation (silos, silos), mean over layers and the first cycle's runs; None if no run has
     stored one, or if all its rows are equal."""
     relations = []
-    for run_folder in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # `FOLDS` seeds
+    for run_folder in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the first cycle
         run = RunResult(run_folder)
         if run.relation_rounds and len(cube := run.cube()) == count:
             relations.append(np.nanmean(cube, axis=1))

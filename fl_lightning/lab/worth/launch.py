@@ -316,7 +316,9 @@ def _rows(runs: Sequence[tuple[StudyRun, Config]]) -> dict[str, Row]:
 
     rows = {}
     for run, config in runs:
-        for cell in run.cells() if run.seed == 0 else []:
+        if run.seed != 0:
+            continue
+        for cell in run.cells():
             for length in LENGTHS:
                 row = Row(
                     config,

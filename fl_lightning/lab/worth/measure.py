@@ -226,7 +226,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         "margin": measured.margin,
         "cycles": measured.cycles,
         "silos": len(answers),
-        "silos_with_verdict": len(judged),  # it may be "cannot tell yet"
+        "silos_with_verdict": len(judged),  # "cannot tell yet" included
         "counts": counts,
         "shares": {word: count / len(answers) for word, count in counts.items()},
     }
