@@ -28,7 +28,7 @@ TOKENS = {
     "engine": 27_500,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 95_800,
+    "lab": 95_700,
     "methods": 45_000,
     "models": 7_700,
     "privacy": 3_600,
