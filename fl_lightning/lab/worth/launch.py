@@ -262,7 +262,7 @@ def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[S
         },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, pairs = resolved(definition, over=[*plan.layers, fixed], beneath=[beneath])
+    base, pairs = resolved(definition, overrides=[*plan.layers, fixed], defaults=[beneath])
     return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 

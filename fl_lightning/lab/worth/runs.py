@@ -203,7 +203,7 @@ def _plain_scores(run: RunContext, kind: str, client: int) -> Table:
         kind,
         train,
         x,
-        run.data.units(client)[0],
+        run.data.unit_ids(client)[0],
         run.data.num_classes,
     )
     return _table(
