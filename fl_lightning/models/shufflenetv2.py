@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as Torchvision
 
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput
 
 
 class ShuffleNetV2(Torchvision):
@@ -29,22 +28,13 @@ class ShuffleNetV2(Torchvision):
         representation: int | None = None,
         stem: Literal["stride2", "stride1"] = "stride2",
     ) -> None:
-        check(
-            "model",
-            "ShuffleNetV2",
-            len(input_shape) == 3,
-            f"it needs images, but the data are {(*input_shape,)}",
-        )
-        if representation is not None and representation < 1:
-            raise BadInput(
-                "model.init_args.representation", representation, "it must be at least 1, or null"
-            )
-        check(
-            "model.init_args.stem",
-            stem,
-            stem in ("stride2", "stride1"),
-            "choose stride2 or stride1",
-        )
+        requirement = f"it needs images, but the data are {(*input_shape,)}"
+        check("model", "ShuffleNetV2", len(input_shape) == 3, requirement)
+        is_width = representation is None or representation >= 1
+        requirement = "it must be at least 1, or null"
+        check("model.init_args.representation", representation, is_width, requirement)
+        stems = ("stride2", "stride1")
+        check("model.init_args.stem", stem, stem in stems, "choose stride2 or stride1")
         super().__init__(
             [4, 8, 4],
             [24, 116, 232, 464, 1024],

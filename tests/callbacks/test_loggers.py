@@ -136,7 +136,7 @@ def wandb_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb_config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb_cache"))
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb_data"))
-    monkeypatch.setattr(connection, "answers", lambda host, port: False)
+    monkeypatch.setattr(connection, "is_reachable", lambda host, port: False)
     yield
     wandb.teardown()
 
@@ -363,7 +363,7 @@ def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkey
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(connection, "answers", lambda host, port: answers)
+    monkeypatch.setattr(connection, "is_reachable", lambda host, port: answers)
     found, why = connection.possible_mode()
     assert found == mode
     assert why.startswith(reason)
@@ -373,7 +373,7 @@ def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkey
 @pytest.mark.usefixtures("wandb_alone")
 def test_a_key_in_netrc_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
-    monkeypatch.setattr(connection, "answers", lambda host, port: True)
+    monkeypatch.setattr(connection, "is_reachable", lambda host, port: True)
     (tmp_path / "netrc").write_text(f"machine here.example\n  login user\n  password {KEY}\n")
     (tmp_path / "netrc").chmod(0o600)
     assert connection.possible_mode() == ("online", "")
