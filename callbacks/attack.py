@@ -60,7 +60,12 @@ class Attack(Transform):
         flips = self.kind == "label_flip"
         sends = any(g.up_mask.any() for g in run.groups)
         requirement = f"{run.method_name} uploads no model to attack; use label_flip"
-        check(f"{key}.kind", self.kind, sends or flips, requirement)
+        check(
+            f"{key}.kind",
+            self.kind,
+            sends or flips,
+            requirement,
+        )
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
@@ -77,7 +82,12 @@ class Attack(Transform):
         if flips:
             has_classes = run.data.task == "classification"
             requirement = "a regression has no classes to flip; use sign_flip or noise"
-            check(f"{key}.kind", self.kind, has_classes, requirement)
+            check(
+                f"{key}.kind",
+                self.kind,
+                has_classes,
+                requirement,
+            )
             last = run.data.num_classes - 1
             for client in self.attackers:
                 run.data.relabel(client, lambda y: torch.where(y == NO_TARGET, y, last - y))
@@ -86,9 +96,13 @@ class Attack(Transform):
         """Draw `share` of all clients from the seed."""
         share = self.share or 0.0
         count = round(share * run.clients)
-        least = f"above {0.5 / run.clients:g}"
-        requirement = f"it makes 0 of {run.clients} clients attackers; give a share {least}, or 0"
-        check(f"{self.config_key}.share", share, count > 0 or share == 0, requirement)
+        requirement = f"that is no attacker; give 0, or more than {0.5 / run.clients:g}"
+        check(
+            f"{self.config_key}.share",
+            share,
+            count > 0 or share == 0,
+            requirement,
+        )
         draws = numpy_rng(run.config.seed, "attackers")
         return frozenset(draws.choice(run.clients, count, replace=False).tolist())
 

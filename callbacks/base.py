@@ -219,10 +219,20 @@ class Aggregator(Callback):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if the method has no global model, or the run has another aggregator."""
         requirement = "it needs a method with one global model, such as fedavg"
-        check(self.config_key, run.method_name, run.relation.is_global, requirement)
+        check(
+            self.config_key,
+            run.method_name,
+            run.relation.is_global,
+            requirement,
+        )
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
         requirement = f"a run has one aggregator, and {first.config_key} is it; remove one"
-        check(self.config_key, ..., first is self, requirement)
+        check(
+            self.config_key,
+            ...,
+            first is self,
+            requirement,
+        )
 
     def weights(
         self,

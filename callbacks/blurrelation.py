@@ -89,9 +89,7 @@ class BlurRelation(Transform, Observer):
         relation cannot be changed, or another callback would change it too."""
         relation = run.relation
         key = self.config_key
-        why = relation.fixed
-        if relation.is_global:
-            why = "all its clients receive the same"
+        why = "all its clients receive the same" if relation.is_global else relation.fixed
         problem = f"the method's relation cannot be changed, since {why}"
         requirement = f"{problem}; choose another --method, such as kapc"
         check(key, run.method_name, not why, requirement)
@@ -100,7 +98,12 @@ class BlurRelation(Transform, Observer):
         check(key, ..., count == 1, requirement)
         share = run.config.data.held_out_clients
         requirement = f"{key} does not cover clients that join; set it to 0"
-        check("data.held_out_clients", share, not share, requirement)
+        check(
+            "data.held_out_clients",
+            share,
+            not share,
+            requirement,
+        )
         relation.blur = self._blurred
         self._seed = run.config.seed
 
@@ -118,7 +121,12 @@ class BlurRelation(Transform, Observer):
         if self.noise is not None:
             drawn = []
             for client in receivers:
-                draws = generator(self._seed, "noise of the relation", round, client)
+                draws = generator(
+                    self._seed,
+                    "noise of the relation",
+                    round,
+                    client,
+                )
                 drawn.append(torch.randn(rows[:, 0].shape, generator=draws, dtype=rows.dtype))
             noise = self.noise * torch.stack(drawn, 1)
         return blurred(
@@ -137,4 +145,9 @@ class BlurRelation(Transform, Observer):
         """Raise `BadInput` if the server has mixed by other rows than the blurred ones."""
         problem = "its server mixes by rows of its own (`mix_by`), which are not blurred"
         requirement = f"{problem}; choose another --method, such as kapc"
-        check(self.config_key, run.method_name, self._used, requirement)
+        check(
+            self.config_key,
+            run.method_name,
+            self._used,
+            requirement,
+        )

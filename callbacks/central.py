@@ -211,7 +211,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
                 noises.append(calibrated(make, target, self.delta, key))
             except BadInput as error:
                 failure = error
-        if failure is not None and not noises:
+        if failure and not noises:
             raise failure
         return min(noises)
 

@@ -10,6 +10,7 @@ Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.cent
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -231,28 +232,22 @@ class LearnedCube(Relation):
         gram = self._gram(inputs)
         check_finite(gram.centred)
         beta = self._beta(gram)
-        step = gradient(
-            R,
-            gram,
-            prior,
-            settings.lam,
-            beta,
-            inputs.places,
+        slope = partial(
+            gradient,
+            gram=gram,
+            prior=prior,
+            lam=settings.lam,
+            beta=beta,
+            places=inputs.places,
         )
+        step = slope(R)
         squares = step.square().sum((0, 2))
         if settings.solver == "exact":
             R = exact(gram.centred, prior, self._rho(gram), inputs.places)
         else:
             for k in range(settings.relation_steps):
                 if k > 0:
-                    step = gradient(
-                        R,
-                        gram,
-                        prior,
-                        settings.lam,
-                        beta,
-                        inputs.places,
-                    )
+                    step = slope(R)
                 R = normalised(R - settings.eta_r * step, settings.projection)
         if not R.isfinite().all():
             step_words = f"eta_r {settings.eta_r} with projection {settings.projection}"

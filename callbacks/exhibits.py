@@ -70,7 +70,7 @@ def without_secrets(value: Any) -> Any:
     return shown
 
 
-def relation_table(view: RelationView, names: Sequence[str] = ()) -> Table:
+def relation_table(view: RelationView, names: Sequence[str]) -> Table:
     """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`."""
     labels = names or range(max(*view.receivers, *view.sources) + 1)
     count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)

@@ -136,8 +136,7 @@ class Laplacian(Relation):
         neighbours = run.server.memory["graph"].topk(run.cohort_size - 1).values
         most = float(neighbours.sum(1).max())
         if self.gamma * most > 1:
-            least = "or own weights turn negative"
-            requirement = f"on this graph it must be at most {1 / most:.4g}, {least}"
+            requirement = f"above {1 / most:.4g} own weights turn negative on this graph; lower it"
             raise BadInput("method.gamma", self.gamma, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:

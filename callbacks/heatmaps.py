@@ -90,10 +90,11 @@ class Heatmaps(Observer):
             self._save(run, "split", split)
             record.images["data/split"] = split
         t = record.round
-        if self._is_chosen(run, t) or run.config.loggers:
+        is_chosen = self._is_chosen(run, t)
+        if is_chosen or run.config.loggers:
             images = self.pictures(run, record.relation, t)
             record.images |= images
-            for name, image in images.items() if self._is_chosen(run, t) else ():
+            for name, image in images.items() if is_chosen else ():
                 self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def on_fit_end(

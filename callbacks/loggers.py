@@ -199,8 +199,7 @@ class WandB(Observer):
             except Exception as error:  # its text stays unsaid: it may hold parts of the key
                 reason = f"opening an {attempt} run failed ({type(error).__name__})"
                 if self.mode != "auto":
-                    cure = "to log without it: --loggers.wandb null"
-                    raise RunFailed(f"W&B: {reason}; {cure}") from None
+                    raise RunFailed(f"W&B: {reason}; use mode auto") from None
         if self._run is None:
             self._say(f"nothing is logged, since {reason}")
             return

@@ -124,14 +124,14 @@ class Propagation(Relation):
     a row, in proportion. Arguments: see `fl_lightning.methods.fedora.FEDORA`.
     """
 
-    alpha: float = 1.0
-    directions: int = 1
-    sharpness: float | None = None
-    neighbours: int = 2
-    steps: int | None = None
-    validated: bool = True
-    similarity: Literal["subspace", "random"] = "subspace"
-    sources: Literal["all", "uploaded"] = "all"
+    alpha: float
+    directions: int
+    sharpness: float | None
+    neighbours: int
+    steps: int | None
+    validated: bool
+    similarity: Literal["subspace", "random"]
+    sources: Literal["all", "uploaded"]
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if the proximal weight is chosen on validation data and there are

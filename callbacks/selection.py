@@ -91,7 +91,7 @@ def search(
     fits: list[bool],
     direction: Literal["swapped", "printed"],
     step_back: bool,
-    largest: Literal["L-1", "L"] = "L-1",
+    largest: Literal["L-1", "L"],
 ) -> int:
     """Return the number of layers to send, Omega, found in steps of one layer from the last answer.
 

@@ -4,7 +4,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -126,7 +125,7 @@ class StepPrivacy(Transform, Observer):
         for rate, steps in clients:
             if not noise or epsilon([Mechanism(noise, steps, rate)], delta) > target:
                 noise = calibrated(
-                    partial(_one_mechanism, steps, rate),
+                    lambda noise, n=steps, q=rate: [Mechanism(noise, n, q)],
                     target,
                     delta,
                     key,
@@ -356,12 +355,3 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
             problem = f"torch.func cannot compute its per-sample gradients ({reason})"
             requirement = f"{problem}; use another model"
             raise BadInput("model", group.name, requirement) from error
-
-
-def _one_mechanism(
-    count: int,
-    rate: float,
-    noise: float,
-) -> list[Mechanism]:
-    """Return the mechanism of `count` steps that take samples at `rate`."""
-    return [Mechanism(noise, count, rate)]

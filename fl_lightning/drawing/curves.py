@@ -20,7 +20,10 @@ COLOURS = {
 
 
 def draw_scores(
-    rows: Sequence[Mapping[str, float]], metric: Metric, judge: str, name: str
+    rows: Sequence[Mapping[str, float]],
+    metric: Metric,
+    judge: str,
+    name: str,
 ) -> np.ndarray:
     """Draw curves of the scores by round, uint8 (height, width, 3): the clients' mean for each kind
     of model, and the worst tenth of the clients by the judge.

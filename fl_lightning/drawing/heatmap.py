@@ -170,7 +170,12 @@ class _Frame(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _labelled(
-    rows: Labels, columns: Labels, x_label: str, y_label: str, high: float | None, extend: str
+    rows: Labels,
+    columns: Labels,
+    x_label: str,
+    y_label: str,
+    high: float | None,
+    extend: str,
 ) -> tuple[_Frame, Any]:
     """Return the frame, and its background with the labels of both sides."""
     sides = _Side.of(rows), _Side.of(columns)
@@ -187,7 +192,12 @@ def _labelled(
 
 @functools.lru_cache(maxsize=8)
 def _frame(
-    rows: _Side, columns: _Side, x_label: str, y_label: str, high: float | None, extend: str
+    rows: _Side,
+    columns: _Side,
+    x_label: str,
+    y_label: str,
+    high: float | None,
+    extend: str,
 ) -> _Frame:
     """Return axes and colour bar; `high`: upper end of the colours of counts, None for weights."""
     from matplotlib import colormaps

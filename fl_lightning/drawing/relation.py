@@ -11,7 +11,9 @@ from fl_lightning.results.record import RelationView
 
 
 def draw_split(
-    counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()
+    counts: np.ndarray,
+    names: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> np.ndarray:
     """Draw the training samples by class (rows) and client (columns), uint8 (height, width, 3).
 
@@ -22,12 +24,11 @@ def draw_split(
     """
     rows = axis_labels(range(counts.shape[1]), classes)
     columns = axis_labels(range(len(counts)), names)
-    title = "Training samples by client and class"
     return heatmap(
         counts.T,
         rows,
         columns,
-        title,
+        "Training samples by client and class",
         "client",
         "class",
         counts=True,
@@ -52,9 +53,8 @@ def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.n
     receivers, sources = axis_labels(view.receivers, names), axis_labels(view.sources, names)
     scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {t}: who receives from whom ({scope})"
-    values = view.rows.mean(axis=1)
     return heatmap(
-        values,
+        view.rows.mean(axis=1),
         receivers,
         sources,
         title,

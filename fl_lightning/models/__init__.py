@@ -51,12 +51,25 @@ def build(
         raise BadInput("model", component.class_path, problem) from error
     is_module = isinstance(model, nn.Module)
     check("model", component.class_path, is_module, "it must make a torch.nn.Module")
-    _try_out(model, component.class_path, input_shape, num_classes, text)
-    if isinstance(component, Network) and component.weights is not None:
-        read_weights(model, component.weights, head_of(model))
-    if isinstance(component, Network) and component.adapters is not None:
-        adapt(model, component.adapters, head_of(model))
-        _try_out(model, component.class_path, input_shape, num_classes, text)
+    _try_out(
+        model,
+        component.class_path,
+        input_shape,
+        num_classes,
+        text,
+    )
+    if isinstance(component, Network):
+        if component.weights is not None:
+            read_weights(model, component.weights, head_of(model))
+        if component.adapters is not None:
+            adapt(model, component.adapters, head_of(model))
+            _try_out(
+                model,
+                component.class_path,
+                input_shape,
+                num_classes,
+                text,
+            )
     _BUILT_FROM[model] = component, input_shape, num_classes, text
     _FROZEN_AT_FIRST[model] = frozen_in(model)
     return model
@@ -98,14 +111,24 @@ def freshly_drawn(model: nn.Module) -> nn.Module:
             kind = type(module).__name__
             problem = "the method draws several first models"
             requirement = f"{problem}, and its {kind} has no reset_parameters(); add it"
-            check("model", name, not has_weights, requirement)
+            check(
+                "model",
+                name,
+                not has_weights,
+                requirement,
+            )
     firsts = list(model.parameters())
     if any(isinstance(first, FakeTensor) for first in firsts):
         return twin
     pairs = zip(twin.parameters(), firsts, strict=True)
     is_same = all(torch.equal(tensor.to(first.dtype), first.cpu()) for tensor, first in pairs)
     problem = "the method draws several first models, and this one always has the same weights"
-    check("model", name, not is_same, f"{problem}; draw them in its __init__")
+    check(
+        "model",
+        name,
+        not is_same,
+        f"{problem}; draw them in its __init__",
+    )
     return twin
 
 
@@ -156,7 +179,12 @@ def head_of(model: nn.Module) -> str:
     modules = dict(model.named_modules())
     if isinstance(named, str):
         requirement = f"its `head` names {named!r}, which is not one of its modules; correct it"
-        check("model", name, named in modules, requirement)
+        check(
+            "model",
+            name,
+            named in modules,
+            requirement,
+        )
         return named
     sources = _sources_of(model)
     if len(sources) == 1:
@@ -166,7 +194,12 @@ def head_of(model: nn.Module) -> str:
     requirement = (
         f"its scores come from {listed}; name one of them as its classifier, in an attribute `head`"
     )
-    check("model", name, not sources or last in sources, requirement)
+    check(
+        "model",
+        name,
+        not sources or last in sources,
+        requirement,
+    )
     if last is None:
         problem = "it has no nn.Linear for a head; name its classifier in an attribute `head`"
         raise BadInput("model", name, problem)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
+from fl_lightning.models.base import check_sizes
 
 
 class AlexNet(nn.Module):
@@ -37,7 +38,7 @@ class AlexNet(nn.Module):
             f"it needs images of at least 15x15 pixels, but the data are {(*input_shape,)}"
         )
         check("model", "AlexNet", is_large, requirement)
-        check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        check_sizes("width", width)
         check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
         self.conv1 = nn.Conv2d(
             input_shape[0],

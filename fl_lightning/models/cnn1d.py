@@ -36,7 +36,7 @@ class CNN1D(nn.Module):
         needs = f"it needs windows (channels, samples) of {least} or more samples"
         requirement = f"{needs}, but the data are {(*input_shape,)}"
         check("model", "cnn1d", are_windows, requirement)
-        check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        check_sizes("width", width)
         check_sizes("channels", *channels)
         sizes = pairwise([input_shape[0], *channels])
         self.convs = nn.ModuleList(

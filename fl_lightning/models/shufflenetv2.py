@@ -33,8 +33,12 @@ class ShuffleNetV2(Torchvision):
         is_width = representation is None or representation >= 1
         requirement = "it must be at least 1, or null"
         check("model.init_args.representation", representation, is_width, requirement)
-        stems = ("stride2", "stride1")
-        check("model.init_args.stem", stem, stem in stems, "choose stride2 or stride1")
+        check(
+            "model.init_args.stem",
+            stem,
+            stem in ("stride2", "stride1"),
+            "choose stride2 or stride1",
+        )
         super().__init__(
             [4, 8, 4],
             [24, 116, 232, 464, 1024],

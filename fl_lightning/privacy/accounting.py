@@ -37,7 +37,7 @@ MOST_NOISE = 1e4
 """The greatest noise that is tried (ours): it leaves nothing of what is sent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Mechanism:
     """Messages of one kind.
 
@@ -78,12 +78,7 @@ def epsilon(
         replace_one: compare runs in which a client's contribution is replaced by another; else runs
             in which it is added or removed.
     """
-    sent = tuple(
-        sorted(
-            (m for m in mechanisms if m.times),
-            key=lambda m: (m.noise, m.times, m.sampled, m.cohort),
-        )
-    )
+    sent = tuple(sorted(m for m in mechanisms if m.times))
     if not sent:
         return 0.0
     if any(m.noise < LEAST_NOISE for m in sent):
@@ -160,7 +155,10 @@ def _renyi() -> Any:
 
 
 def calibrated(
-    make: Callable[[float], Sequence[Mechanism]], target: float, delta: float, key: str
+    make: Callable[[float], Sequence[Mechanism]],
+    target: float,
+    delta: float,
+    key: str,
 ) -> float:
     """Return the least noise whose mechanisms `make(noise)` keep epsilon at `target`, by
     dp-accounting's calibration.
@@ -205,4 +203,9 @@ def check_delta(
         f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: with a "
         f"greater delta a whole sample may be published"
     )
-    check(key, delta, 0 < delta < 1 / samples, requirement)
+    check(
+        key,
+        delta,
+        0 < delta < 1 / samples,
+        requirement,
+    )

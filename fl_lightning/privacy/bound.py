@@ -51,9 +51,7 @@ def _chance(
     from scipy.stats import binom
 
     share = 1 / (1 + math.exp(-epsilon))
-    below = [
-        float(binom.cdf(k, r, share)) for k in range(-1, v)
-    ]  # P[B <= k] for k from -1 to v - 1
+    below = binom.cdf(range(-1, v), r, share)  # P[B <= k] for k from -1 to v - 1
     beyond = max(((below[-1] - below[v - i]) / i for i in range(1, v + 1)), default=0.0)
     return min(1.0, float(binom.sf(v - 1, r, share)) + 2 * m * delta * beyond)
 

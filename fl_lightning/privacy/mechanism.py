@@ -43,8 +43,7 @@ Draws = Callable[[str], torch.Generator]
 def kinds_of_run(run: RunContext) -> list[str]:
     """Return the kinds that clients of `run` upload, without those that the method declares
     public."""
-    sends_model = any(g.up_mask.any() for g in run.groups)
-    return kinds_of_method(run.method, sends_model=sends_model)
+    return kinds_of_method(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
 
 
 def kinds_of_method(method: Any, *, sends_model: bool) -> list[str]:
@@ -78,7 +77,10 @@ def noisy(
 
 
 def protect(
-    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+    client: Client,
+    payload: Payload,
+    noises: Mapping[str, Noise],
+    draws: Draws,
 ) -> set[str]:
     """Clip `payload` and add noise, in place; return the kinds that it holds.
 
@@ -91,14 +93,28 @@ def protect(
         same_blocks = payload.sent.tobytes() == client.group.up_mask.tobytes()
         problem = "it sends other blocks than its scope says, and the choice may reveal data"
         requirement = f"{problem}; choose another --method, such as fedavg"
-        check("callbacks.localprivacy", client.run.method_name, same_blocks, requirement)
+        check(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            same_blocks,
+            requirement,
+        )
         add_noise = partial(noisy, noise=noises[MODEL], draws=draws(MODEL))
-        payload.vector = with_protected_change(client, payload, client.reference, add_noise)
+        payload.vector = with_protected_change(
+            client,
+            payload,
+            client.reference,
+            add_noise,
+        )
         sent.add(MODEL)
     segments = client.layout.segments(client.layout.is_parameter)
     for slot, vector in payload.vectors.items():
         fresh = torch.zeros_like(vector)
-        values = noisy(_gather(vector, segments), noises[slot], draws(slot))
+        values = noisy(
+            _gather(vector, segments),
+            noises[slot],
+            draws(slot),
+        )
         _scatter(fresh, segments, values)
         payload.vectors[slot] = fresh
         sent.add(slot)
@@ -106,7 +122,10 @@ def protect(
 
 
 def with_protected_change(
-    client: Client, payload: Payload, start: Tensor, protects: Callable[[Tensor], Tensor]
+    client: Client,
+    payload: Payload,
+    start: Tensor,
+    protects: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return `start` (D,) plus the change from it to the upload, as changed by `protects`
     (clipping, noise); blocks that are not sent stay as in `start`."""
@@ -151,18 +170,25 @@ def _scatter(
 
 
 def _protect_beside(
-    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+    client: Client,
+    payload: Payload,
+    noises: Mapping[str, Noise],
+    draws: Draws,
 ) -> set[str]:
     """Clip the tensors beside the model and add noise, in place; return their kinds."""
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
     if undeclared := [name for name in places if name not in declared]:
         requirement = f"its upload holds {undeclared[0]}, which its `beside` does not declare"
-        raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
+        raise BadInput(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            requirement,
+        )
     entries = {
-        name: declared[name]
-        for name in declared
-        if name in places and declared[name].values != "public"
+        name: entry
+        for name, entry in declared.items()
+        if name in places and entry.values != "public"
     }
     classes = next((places[n][n].long() for n, b in entries.items() if b.values == "classes"), None)
     dense = {
@@ -187,7 +213,11 @@ def _protect_beside(
         if entry.values == "classes":
             if counts is None:
                 requirement = "its `beside` declares classes but no class_counts"
-                raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
+                raise BadInput(
+                    "callbacks.localprivacy",
+                    client.run.method_name,
+                    requirement,
+                )
             new = counts.nonzero()[:, 0]
         elif entry.values in ("rows", "class_counts") and counts is not None:
             new = fresh[name][counts > 0]
@@ -210,8 +240,16 @@ def _dense(
         return x.reshape(-1) if not x.ndim else x
     if classes is None:
         requirement = "its `beside` declares rows by class but no classes"
-        raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
-    table = torch.zeros(client.run.data.num_classes, *x.shape[1:], dtype=x.dtype)
+        raise BadInput(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            requirement,
+        )
+    table = torch.zeros(
+        client.run.data.num_classes,
+        *x.shape[1:],
+        dtype=x.dtype,
+    )
     table[classes.cpu()] = x
     return table
 
