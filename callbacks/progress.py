@@ -101,7 +101,7 @@ class Progress(Observer):
             return
         loss = metrics.get("train_loss")
         trained = "no steps" if loss is None else f"loss {loss:.4f}"
-        score = note if is_judged else "not scored"
+        score = note if is_judged else "not judged"
         line = f"round {record.round}/{run.rounds}: {score}, {trained}, {metrics['seconds']:.1f} s"
         print(line, file=self._console.file, flush=True)
 

@@ -190,9 +190,9 @@ def head_of(model: nn.Module) -> str:
     if len(sources) == 1:
         return sources[0]
     last = last_linear(model)
-    listed = ", ".join(sources)
     requirement = (
-        f"its scores come from {listed}; name one of them as its classifier, in an attribute `head`"
+        f"its scores come from {', '.join(sources)}; name one of them as its classifier, in an "
+        "attribute `head`"
     )
     check(
         "model",

@@ -344,7 +344,9 @@ def test_training_goes_on_without_any_wandb_unless_it_was_demanded(tmp_path, onl
         capfd.readouterr().err
         == "W&B: nothing is logged, since opening an offline run failed (RuntimeError)\n"
     )
-    with pytest.raises(RunFailed, match=r"^W&B: opening an online run failed \(RuntimeError\)$"):
+    with pytest.raises(
+        RunFailed, match=r"^W&B: opening an online run failed \(RuntimeError\); use mode auto$"
+    ):
         log(WandB(mode="online"), run_of(tmp_path), [1])
 
 

@@ -146,7 +146,7 @@ def test_layers_in_which_ones_own_weight_is_great_are_not_sent(make_run, make_cl
 
 def test_a_relation_without_layers_is_refused(make_run):
     run = make_run(FedAvg(), callbacks=[LayerSelection()])
-    with refuses(r"callbacks\.layerselection='fedavg'.*layers apart"):
+    with refuses(r"callbacks\.layerselection='fedavg'.*weights for each layer"):
         run.callbacks[0].on_fit_start(run)
     LayerSelection().on_fit_start(make_run(KAPC()))
 

@@ -152,15 +152,15 @@ class Past(FedAMP):
             KAPC(),
             [BlurRelation(top=1), BlurRelation(decimals=1)],
             {},
-            "only one callback may change",
+            "2 callbacks of this kind",
         ),
         (
             KAPC(),
             [BlurRelation(top=1)],
             {"held_out_clients": 0.25},
-            "held_out_clients=0.25.*that join: set it to 0",
+            "held_out_clients=0.25.*that join; set it to 0",
         ),
-        (KAPC(), [BlurRelation(top=1), LocalPrivacy(1.0, 1.0)], {}, "named behind localprivacy"),
+        (KAPC(), [BlurRelation(top=1), LocalPrivacy(1.0, 1.0)], {}, "named after localprivacy"),
     ],
     ids=["past", "two", "joins", "before"],
 )
