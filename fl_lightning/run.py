@@ -41,7 +41,7 @@ from fl_lightning.engine.predictor import Predictor
 from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 from fl_lightning.exporting.calibration import NONE, CalibrationRule
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
@@ -371,7 +371,8 @@ def written(
     module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
-    about_data = about(data, data.numbers[client] if who is None else who) | dict(fitted or {})
+    number = data.numbers[client] if who is None else who
+    about_data = described(data, number) | dict(fitted or {})
     if form != "safetensors":  # rows become numbers of 32 bits; a class's weights are read as such
         model.float()
     write(model, form, out, inputs(2, data.input_shape, data.text), about_data)

@@ -188,7 +188,7 @@ def test_the_threshold_is_the_best_of_all(cost):
     [
         ({"temperature": True}, [], ["a", "b"], "temperature=.*data.validation 0.2"),
         ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold=.*two classes, not 3"),
-        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*one class alone"),
+        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*only one class"),
         (
             {"threshold": "cost", "cost": 2.0, "case": "c"},
             [0, 1],

@@ -54,8 +54,8 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 def _refusal(callback: str, method: Any) -> str | None:
     """Return why a callback refuses a method; None: it does not."""
     module = importlib.import_module(f"fl_lightning.callbacks.{callback}")
-    refusal: str | None = module.refusal(method)
-    return refusal
+    reason: str | None = module.why_uncovered(method)
+    return reason
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:

@@ -187,10 +187,9 @@ def _with_loader(
     facts: dict[str, Any],
     format: str = "safetensors",
 ) -> Exported:
-    """Writes the loader of `model` and returns both; `whose` says whose model it is."""
-    from fl_lightning.exporting.loader import loader as code_of
+    from fl_lightning.exporting.loader import loader_source
 
-    code = code_of(run, whose, model, facts, format)
+    code = loader_source(run, whose, model, facts, format)
     try:
         write_whole(loader, code)
     except RunFailed:  # a full disk: leave both names free for another try

@@ -114,7 +114,7 @@ def train_private(
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
     numbered = schedule.steps(len(part))  # as many as with batches in order
-    for step, (epoch, k) in enumerate(numbered, private.first):
+    for step, (epoch, k) in enumerate(numbered, private.first_step):
         module.last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))

@@ -128,7 +128,7 @@ def test_the_defaults_give_the_journals_times():
 
 def test_two_channels_are_refused(make_run):
     two = make_run(callbacks=[FixedRate(), Wireless()])
-    with refuses(r"callbacks=.fixedrate, wireless.: one channel at a time"):
+    with refuses(r"callbacks=.fixedrate, wireless.: a round has one length"):
         two.callbacks[0].on_fit_start(two)
     FixedRate().on_fit_start(make_run(callbacks=[FixedRate()]))
 

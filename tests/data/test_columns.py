@@ -19,7 +19,7 @@ from fl_lightning.data import prepare
 from fl_lightning.data.columns import Columns
 from fl_lightning.data.table import _features
 from fl_lightning.exporting import plain as exported
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 
 HERE = "data.test_columns"
 NOTHING = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}
@@ -138,7 +138,7 @@ def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
         "time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells)
     )
     data = prepare(DataConfig(root=str(tmp_path / "t.csv"), scale=scale, partition="iid"), 3, 0)
-    made = exported.inputs(about(data, 0), [[t, b] for t, b, _ in cells])
+    made = exported.inputs(described(data, 0), [[t, b] for t, b, _ in cells])
     x = data._train.inputs(
         torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
     )

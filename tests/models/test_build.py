@@ -223,7 +223,7 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch):
         and "its scores come from gate, top; gate is taken for its classifier" in doubt
     )
     other = build(Component(f"{HERE}.TwoAndMore"), (1, 8, 8), 10)
-    with refuses(r"its scores come from gate, top: name one of them .* attribute `head`"):
+    with refuses(r"its scores come from gate, top; name one of them .* attribute `head`"):
         head_of(other)
     other.head = "top"
     assert head_of(other) == "top" and why_head_is_doubtful(other) is None
@@ -308,8 +308,8 @@ OUTPUTS = {
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_what_is_no_class_scores_is_named(kind, always, monkeypatch):
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
-    when = "but for two samples" if always else "while it trains"
-    line = rf"{when} it gives {re.escape(kind)} instead of "
+    when = "but for two samples" if always else "in training mode"
+    line = rf"{when} it returns {re.escape(kind)} instead of "
     with refuses(rf"^model='fl_lightning.foundation.errors.Branching': .*{line}"):
         build(Component(f"{HERE}.Branching", {"kind": kind, "always": always}), (1, 8, 8), 10)
 
