@@ -33,7 +33,7 @@ from fl_lightning.foundation.signals import undisturbed
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import DamagedCheckpoint, Manifest
-from fl_lightning.storage.state import MODEL, ClientState, spent_by
+from fl_lightning.storage.state import MODEL, ClientState, privacy_spent
 
 CHEAP = 20
 """A best round is saved early once the time since the last checkpoint is this many times the
@@ -126,7 +126,7 @@ class Checkpoint(Observer):
         if not run.is_main or not self.best:
             return {}
         manifests = self._kept or disk.manifests(run.folder / "checkpoints")
-        greatest = disk.best(manifests.values())
+        greatest = disk.best_round(manifests.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_lack_checkpoint(self, rows: Sequence[Mapping[str, float]]) -> bool:
@@ -165,7 +165,7 @@ class Checkpoint(Observer):
         if not self.best or score is None or math.isnan(score):
             return False
         manifests = self._kept or {}
-        greatest = disk.best(manifests.values())
+        greatest = disk.best_round(manifests.values())
         return greatest is None or score > manifests[greatest]["score"]
 
     def _save(
@@ -182,7 +182,7 @@ class Checkpoint(Observer):
         changed: dict[str, Tensors] = {}
         for client, state in sorted(run.states.items()):
             entry = before["clients"].get(str(client))
-            spent = {name: x.tolist() for name, x in spent_by(state).items()}
+            spent = {name: x.tolist() for name, x in privacy_spent(state).items()}
             same_budget = spent == self._spent.get(client, {})
             if entry is None or entry["turns"] != state.rounds or not same_budget:
                 name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
@@ -235,7 +235,7 @@ class Checkpoint(Observer):
                 files |= {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}
         self._kept[newest["round"]] = newest
         rounds = sorted(self._kept, reverse=True)[: self.keep]
-        greatest = disk.best(self._kept.values())
+        greatest = disk.best_round(self._kept.values())
         if self.best and greatest is not None:
             rounds.append(greatest)
         for manifest in self._kept.values():
@@ -291,7 +291,7 @@ def restore(
     """
     rounds = disk.rounds(folder)
     if which != "last":
-        chosen = disk.best(disk.manifests(folder).values()) if which == "best" else which
+        chosen = disk.best_round(disk.manifests(folder).values()) if which == "best" else which
         rounds = [t for t in rounds if t == chosen]
     rounds = run.processes.gather_objects(rounds)[0]
     place = str(folder.parent)

@@ -90,11 +90,11 @@ class Quantize(Transform):
         size = payload.vector.element_size()
         draws = client.generator(purpose)
         coded = payload.sent & layout.is_parameter
-        client.flops += 9 * int(layout.numbers[coded].sum())
+        client.flops += 9 * int(layout.sizes[coded].sum())
         code = partial(quantised, bits=self.bits, draws=draws)
         payload.vector = _with_coded_changes(client, payload, coded, code)
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
-        payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
+        payload.block_bytes = layout.sizes * bits // 8 + size * layout.is_parameter
 
 
 @dataclass
@@ -128,7 +128,7 @@ class TopK(Transform):
     ) -> None:
         """Keep the largest changes and set the others to 0."""
         # differences, magnitudes and sums
-        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
+        client.flops += 3 * int(payload.layout.sizes[payload.sent].sum())
         payload.vector = _with_coded_changes(
             client,
             payload,

@@ -107,7 +107,7 @@ class LocalPrivacy(Transform, Observer):
         key = self.config_key
         name = run.method_name
         for upload, beside in run.method.beside().items():
-            problem = f"its uploads hold {upload} ({beside.words})"
+            problem = f"its uploads hold {upload} ({beside.description})"
             cure = "choose another --method, such as fedavg"
             requirement = f"{problem}, which clipping and noise cannot protect; {cure}"
             check(key, name, beside.values is not None, requirement)

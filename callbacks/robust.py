@@ -161,7 +161,7 @@ class NormBound(Transform):
         change = payload.vector - reference
         norms = [torch.linalg.vector_norm(change[s.columns]) for s in segments]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
-        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
+        client.flops += 3 * int(payload.layout.sizes[payload.sent].sum())
         if norm <= self.bound:
             return
         if self.action == "refuse":

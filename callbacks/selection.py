@@ -237,7 +237,7 @@ class LayerSelection(Transform):
         model = client["model"]
         received = client.payload
         L = len(layout.layers)
-        numbers = layout.numbers * layout.is_own
+        numbers = layout.sizes * layout.is_layer_weight
         client.flops += int(2 * numbers.sum() + 3 * (numbers * received.sent).sum())
         squares = torch.zeros(2, L, dtype=wide(model.device), device=model.device)
         weight, distance = squares

@@ -262,7 +262,7 @@ def why_uncovered(method: Any) -> str | None:
     phases = method.private_phases()
     if isinstance(phases, str):
         return phases
-    kinds = [entry.words for entry in method.beside().values() if entry.values != "public"]
+    kinds = [entry.description for entry in method.beside().values() if entry.values != "public"]
     return f"uploads {kinds[0]}" if kinds else None
 
 

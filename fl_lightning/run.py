@@ -35,10 +35,10 @@ from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.joining import architecture, rule_of
+from fl_lightning.engine.joining import find_group, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.engine.probe import try_evaluation
+from fl_lightning.engine.probe import scoring_is_pure
 from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.exporting.about import described
@@ -123,7 +123,7 @@ def join(
     Args:
         data: the client's data, an npz file.
         rounds: that it takes part in; None: the configuration's.
-        model: its architecture, as `engine.joining.architecture` takes it.
+        model: its architecture, as `engine.joining.find_group` takes it.
 
     Returns:
         As `export`, and whether the data are `labelled`, and the accuracy on test data, if there
@@ -214,7 +214,7 @@ def _test(
     """Score the final models of a checkpoint."""
     fed = ended(fabric, config, folder)
     _restore(fed, which)
-    try_evaluation(fed.run, fed.worker.trainers)
+    scoring_is_pure(fed.run, fed.worker.trainers)
     scores = _without_tables(fed.evaluator.everyone())
     return {"round": fed.run.server.round, **scores}
 
@@ -322,7 +322,7 @@ def _join(
         requirement = "no client can join: blurrelation would not change the mix that it receives"
         check("run", str(folder), kind is not BlurRelation, requirement)
     fed = ended(fabric, config, folder)
-    group = architecture(fed.run, model)
+    group = find_group(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(
@@ -336,7 +336,7 @@ def _join(
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
-        "rule": rule.says,
+        "rule": rule.description,
         "trained": rounds if trains else 0,
         **scores,
         **facts,

@@ -43,7 +43,7 @@ def test_a_linear_net_costs_what_a_hand_count_says():
     # the first layer hands nothing further back
     assert cost.backward == 2 * (64 * 16 + 2 * 16 * 10)
     assert cost.extra == 0
-    assert cost.of(samples=7, steps=3, proximal=11) == {
+    assert cost.by_column(samples=7, steps=3, proximal=11) == {
         "flops_forward": 7 * cost.forward,
         "flops_backward": 7 * cost.backward,
         "flops_extra": 0,
@@ -242,7 +242,7 @@ def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation, tmp_
 
     for row in table(federation(Unseen())):
         assert row["flops_extra"] == "" and int(row["flops_forward"]) > 0
-    assert capsys.readouterr().err.count("a hook trained plainnet past its classifier, unseen") == 1
+    assert capsys.readouterr().err.count("a hook changed plainnet without a backward pass") == 1
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
     trainer.measure_cost = lambda: "ValueError: too few samples for me"  # type: ignore[method-assign]

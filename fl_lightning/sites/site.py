@@ -35,7 +35,7 @@ from fl_lightning.run import assemble, calibrated, instantiate, written
 from fl_lightning.sites import wire
 from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
 from fl_lightning.storage import manifest as disk
-from fl_lightning.storage.state import MODEL, spent_by
+from fl_lightning.storage.state import MODEL, privacy_spent
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""
@@ -75,12 +75,12 @@ class Outbox(Transform):
 
 class Brought:
     """The server's model for the site's client, as the last message brought it, for the
-    `Evaluator`; `whole`: whether the server has one for every client."""
+    `Evaluator`."""
 
-    whole = False
+    has_global = False
     model: Tensor | None = None
 
-    def of(self, client: int) -> Tensor | None:
+    def global_model(self, client: int) -> Tensor | None:
         """Return the model; None: there is none."""
         return self.model
 
@@ -258,7 +258,7 @@ class Site:
                 raise wire.Unreadable(
                     f"the site has its state after {visits} visits, the centre has {counted_visits}"
                 )
-            spent = spent_by(run.states.get(self.client))
+            spent = privacy_spent(run.states.get(self.client))
             restore(run, folder, saved_round)
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
@@ -340,7 +340,7 @@ class Site:
         group = self.group
         layout = group.layout
         size = len(layout.blocks)
-        self.brought.whole = bool(message["has_global"])
+        self.brought.has_global = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)

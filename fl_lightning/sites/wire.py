@@ -124,7 +124,7 @@ def unpack_into(
     Raises:
         Unreadable: the numbers are more, fewer, or of another type.
     """
-    count = int(layout.numbers[blocks].sum())
+    count = int(layout.sizes[blocks].sum())
     shape = tuple(numbers.shape)
     if (shape, numbers.dtype) != ((count,), vector.dtype):
         arrived = f"{shape} of {numbers.dtype}"

@@ -228,7 +228,7 @@ def test_a_change_is_clipped_to_the_bound(make_run, make_client, method):
                 s.start : s.stop
             ]
         upload = sent(run, client)
-        assert client.flops == 3 * int(client.layout.numbers.sum())
+        assert client.flops == 3 * int(client.layout.sizes.sum())
         if bound > 1:
             assert upload.vector is client["model"]
             continue

@@ -118,7 +118,8 @@ def test_the_norms_that_the_bound_goes_by(make_run, make_client):
         assert weight[layer] == pytest.approx(float(w.norm()))
         assert distance[layer] == pytest.approx(0.0 if layer == 1 else float((w - s).norm()))
     sizes = [
-        int(layout.numbers[layout.is_own & (layout.layer_of == layer)].sum()) for layer in range(L)
+        int(layout.sizes[layout.is_layer_weight & (layout.layer_of == layer)].sum())
+        for layer in range(L)
     ]
     assert client.flops == 2 * sum(sizes) + 3 * (sum(sizes) - sizes[1])
 

@@ -141,7 +141,7 @@ def test_further_networks_of_a_method_have_adapters_alone_too(around):
 def test_who_builds_on_the_classifier_wants_one_that_trains(federation):
     fed = federation(FedAvg())
     run, fabric = fed.run, fed.worker.trainers[0].fabric
-    with refuses("fedrod builds on the classifier, and it is frozen"):
+    with refuses("fedrod replaces or extends the classifier, which is frozen"):
         federate(fabric, run.config, run.data, [adapted(head=False)], FedRoD(), [], run.folder)
     federate(fabric, run.config, run.data, [adapted(head=False)], FedAvg(), [], run.folder)
 

@@ -128,7 +128,7 @@ def around(make, method, name, data, **changes):
 
 @pytest.mark.parametrize("method", [FedProto(), MOON()])
 def test_methods_that_go_by_a_samples_class_refuse_next_tokens(federation, method):
-    with refuses("goes by the class of a sample, and here each token"):
+    with refuses("needs one class for each sample, but here each token"):
         around(federation, method, "transformer.Transformer", texts())
 
 

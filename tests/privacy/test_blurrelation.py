@@ -106,7 +106,7 @@ def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation, na
             others[k, :, record.relation.sources.index(receiver)] = 0
         most = (others > 0).sum(-1).max(-1)
         assert (most <= 1).all() or np.ptp(others[others > 0]) == 0  # nothing left: all alike
-        fed.tell("on_round_end", record)
+        fed.notify("on_round_end", record)
         fed.run.server.round = t
 
 

@@ -173,7 +173,7 @@ def _run(
         fed.prepare()
         for t in range(1, min(rounds, config.federation.rounds) + 1):
             record = fed.round(t, _rehearsed_clients(fed))
-            fed.tell("on_round_end", record)
+            fed.notify("on_round_end", record)
     return fed, record
 
 

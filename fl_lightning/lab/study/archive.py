@@ -343,8 +343,7 @@ def checkpoint_digest(run: Path) -> str | None:
     """The SHA-256 of all tensors in a run's last intact checkpoint, the final models among them;
     None without one."""
     folder = run / "checkpoints"
-    manifests = (manifest.intact(folder, t) for t in manifest.rounds(folder))
-    newest = next(filter(None, manifests), None)
+    newest = next(iter(manifest.manifests(folder).values()), None)
     if newest is None:
         return None
     digest = hashlib.sha256()
