@@ -124,12 +124,11 @@ class StepPrivacy(Transform, Observer):
         noise = 0.0
         for rate, steps in clients:
             if not noise or epsilon([Mechanism(noise, steps, rate)], delta) > target:
-                noise = calibrated(
-                    lambda noise, n=steps, q=rate: [Mechanism(noise, n, q)],
-                    target,
-                    delta,
-                    key,
-                )
+
+                def with_noise(noise: float, n: int = steps, q: float = rate) -> list[Mechanism]:
+                    return [Mechanism(noise, n, q)]
+
+                noise = calibrated(with_noise, target, delta, key)
         return noise
 
     def planned(

@@ -31,7 +31,7 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     words_of_kind: dict[str, list[str]] = {}
     for entry in entries:
         if entry.values != "public":
-            words_of_kind.setdefault(entry.kind, []).append(entry.words)
+            words_of_kind.setdefault(entry.kind, []).append(entry.description)
     uploads += [f"{', '.join(words)} (`{kind}`)" for kind, words in words_of_kind.items()]
     uploaded = "; ".join(filter(None, uploads))
     relation = method.relation()

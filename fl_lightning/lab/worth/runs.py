@@ -135,7 +135,7 @@ class ScoreWriter(Observer):
             judged, vector, buffers = evaluator.final_model(client)
         handle = evaluator.at_rest(client, buffers)
         handle.ready(judged, vector)
-        batches: scoring.Seen = []
+        batches: scoring.ScoredBatches = []
         scoring.score(
             judged,
             handle,
