@@ -274,9 +274,9 @@ def export(
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*arguments: Any) -> Any:
-        from fl_lightning.sites.ends import exported
+        from fl_lightning.sites.ends import export_at_site
 
-        return exported(*arguments)
+        return export_at_site(*arguments)
 
     calibration = CalibrationRule(temperature, threshold, cost, case)
     return write(Path(run), str(client), os.fspath(out), format, checkpoint, calibration, of_site)

@@ -96,7 +96,7 @@ def export(
 ) -> dict[str, Any]:
     """Write the model of a client, by name or number, to `out`; returns its kind, round and the
     model's arguments."""
-    return launch(alone(config), _export, folder, client, out, which, kind, calibration)
+    return launch(on_one_cpu(config), _export, folder, client, out, which, kind, calibration)
 
 
 def predictor(
@@ -105,7 +105,7 @@ def predictor(
     """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
     requirement = f"it must lie in [0, {config.clients - 1}]"
     check("client", client, client in range(config.clients), requirement)
-    model: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
+    model: Predictor = launch(on_one_cpu(config), _predictor, folder, client, which)["predictor"]
     return model
 
 
@@ -129,10 +129,10 @@ def join(
         As `export`, and whether the data are `labelled`, and the accuracy on test data, if there
         are any: as received, and after training.
     """
-    return launch(alone(config), _join, folder, data, out, rounds, model)
+    return launch(on_one_cpu(config), _join, folder, data, out, rounds, model)
 
 
-def alone(config: Config) -> Config:
+def on_one_cpu(config: Config) -> Config:
     """`config` for one process, on the CPU."""
     fabric = replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1)
     return replace(config, fabric=fabric)
@@ -212,14 +212,14 @@ def _test(
     fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]
 ) -> dict[str, Any]:
     """Score the final models of a checkpoint."""
-    fed = ended(fabric, config, folder)
+    fed = finished_federation(fabric, config, folder)
     _restore(fed, which)
     try_evaluation(fed.run, fed.worker.trainers)
     scores = _without_tables(fed.evaluator.everyone())
     return {"round": fed.run.server.round, **scores}
 
 
-def ended(
+def finished_federation(
     fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> Federation:
     """Put together the federation of a run that has ended, with initial models until the caller
@@ -266,13 +266,13 @@ def _export(
     calibration: CalibrationRule,
 ) -> dict[str, Any]:
     """Write a client's model of a checkpoint, calibrated if asked for."""
-    fed = ended(fabric, config, folder)
+    fed = finished_federation(fabric, config, folder)
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
     called = fed.run.data.called(number)
     fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
-    facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
+    facts = write_model(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
 
 
@@ -299,7 +299,7 @@ def _predictor(
     fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> dict[str, Any]:
     """A client's model of a checkpoint."""
-    fed = ended(fabric, config, folder)
+    fed = finished_federation(fabric, config, folder)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"predictor": Predictor(fed.evaluator.at_rest(client, buffers), kind, vector)}
@@ -321,7 +321,7 @@ def _join(
         check("run", str(folder), not getattr(kind, "accounts", False), requirement)
         requirement = "no client can join: blurrelation would not change the mix that it receives"
         check("run", str(folder), kind is not BlurRelation, requirement)
-    fed = ended(fabric, config, folder)
+    fed = finished_federation(fabric, config, folder)
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
@@ -332,7 +332,7 @@ def _join(
     rule = rule_of(fed.run, group)
     trains = (labelled or rule.unlabelled) and rule.trains != "nothing"
     # the first client stands in for any with this architecture
-    facts = written(fed, group.members[0], vector, buffers, out, NEWCOMER)
+    facts = write_model(fed, group.members[0], vector, buffers, out, NEWCOMER)
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
@@ -343,7 +343,7 @@ def _join(
     }
 
 
-def written(
+def write_model(
     fed: Federation,
     client: int,
     vector: torch.Tensor,
@@ -492,7 +492,7 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
 
 def _devices(config: Config, kind: str) -> int:
     """Devices of this `kind`, and so processes, on each node."""
-    available = device.count() if kind == device.here() else None
+    available = device.count() if kind == device.accelerator_kind() else None
     if config.fabric.devices == "auto":
         devices = min(available or 1, config.clients)
     else:
@@ -540,9 +540,9 @@ def _guarded(
     its task fails, it leaves the error in `note` and exits at once."""
     global _note
     _note = note
-    log.print_anything()
+    log.escape_unprintable()
     if note is not None:
-        log.outlive_readers()
+        log.ignore_closed_pipe()
         # unwind, as for Ctrl-C: close what is open
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # A rank ends with the process that started it. Torch asks for SIGINT, which a script's
@@ -558,7 +558,7 @@ def _guarded(
         torch.set_num_threads(threads)
     try:
         try:
-            with device.no_draws(torch.device("cpu")):  # a script's random state stays
+            with device.rng_restored(torch.device("cpu")):  # a script's random state stays
                 result = task(fabric, config, *args)
         # outside of visits: within, the loop retries client by client
         except torch.OutOfMemoryError as error:

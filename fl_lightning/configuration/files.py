@@ -168,10 +168,10 @@ def layers_of(
     requirement = f"it must be the name or the file of one config (in {name})"
     check("base", base, isinstance(base, str | None), requirement)
     base_layers = [] if base is None else read_config(base, "base", folder, above)
-    return [*base_layers, *own_layers(name, own_content)]
+    return [*base_layers, *layers_without_base(name, own_content)]
 
 
-def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
+def layers_without_base(name: str, content: dict[Any, Any]) -> list[Layer]:
     """Return the layers of a config without its base: removals by null (`callbacks:`, `loggers:`)
     first, so that later keys can name others."""
     removals = {key: None for key in NAMED if content.get(key, "") is None}
@@ -199,7 +199,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
         if not isinstance(layer.get(head, {}), dict):
             layer[head] = _as_mapping(head, layer[head])
         update(layer, nested(key, value))
-    drop_gone(layer)
+    drop_removed_keys(layer)
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
         dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
@@ -209,7 +209,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     return layer
 
 
-def drop_gone(layer: Any) -> None:
+def drop_removed_keys(layer: Any) -> None:
     """Take the keys of `GONE` out of `layer` where they have these values."""
     for key, value in GONE.items():
         *path, name = key.split(".")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, check
-from fl_lightning.foundation.log import print_anything
+from fl_lightning.foundation.log import escape_unprintable
 
 
 def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any:
@@ -36,7 +36,7 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
     script = getattr(sys.modules["__main__"], "__file__", None)
     requirement = "a class of a notebook cannot be imported by another process: move it to a file"
     check("definition", "__main__", not names_main or script is not None, requirement)
-    print_anything()
+    escape_unprintable()
     context = multiprocessing.get_context("spawn")
     lines, line_sender = context.Pipe(duplex=False)
     answers, answer_sender = context.Pipe(duplex=False)

@@ -31,7 +31,7 @@ CUBLAS_WORKSPACE = ":4096:8"
 reproducibility)."""
 
 
-def here() -> str | None:
+def accelerator_kind() -> str | None:
     """Return torch's name of this machine's kind of accelerator, without opening a device; None:
     there is none."""
     accelerator = torch.accelerator.current_accelerator()
@@ -42,7 +42,7 @@ def here() -> str | None:
 
 def count() -> int:
     """Count the accelerators of this machine, without opening one."""
-    kind = here()
+    kind = accelerator_kind()
     return torch.get_device_module(kind).device_count() if kind else 0
 
 
@@ -53,7 +53,7 @@ def resolved(name: str) -> str:
     Raises:
         BadInput: nobody knows the name, or the machine has no such device.
     """
-    kind = here()
+    kind = accelerator_kind()
     if name in ("cpu", kind):
         return name
     if name == "auto":
@@ -164,20 +164,20 @@ def has_streams(device: torch.device) -> bool:
     return hasattr(module_of(device), "Stream")
 
 
-def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
+def host_buffer(vector: Tensor, device: torch.device) -> Tensor:
     """Main memory for a tensor like `vector`: pinned where a stream can copy from it while the
     device computes."""
     return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=has_streams(device))
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the main memory to the device, and return it there; do not wait for the copy
     where it can be made from pinned memory."""
     if tensor.device == device:
         return tensor
     if tensor.device.type != "cpu" or not has_streams(device):
         return tensor.to(device)
-    return empty_beside(tensor, device).copy_(tensor).to(device, non_blocking=True)
+    return host_buffer(tensor, device).copy_(tensor).to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------- random numbers
@@ -215,7 +215,7 @@ def same_states(a: list[Any], b: list[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def no_draws(device: torch.device) -> Iterator[None]:
+def rng_restored(device: torch.device) -> Iterator[None]:
     """Let the block draw, and restore all random states after it: to others nothing was drawn."""
     first, *on_device, of_numpy, of_python = random_states(device)
     try:
@@ -232,7 +232,7 @@ def no_draws(device: torch.device) -> Iterator[None]:
 def seeded(number: int) -> Iterator[None]:
     """Seed the CPU's draws within the block with `number`; restore all random states after it."""
     cpu = torch.device("cpu")
-    with no_draws(cpu):
+    with rng_restored(cpu):
         seed_all(number, cpu)
         yield
 

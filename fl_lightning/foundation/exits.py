@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fl_lightning.foundation import signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.foundation.extras import install_hint
-from fl_lightning.foundation.log import outlive_readers, print_anything
+from fl_lightning.foundation.log import escape_unprintable, ignore_closed_pipe
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
 
@@ -19,8 +19,8 @@ BUG = 70  # neither a named failure (1) nor bad input (2)
 def guarded(work: Callable[[], None]) -> int:
     """Does `work`; returns 0, 1 (the run failed), 2 (bad input), 70 (a bug, with its traceback),
     130 or 143 (interrupted). A closed output pipe counts as 0."""
-    print_anything()
-    outlive_readers()
+    escape_unprintable()
+    ignore_closed_pipe()
     try:
         with signals.unwinding():
             work()
@@ -45,7 +45,7 @@ def guarded(work: Callable[[], None]) -> int:
     except signals.Terminated:
         return exit_after(signal.SIGTERM)
     except Exception:
-        number = signals.came()
+        number = signals.received_signal()
         # a library may have made another error of a signal
         return _bug() if number is None else exit_after(number)
     return 0

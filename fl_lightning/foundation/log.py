@@ -44,7 +44,7 @@ def in_time(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-class _Outliving:
+class _PipeStream:
     """A stream that drops all text once its reader has gone."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,15 +74,15 @@ class _Outliving:
         os.close(nowhere)
 
 
-def outlive_readers() -> None:
+def ignore_closed_pipe() -> None:
     """Drop prints once nobody reads them (`| head`): an error would end a run in the middle."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # a stand-in for a stream has no file
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            is_new = not isinstance(stream, _Outliving)
+            is_new = not isinstance(stream, _PipeStream)
             if is_new and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-                setattr(sys, name, _Outliving(stream))
+                setattr(sys, name, _PipeStream(stream))
 
 
 class Log:
@@ -116,7 +116,7 @@ _log: ContextVar[Log | None] = ContextVar("log", default=None)
 """The log of the run that is going on: runs that train together have a context each."""
 
 
-def print_anything() -> None:
+def escape_unprintable() -> None:
     """Have stdout and stderr write characters that their encoding lacks as `\\u0141`: names of
     clients and classes are any text, and no line that is printed may end a run."""
     for stream in (sys.stdout, sys.stderr):

@@ -65,7 +65,7 @@ class ClientParallelStrategy(DDPStrategy):
         if self.num_nodes * self.num_processes == 1:
             self._set_world_ranks()
         else:
-            with port.naming_port():
+            with port.port_errors_named():
                 super()._setup_distributed()
 
 
@@ -99,12 +99,12 @@ class TorchAccelerator(Accelerator):
     @staticmethod
     def is_available() -> bool:
         """Whether there is one."""
-        return device.here() is not None
+        return device.accelerator_kind() is not None
 
     @staticmethod
     def name() -> str:
         """Torch's name of its kind."""
-        return device.here() or "cpu"
+        return device.accelerator_kind() or "cpu"
 
 
 class _Fabric(Fabric):
@@ -137,7 +137,7 @@ def fabric_of(
     """
     for name in launcher.OF_LIGHTNING:  # Fabric would take them instead of these arguments
         os.environ.pop(name, None)
-    uses_torch = kind == device.here() and kind != "cuda"
+    uses_torch = kind == device.accelerator_kind() and kind != "cuda"
     plugins: list[Any] = []
     if uses_torch and precision.endswith("-mixed"):
         try:

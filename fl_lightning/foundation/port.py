@@ -14,7 +14,7 @@ NAME = "MASTER_PORT"
 
 
 @contextlib.contextmanager
-def naming_port() -> Iterator[None]:
+def port_errors_named() -> Iterator[None]:
     """Raise `BadInput`, naming the port, where processes that were started from outside cannot meet
     within the block."""
     try:

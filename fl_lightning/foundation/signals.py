@@ -63,7 +63,7 @@ def unwinding() -> Iterator[None]:
         yield
 
 
-def came() -> int | None:
+def received_signal() -> int | None:
     """The first signal that has come within `unwinding`; None: none."""
     return _came[0] if _came else None
 
@@ -76,7 +76,7 @@ def raise_swallowed() -> None:
 
 
 @contextlib.contextmanager
-def leaving(line: Callable[[], str]) -> Iterator[None]:
+def exit_at_signal(line: Callable[[], str]) -> Iterator[None]:
     """End the process at once, with `line`, at a signal that would unwind the stack: no library can
     catch that. For blocks that have nothing to close."""
 

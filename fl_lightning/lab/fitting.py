@@ -23,7 +23,9 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     """
     start = start_of(layers)
     # To resolve a config takes seconds: it imports torch.
-    with signals.leaving(lambda: "fl-train: stopped before the run began; nothing is written"):
+    with signals.exit_at_signal(
+        lambda: "fl-train: stopped before the run began; nothing is written"
+    ):
         opening.check_name(start)
         opening.check_first_start(start, config_name is not None)
         saved = opening.saved_of(start)
@@ -39,7 +41,7 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     stem = Path(config_name or "").stem or name_of(config)
     with opening.opened(start, stem, config) as folder:
         goes_on = partial(opening.goes_on, folder, again)
-        with signals.leaving(goes_on):  # it takes seconds
+        with signals.exit_at_signal(goes_on):  # it takes seconds
             from fl_lightning.lab.datacheck.telling import assembled
             from fl_lightning.run import fit
         # a new run also says what stands out in the columns of its table

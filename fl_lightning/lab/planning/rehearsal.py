@@ -53,7 +53,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         RunFailed: a client fails.
     """
     accelerator = device.resolved(config.fabric.accelerator)
-    is_here = accelerator in ("cpu", device.here())
+    is_here = accelerator in ("cpu", device.accelerator_kind())
     requirement = "this machine has none to rehearse a round on"
     check("fabric.accelerator", accelerator, is_here, requirement)
     data = data_here(config)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.core import PLAIN
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
+from fl_lightning.foundation.device import random_states, rng_restored, same_states, synchronize
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.parallel import RankGroup
@@ -128,7 +128,7 @@ def _probed(
     attributes = _plain_attributes(model)
     parameters = [p for p in binding.parameters if p.requires_grad]
     module.last.read = None
-    with no_draws(device), module.last.trial():
+    with rng_restored(device), module.last.trial():
         states = random_states(device)
         loss = module.metric.loss(model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -223,7 +223,7 @@ def _measured(contest: Contest) -> dict[Name, float]:
     executors = contest.executors
     steps = contest.steps
     device = executors["loop"].fabric.device
-    with no_draws(device):
+    with rng_restored(device):
         try:
             seconds = seconds_by_client(executors, contest.jobs) if steps else {}
             for name in seconds:
