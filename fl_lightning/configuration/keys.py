@@ -1,4 +1,4 @@
-"""The keys of a run with their types, and the check that turns a wrong key or value into one
+"""The keys of a run with their types, and the check that refuses a wrong key or value in one
 line."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 @cache
 def run_parser() -> ArgumentParser:
-    """The keys of a run: its config files, its start, its components, and each group."""
+    """Return the parser of a run's keys: config files, `Start`, components and all groups."""
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     text = "YAML file, or the name of a shipped config (repeatable)."
     parser.add_argument("--config", metavar="FILE", help=text)
@@ -46,19 +46,19 @@ def run_parser() -> ArgumentParser:
 
 @cache
 def run_keys() -> dict[str, Action]:
-    """Every key of a run, with its parser action."""
+    """Return the parser actions of a run by key."""
     return keys(run_parser())
 
 
 def keys(parser: ArgumentParser) -> dict[str, Action]:
-    """Every key that takes a value, with its parser action."""
+    """Return a parser's actions by key, without keys of groups, which take no value."""
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     groups = {dest for dest in actions if any(key.startswith(f"{dest}.") for key in actions)}
     return {dest: action for dest, action in actions.items() if dest not in groups}
 
 
 def hint(action: Action) -> Any:
-    """The type that an action takes."""
+    """Return the type of an action's value."""
     return getattr(action, "_typehint", action.type)
 
 
@@ -67,11 +67,15 @@ def typed(
     values: dict[str, Any],
     prefix: str = "",
 ) -> Namespace:
-    """Returns `values` (nested) checked and converted, with every default.
+    """Return nested `values` checked and converted to the parser's types, with all defaults.
+
+    Args:
+        parser: has the keys and their types.
+        values: by key, nested.
+        prefix: is put before the keys in errors.
 
     Raises:
-        BadInput: a key that does not exist or is missing, or a value of another type; it names the
-            key, after `prefix`.
+        BadInput: a key does not exist, a required key is missing, or a value has another type.
     """
     actions = keys(parser)
     values_of_keys = dict(leaves(values, actions, prefix))
@@ -96,7 +100,17 @@ def typed(
 def leaves(
     values: dict[str, Any], actions: dict[str, Action], prefix: str = "", path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yields dotted keys and values of a nested dict; `BadInput` for a key that does not exist."""
+    """Yield dotted keys and values of a nested dict.
+
+    Args:
+        values: the nested dict.
+        actions: the keys that exist, with their parser actions.
+        prefix: is put before the keys in errors.
+        path: the key of `values` itself with a dot; empty at the top.
+
+    Raises:
+        BadInput: a key does not exist, or a group of keys has a value.
+    """
     for name, value in values.items():
         key = f"{path}{name}"
         inside = [action_key for action_key in actions if action_key.startswith(f"{key}.")]
@@ -107,7 +121,8 @@ def leaves(
         elif isinstance(value, dict):
             yield from leaves(value, actions, prefix, f"{key}.")
         else:
-            raise BadInput(prefix + key, value, f"it is a group of keys: {', '.join(inside)}")
+            problem = f"it is a group of keys: set one of {', '.join(inside)}"
+            raise BadInput(prefix + key, value, problem)
 
 
 def unknown(
@@ -116,7 +131,7 @@ def unknown(
     names: list[str],
     command: str = "fit",
 ) -> BadInput:
-    """Returns the error for a key that does not exist; few keys are listed, many are left to
-    `--help`."""
+    """Return the error for a key that does not exist. It lists up to 20 `names` of keys, or refers
+    to the help of `command`."""
     listed = (", ".join(names) or "none") if len(names) <= 20 else f"see fl-train {command} --help"
     return BadInput(key, value, f"no such key{catalogue.did_you_mean(key, names)}; keys: {listed}")

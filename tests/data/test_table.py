@@ -84,9 +84,9 @@ def test_images_beside_the_table(tmp_path):
         (
             ",a,label\n0,1,0\n",
             {},
-            r"data\.root=.*column '' is an index that pandas wrote: name in data\.columns those",
+            r"data\.root=.*column '' is a row index that pandas wrote: list the feature columns",
         ),
-        ("a,a,label\n1,1,0\n", {}, "two of its columns are called 'a'"),
+        ("a,a,label\n1,1,0\n", {}, "it has 2 columns called 'a'"),
         ("a,label\n", {}, "no sample"),
         ("", {}, "a CSV file with"),
     ],
