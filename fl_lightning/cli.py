@@ -57,8 +57,7 @@ RUN_KEYS = {
     "archive": _PLACE,
 }
 """Patterns of the run's keys that each command takes besides its own."""
-NO_KEY = "(?!)"
-"""A pattern that matches no key."""
+
 SWITCHES = {
     "fit": ("print_config", "Print the resolved config, as a file for --config, and stop."),
     "plan": ("json", "Print bytes and seconds as JSON."),
@@ -149,7 +148,7 @@ def command_keys(name: str) -> tuple[dict[str, Action], dict[str, Action]]:
         switch, text = SWITCHES[name]
         parser.add_argument(f"--{switch}", type=bool, default=False, help=text)
     of_command = keys(parser)
-    pattern = RUN_KEYS.get(name, NO_KEY)
+    pattern = RUN_KEYS.get(name, "(?!)")  # matches no key
     of_run = {key: action for key, action in run_keys().items() if re.fullmatch(pattern, key)}
     return of_command, {key: action for key, action in of_run.items() if key not in of_command}
 

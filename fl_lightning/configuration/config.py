@@ -212,12 +212,23 @@ class DataConfig(SplitKeys, SourceKeys):
         """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "data")
         self.check_dates()
-        self.check_splits(self.client_test, self.test_fraction, self.global_test)
         is_hsu = self.partition == "hsu"
+        cuts_test = self.test_fraction is not None and not self.global_test
         rest = self.rest_to
         moves_labels = self.planted in ("labels", "permuted")
         turns_twice = self.planted == "rotation" and self.partition == "rotated"
         rules = [
+            (
+                "folds",
+                self.folds is None or self.client_test is None,
+                f"data.client_test is {self.client_test}: one of them must be null",
+            ),
+            (
+                "folds",
+                self.folds is None or not cuts_test,
+                "data.test_fraction leaves no test part to split into folds: leave one of them "
+                "out, or set data.global_test",
+            ),
             (
                 "by",
                 not is_hsu or self.by in ("client", None),
@@ -265,7 +276,7 @@ class DataConfig(SplitKeys, SourceKeys):
             ),
             (
                 "client_test",
-                self.client_test is None or self.test_fraction is None or self.global_test,
+                self.client_test is None or not cuts_test,
                 "data.test_fraction leaves no test part to take a share of: leave one of them out, "
                 "or set data.global_test",
             ),
@@ -434,32 +445,26 @@ class Config:
         metric = self.evaluation.metric
         count = self.held_out
         no_classes = "a regression (data.task) has no classes: it must be null"
-        rules: list[tuple[str, object, bool, str]] = [
-            ("data.balance", balance, balance is None or by_class, no_classes),
-            (
-                "data.balance",
-                balance,
-                balance is None or not self.optimizer.privacy.on,
-                "it must be null with optimizer.privacy, which needs every sample drawn alike",
-            ),
-            (
-                "evaluation.metric",
-                metric,
-                metric is None or by_class,
-                "a regression (data.task) is judged by mae: it must be null",
-            ),
-            ("evaluation.metrics", metrics, not metrics or by_class, no_classes),
-            (
-                "evaluation.metrics",
-                metrics,
-                CLASS_SHARE.name not in metrics or data.global_test,
-                f"{CLASS_SHARE.name} needs data.global_test true",
-            ),
-        ]
-        for key, value, holds, requirement in rules:
-            check(key, value, holds, requirement)
+        check("data.balance", balance, balance is None or by_class, no_classes)
+        requirement = "it must be null with optimizer.privacy, which needs every sample drawn alike"
+        fits = balance is None or not self.optimizer.privacy.on
+        check("data.balance", balance, fits, requirement)
+        requirement = "a regression (data.task) is judged by mae: it must be null"
+        check("evaluation.metric", metric, metric is None or by_class, requirement)
+        check("evaluation.metrics", metrics, not metrics or by_class, no_classes)
+        requirement = f"{CLASS_SHARE.name} needs data.global_test true"
+        fits = CLASS_SHARE.name not in metrics or data.global_test
+        check("evaluation.metrics", metrics, fits, requirement)
         share = data.held_out_clients
-        data.check_held_out(share, clients)
+        numbers = data.held_out
+        if numbers is not None:
+            some = 0 < len(numbers) == len(set(numbers)) < clients
+            exist = set(numbers) <= set(range(clients))
+            requirement = (
+                f"it must list some of the {clients} clients by number from 0, each once, with "
+                f"data.held_out_clients 0; or be null"
+            )
+            check("data.held_out", numbers, some and exist and not share, requirement)
         requirement = f"of {clients} clients that is {count}: hold out at least one, but not all"
         check("data.held_out_clients", share, not share or 0 < count < clients, requirement)
         counts = [model.count for model in self.models]

@@ -13,7 +13,7 @@ from fl_lightning.configuration.ranges import (
     PositiveShare,
     Range,
 )
-from fl_lightning.foundation.errors import BadInput, check
+from fl_lightning.foundation.errors import BadInput
 
 Balance = Literal["weights", "sampler"]
 
@@ -124,32 +124,3 @@ class SplitKeys:
     """Minimum of test samples of every class per client, so that AUROC and similar scores are
     defined for all clients. `client_test` moves samples of rare classes to meet it; a run with a
     client that has fewer is refused. null: no check."""
-
-    def check_splits(
-        self, client_test: float | None, test_fraction: float | None, global_test: bool
-    ) -> None:
-        """Raise `BadInput` if `folds` is set and another key asks for a test part in another way.
-        The arguments are the keys of `DataConfig` with these names."""
-        if self.folds is None:
-            return
-        requirement = f"data.client_test is {client_test}: one of them must be null"
-        check("data.folds", self.folds, client_test is None, requirement)
-        requirement = (
-            "data.test_fraction leaves no test part to split into folds: leave one of them out, or "
-            "set data.global_test"
-        )
-        check("data.folds", self.folds, test_fraction is None or global_test, requirement)
-
-    def check_held_out(self, share: float, clients: int) -> None:
-        """Raise `BadInput` if `held_out` is set and does not list some of the `clients` clients,
-        each once, or if a `share` of clients (`held_out_clients`) is to be held out as well."""
-        numbers = self.held_out
-        if numbers is None:
-            return
-        some = 0 < len(numbers) == len(set(numbers)) < clients
-        exist = set(numbers) <= set(range(clients))
-        requirement = (
-            f"it must list some of the {clients} clients by number from 0, each once, with "
-            f"data.held_out_clients 0; or be null"
-        )
-        check("data.held_out", numbers, some and exist and not share, requirement)

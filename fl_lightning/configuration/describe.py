@@ -58,7 +58,8 @@ def arguments(kind: type) -> dict[str, Description]:
         entry: Description = {"words": words(hint)}
         values, _ = limit(bounded.get(field.name))
         if isinstance(values, Range):
-            entry["bounds"] = _bounds(values)
+            bounds = asdict(values).items()  # JSON has no infinity
+            entry["bounds"] = {name: value for name, value in bounds if value != math.inf}
         if field.default is not MISSING:
             entry["default"] = field.default
         if space := field.metadata.get("search"):
@@ -119,17 +120,6 @@ def _entry(cls: type) -> Description:
     return {
         "class": f"{cls.__module__}.{cls.__name__}",
         "doc": first_paragraph(inspect.getdoc(cls)),
-    }
-
-
-def _bounds(values: Range) -> Description:
-    """Return the arguments of a `Range`, without an infinite `high`, which JSON cannot express."""
-    high = {"high": values.high} if values.high < math.inf else {}
-    return {
-        "low": values.low,
-        **high,
-        "above": values.above,
-        "below": values.below,
     }
 
 

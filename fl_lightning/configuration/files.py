@@ -146,19 +146,15 @@ def read_config(
     check(key, name, place not in above, requirement)
     check(key, name, isinstance(content, dict | None), "it must contain lines of key: value")
     content = content or {}
-    _check_given_once(content)
-    return layers_of(name, content, file.parent, (*above, place))
-
-
-def _check_given_once(content: dict[Any, Any]) -> None:
-    """Raise `BadInput` for a key that is given both with dots and nested."""
     settings: Layer = {}
+    # raises for a key that is given both with dots and nested
     for key, value in sorted(content.items(), key=lambda item: "." in str(item[0])):
         update(
             settings,
             nested(str(key), value),
             once=str(key),
         )
+    return layers_of(name, content, file.parent, (*above, place))
 
 
 def layers_of(

@@ -304,7 +304,7 @@ class RemoteVisits:
                     self.exchange.checked(
                         t,
                         client,
-                        answers.get(client),
+                        answers[client],
                     )
                 )
         self._record(failures, "not judged", results)
@@ -386,7 +386,7 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     client is a site of its own."""
     for callback in callbacks:
         is_deployable = not isinstance(callback, Transform) or callback.deployed
-        requirement = "sites cannot run this callback: set it to null"
+        requirement = "it must be null: sites cannot run it"
         check(callback.config_key, type(callback).__name__, is_deployable, requirement)
     later = "fl-train join gives a later client its model"
     requirements = {

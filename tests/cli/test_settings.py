@@ -253,7 +253,7 @@ def test_an_empty_section_says_nothing(tmp_path):
     "text, told",
     {
         "federation:\n  rounds: 3\n bad: [": "line 3, column",
-        "- 1": "keys and values",
+        "- 1": "lines of key: value",
         "federation: {ronds: 3}": r"federation.ronds=3.*did you mean federation.rounds\?.*a.yaml",
         "config: b.yaml": "no such key",
         "dtaa:": "^dtaa=None.*no such key",
@@ -299,7 +299,7 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults():
         "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n": "line 3, column 1: the key 'data' is given twice",
         "data:\n  alpha: 0.1\n  alpha: 0.3\n": "line 3, column 3: the key 'alpha' is given twice",
         "data: {alpha: [}\n": "line 1, column 16: ",
-        "federation:\n  rounds: 010\n": "line 2, column 11: YAML reads 010 as 8 (octal, or to base 60)",
+        "federation:\n  rounds: 010\n": "line 2, column 11: YAML reads 010 as 8 (octal, or base 60)",
         "federation.rounds: 1:30\n": "line 1, column 20: YAML reads 1:30 as 90",
         "data: {alpha: 0.1}\ndata.alpha: 0.3\n": "data.alpha=0.3: it is given twice, also as 0.1",
         "method.lam: 3\nmethod: {name: ditto, lam: 1}\n": "method.lam=3: it is given twice",

@@ -70,7 +70,7 @@ def test_images_beside_the_table(tmp_path):
         (FARMS, {"label_column": "crop"}, r"data\.label_column='crop'.*farm, b1, b2, label"),
         (FARMS, {"group_column": "site"}, r"data\.group_column='site'"),
         (FARMS, {"columns": ["b1", "b3"]}, r"data\.columns='b3'"),
-        (FARMS, {"columns": ["b1", "label"]}, r"data\.columns=.*beside the label's"),
+        (FARMS, {"columns": ["b1", "label"]}, r"data\.columns=.*not the label's"),
         (FARMS, {"columns": []}, r"data\.columns=.*features"),
         ("a,b,label\n1,x,0\n", {}, r"column 'b' of sample 1 holds 'x'"),
         ("a,b,label\n1,2,0\n1,1e39,0\n", {}, r"column 'b' of sample 2 holds '1e39'"),
