@@ -303,7 +303,7 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
         unit is None or unit not in (label, *features),
         requirement,
     )
-    requirement = "it must list at least one feature column, and not the label's"
+    requirement = "it must list at least one column of features, and not the label's"
     check("data.columns", features, bool(features) and label not in features, requirement)
     requirement = "it must list feature columns only (data.columns)"
     for key in ("one_hot", "dates"):

@@ -257,7 +257,7 @@ def test_an_empty_section_says_nothing(tmp_path):
         "federation: {ronds: 3}": r"federation.ronds=3.*did you mean federation.rounds\?.*a.yaml",
         "config: b.yaml": "no such key",
         "dtaa:": "^dtaa=None.*no such key",
-        "federation: 3": "group of keys: federation.rounds",
+        "federation: 3": "group of keys: set one of federation.rounds",
     }.items(),
 )
 def test_bad_files_are_told_with_file_and_place(tmp_path, text, told):
