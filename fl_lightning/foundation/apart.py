@@ -56,8 +56,10 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
         answer = answers.recv()
     except EOFError:
         process.join()
-        end = f"exit code {process.exitcode}; -9: killed, often for lack of memory"
-        answer = RunFailed(f"the process that ran this call died ({end})")
+        answer = RunFailed(
+            f"the process that ran this call died (exit code {process.exitcode}; -9: killed, often "
+            f"for lack of memory)"
+        )
     except BaseException:
         process.terminate()
         process.join()

@@ -27,11 +27,7 @@ def guarded(work: Callable[[], None]) -> int:
             work()
             sys.stdout.flush()
     except (BadInput, RunFailed) as error:
-        print(
-            "fl-train: error:",
-            redact(" ".join(str(error).split())),
-            file=sys.stderr,
-        )
+        print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         hint = install_hint(error.name)

@@ -65,8 +65,7 @@ def write(
         f"{PACKAGE}/config.yaml": config.encode(),
     }
     requirement = (
-        f"Flower does not send test_*.py, *_test.py and the folders {', '.join(NOT_SENT)}: rename "
-        f"it"
+        f"Flower leaves out test_*.py, *_test.py, folders {', '.join(NOT_SENT)}: rename it"
     )
     for path, content in source.items():
         *parents, file = Path(path).parts

@@ -87,8 +87,12 @@ class RemoteVisits:
             messages: dict[int, bytes] = {}
             for client in pending:
                 message = self.server_state_for(client, with_models=False)
-                message |= {"kind": "visit", "round": t, "scored": scored}
-                message["payload"] = wire.of_payload(downloads[client])
+                message |= {
+                    "kind": "visit",
+                    "round": t,
+                    "scored": scored,
+                    "payload": wire.of_payload(downloads[client]),
+                }
                 messages[client] = self.exchange.pack(message, client)
             answers = self.exchange.ask(t, "visit", messages, attempt)
             failures = self._receive(t, answers, downloads, results)
@@ -327,11 +331,10 @@ def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
             sent[k] = False
         elif not torch.equal(numbers, initial):
             sent[k] = True
-    columns = wire.packed(model, group.layout, sent)
     return {
         "sent": np.flatnonzero(sent).tolist(),
         "own": own_blocks,
-        "model": columns,
+        "model": wire.packed(model, group.layout, sent),
     }
 
 

@@ -518,12 +518,14 @@ def write_sites(
         write = partial(_write_table, facts, config.data)
         suffix = "csv"
     public = {} if raw.public is None else {PUBLIC: (raw.public, torch.zeros(0))}
-    contents = {f"site-{client}": parts | public for client, parts in enumerate(raw.parts)}
-    files = [folder / f"{name}.{suffix}" for name in contents]
+    contents = {}
+    for client, parts in enumerate(raw.parts):
+        contents[folder / f"site-{client}.{suffix}"] = parts | public
+    files = [*contents]
     if public:
-        contents["public"] = public
-    for name, parts in contents.items():
-        with atomic_write(folder / f"{name}.{suffix}") as aside:
+        contents[folder / f"public.{suffix}"] = public
+    for file, parts in contents.items():
+        with atomic_write(file) as aside:
             write(aside, parts)
     return files
 

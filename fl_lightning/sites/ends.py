@@ -178,8 +178,7 @@ def _answer(
         )
         raise Unfit("folder", str(folder), problem)
     if stored != settings:
-        sources = (app / "source").rglob("*.py")
-        for path in (app / "config.yaml", app / "facts.json", *sources):
+        for path in (app / "config.yaml", app / "facts.json", *(app / "source").rglob("*.py")):
             write_whole(folder / path.relative_to(app), path.read_bytes())
         write_whole(file, json.dumps(settings))
     reply: bytes = _at_site(

@@ -198,14 +198,13 @@ class Exchange:
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
-        sizes: Any = message.get("sizes")
-        counted = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
-        counted = counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()
         if "failed" in message:
             self._leave_out(client, _two_texts(message["failed"])[1])
             return
-        if not counted:
-            why = "it did not tell its version, its first weights and how many samples it has"
+        sizes: Any = message.get("sizes")
+        are_counts = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
+        if not (are_counts and min(sizes) >= 0 and {"version", "initial"} <= message.keys()):
+            why = "it did not send its version, initial weights and numbers of samples"
             self._leave_out(client, why)
             return
         self._address[client] = address

@@ -157,13 +157,7 @@ def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, lis
     for table in TABLES:
         rows = RunFolder(run).read(table)
         other_rows = RunFolder(other_run).read(table)
-        for k, (a, b) in enumerate(
-            zip_longest(
-                rows,
-                other_rows,
-                fillvalue=nothing,
-            )
-        ):
+        for k, (a, b) in enumerate(zip_longest(rows, other_rows, fillvalue=nothing)):
             unequal = [name for name in a | b if repr(a.get(name)) != repr(b.get(name))]
             names = [name for name in unequal if not name.startswith(OF_THE_MACHINE)]
             if names:

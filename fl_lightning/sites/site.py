@@ -252,17 +252,17 @@ class Site:
         if not counted_visits:
             self.fed.pool.restore(self.client, None)
         else:
-            saved_round: int | None = None
-            for t, manifest in disk.manifests(folder).items():
-                entry = manifest["clients"].get(str(self.client), {})
-                if entry.get("turns") == counted_visits:
-                    saved_round = t
-                    break
-            if visits < counted_visits or saved_round is None:
+            client = str(self.client)
+            saved_rounds = [
+                t
+                for t, manifest in disk.manifests(folder).items()
+                if manifest["clients"].get(client, {}).get("turns") == counted_visits
+            ]
+            if visits < counted_visits or not saved_rounds:
                 have = f"the site has the state after {visits} visits"
                 raise wire.Unreadable(f"{have}, the centre counts {counted_visits}")
             spent = spent_by(run.states.get(self.client))
-            restore(run, folder, saved_round)
+            restore(run, folder, saved_rounds[0])
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
         run.server.round = answered_round

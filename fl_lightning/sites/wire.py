@@ -207,8 +207,9 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
         )
         payload = Payload(layout, vector, sent)
         for slot, numbers in message["vectors"].items():
-            vector = empty(layout, like)
-            payload.vectors[slot] = unpack_into(vector, layout, layout.is_parameter, numbers)
+            payload.vectors[slot] = unpack_into(
+                empty(layout, like), layout, layout.is_parameter, numbers
+            )
         payload.statistics.update(_tensors(message["statistics"]))
         payload.extra.update(_tensors(message["extra"]))
         for key, inner in message["further"].items():
