@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 from argparse import Action, ArgumentError
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from typing import Any, get_args
 
@@ -44,6 +45,24 @@ def run_parser() -> ArgumentParser:
     return parser
 
 
+def run_values(settings: dict[str, Any]) -> Namespace:
+    """Return a run's plain `settings` (nested) checked and converted, with all defaults.
+
+    Raises:
+        BadInput: as for `typed`.
+    """
+    values = deepcopy(_run_defaults())
+    values.update(typed(run_parser(), settings, defaults=False))
+    return values
+
+
+@cache
+def _run_defaults() -> Namespace:
+    """Return the defaults of a run's plain keys; cached, since jsonargparse takes 20 ms to check
+    them."""
+    return run_parser().get_defaults()
+
+
 @cache
 def run_keys() -> dict[str, Action]:
     """Return the parser actions of a run by key."""
@@ -66,13 +85,15 @@ def typed(
     parser: ArgumentParser,
     values: dict[str, Any],
     prefix: str = "",
+    defaults: bool = True,
 ) -> Namespace:
-    """Return nested `values` checked and converted to the parser's types, with all defaults.
+    """Return nested `values` checked and converted to the parser's types.
 
     Args:
         parser: has the keys and their types.
         values: by key, nested.
         prefix: is put before the keys in errors.
+        defaults: whether to add the defaults of keys that are not in `values`.
 
     Raises:
         BadInput: a key does not exist, a required key is missing, or a value has another type.
@@ -87,7 +108,7 @@ def typed(
         nullable = kind in (None, Any, types.NoneType) or types.NoneType in get_args(kind)
         check(prefix + key, value, value is not None or nullable, f"it must be {words(kind)}")
     try:
-        return parser.parse_object(values)
+        return parser.parse_object(values, defaults=defaults)
     except ArgumentError as error:
         # jsonargparse names the key in quotes
         key = str(error).partition('key "')[2].partition('"')[0]
