@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.ranges import PositiveShare
 from fl_lightning.core import Client, Payload, RunContext
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -35,7 +35,7 @@ def quantised(
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
     level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
     floor = level.floor()
-    up = sent(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
+    up = to_device(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
     return (floor + up) * scale
 
 

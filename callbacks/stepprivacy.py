@@ -19,7 +19,7 @@ from fl_lightning.callbacks.privacy import (
 )
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext, Tensors
-from fl_lightning.foundation.device import no_draws
+from fl_lightning.foundation.device import rng_restored
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import generator, unrepeatable
 from fl_lightning.models import has_own_step
@@ -347,7 +347,7 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
     for client in run.at_home(group.members)[:1]:
         batch = run.data.example(client, run.device, run.dtype)
         try:
-            with no_draws(run.device):
+            with rng_restored(run.device):
                 clipped_sum(group.module, batch, 1.0)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -115,7 +115,7 @@ def test_a_class_stands_for_its_import_path(here):
     class Inside(Method):
         """Nobody can import it."""
 
-    with refuses(r"<locals>.*it must be at the top of a module"):
+    with refuses(r"<locals>.*define it at the top level of a module"):
         fit({**QUIET, "method": Inside})
 
 

@@ -27,7 +27,9 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     """
     start = start_of(layers)
     # resolving a config imports torch, which takes seconds
-    with signals.leaving(lambda: "fl-train: stopped before the run began; nothing is written"):
+    with signals.exit_at_signal(
+        lambda: "fl-train: stopped before the run began; nothing is written"
+    ):
         opening.check_name(start)
         opening.check_first_start(start, config_name is not None)
         saved = opening.settings_to_resume(start)
@@ -43,7 +45,7 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     stem = Path(config_name or "").stem or run_name(config)
     with opening.open_run_folder(start, stem, config) as folder:
         goes_on = partial(opening.resume_line, folder, again)
-        with signals.leaving(goes_on):  # the imports take seconds
+        with signals.exit_at_signal(goes_on):  # the imports take seconds
             from fl_lightning.lab.datacheck.telling import assemble_with_findings
             from fl_lightning.run import fit
         # a new run also prints suspicious columns of its table

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fl_lightning.configuration.components import Network, Text
 from fl_lightning.configuration.config import Component, check
-from fl_lightning.foundation.device import no_draws
+from fl_lightning.foundation.device import rng_restored
 from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.models.base import inputs
 from fl_lightning.models.head import TRACED, last_linear, trace
@@ -250,7 +250,7 @@ def _try_out(
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with no_draws(torch.device("cpu")):
+        with rng_restored(torch.device("cpu")):
             output = _traced_forward(model, samples)
     except Exception as error:  # a model that does not fit can fail in any way
         problem = f"{data}, on which its forward fails: {first_line(error)}"
@@ -263,7 +263,7 @@ def _try_out(
     if has_own_step(model):
         return
     try:
-        with torch.no_grad(), no_draws(torch.device("cpu")):
+        with torch.no_grad(), rng_restored(torch.device("cpu")):
             output = copy.deepcopy(model).train()(samples)
     except Exception:  # two zeros may not suffice to train; if a client's samples fail, it is named
         return

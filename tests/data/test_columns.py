@@ -215,10 +215,10 @@ class Wide(BaseEstimator):
         ),
         ({"scale": "standrad"}, r"data\.scale='standrad'.*choose among standard"),
         ({"scale": "numpy.zeros"}, r"data\.scale='numpy\.zeros'.*it cannot be made"),
-        ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*columns of features"),
+        ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*feature columns"),
         ({"one_hot": None}, r"column 'sex' of sample 1 holds 'f'.*list it in data\.one_hot"),
-        ({"impute": None}, r"column 'age' of sample \d+ holds ''.*data\.impute fills it"),
-        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is to be fitted"),
+        ({"impute": None}, r"column 'age' of sample \d+ holds ''.*set data\.impute"),
+        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is fitted"),
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted='own'.*belong to no client"),
     ],
 )

@@ -25,7 +25,15 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.ranges import Range as Bounds
 from fl_lightning.configuration.ranges import bounded_fields, limit
 from fl_lightning.configuration.resolve import _import, resolve
-from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
+from fl_lightning.configuration.search import (
+    Choice,
+    LogRange,
+    Range,
+    Whole,
+    edge,
+    space_problem,
+    widened,
+)
 from fl_lightning.data import digits
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
@@ -533,7 +541,7 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path):
 def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where, says):
     """Before the search: some failed after a trial or after all of them, and some were searched at
     one point alone."""
-    assert refusal(where) is not None
+    assert space_problem(where) is not None
     config = resolve([{"method": "fedprox"}])
     with pytest.MonkeyPatch.context() as patch:
         fields = dataclasses.fields(FedProx)

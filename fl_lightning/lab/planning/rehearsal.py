@@ -54,7 +54,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         RunFailed: a client fails.
     """
     accelerator = device.resolved(config.fabric.accelerator)
-    is_here = accelerator in ("cpu", device.here())
+    is_here = accelerator in ("cpu", device.accelerator_kind())
     check(
         "fabric.accelerator",
         accelerator,

@@ -18,7 +18,7 @@ from fl_lightning.configuration.config import Config, Start, check, flat
 from fl_lightning.configuration.files import (
     Layer,
     layer_of,
-    own_layers,
+    layers_without_base,
     read_config,
 )
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
@@ -189,7 +189,7 @@ def run_study(
     """
     folder = StudyFolder(Path(options.out))
     # resolving configs takes seconds
-    with signals.leaving(lambda: "fl-train: stopped before the study began"):
+    with signals.exit_at_signal(lambda: "fl-train: stopped before the study began"):
         definition, base, pairs = resolved_in(folder, definition, overrides)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
@@ -361,7 +361,7 @@ def _base_layers(base: Any) -> Iterator[Layer]:
             for layer in layers:
                 layer.pop("loggers", None)
         else:
-            layers = own_layers("base", part)
+            layers = layers_without_base("base", part)
         for layer in layers:
             for key in layer.keys() & (_START - {"seed", "smoke"}):
                 raise BadInput(
