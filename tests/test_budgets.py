@@ -21,7 +21,7 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 35_100,
-    "configuration": 19_300,
+    "configuration": 19_200,
     "core": 15_900,
     "data": 46_300,
     "drawing": 2_700,

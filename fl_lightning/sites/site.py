@@ -81,9 +81,7 @@ class Outbox(Transform):
 class ServerModel:
     """Gives the `Evaluator` at a site the server's model for its client, from the last message."""
 
-     False
-    """Whether the server has a model for every client."""=has_global = False
-    """Whether the server has a model for every client."""= False
+    has_global = False
     """Whether the server has a model for every client."""
     model: Tensor | None = None
 
@@ -346,9 +344,7 @@ class Site:
         group = self.group
         layout = group.layout
         size = len(layout.blocks)
-        self.server_model. False
-    """Whether the server has a model for every client."""=has_global = False
-    """Whether the server has a model for every client."""= bool(message["has_global"])
+        self.server_model.has_global = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)
