@@ -17,6 +17,7 @@ import pytest
 import yaml
 from forked import forked
 from lines import run_line
+from pandas import DataFrame
 from refusals import refused_line, refuses
 
 from fl_lightning.cli import main
@@ -42,7 +43,7 @@ from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Trials, best
 from fl_lightning.lab.study.tuned import Tuned
-from fl_lightning.lab.study.tuning import Search
+from fl_lightning.lab.study.tuning import Search, _run_trial
 from fl_lightning.methods.fedprox import FedProx
 
 from .small import SMALL
@@ -418,6 +419,19 @@ def tuned(folder, scores, metric):
     for one in scores:
         tell(trials.claim(), one)
     return Tuned(ListedMethod("methods[0]", "m", "m"), trials.ended(), BY_TASK[metric])
+
+
+def test_of_errors_the_least_is_the_best_trial(tmp_path, monkeypatch):
+    """A trial's score is the mean error's merit."""
+    errors = DataFrame({"metric": "mae", "value": [1.0, 3.0]})
+    monkeypatch.setattr("fl_lightning.lab.study.tuning.tidy", lambda runs: errors)
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "summary.json"):  # its run has ended
+        (tmp_path / "run" / name).write_text("{}")
+    search = Mock(settings=[{}], **{"metric.return_value": BY_TASK["regression"]})
+    claim = Mock(folder=tmp_path, number=0, values={})
+    _run_trial(search, claim)
+    claim.tell.assert_called_once_with(-2.0)
 
 
 def test_scores_that_are_no_numbers_are_one_line(tmp_path):
