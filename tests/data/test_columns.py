@@ -218,7 +218,7 @@ class Wide(BaseEstimator):
         ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*feature columns"),
         ({"one_hot": None}, r"column 'sex' of sample 1 holds 'f'.*list it in data\.one_hot"),
         ({"impute": None}, r"column 'age' of sample \d+ holds ''.*set data\.impute"),
-        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is fitted"),
+        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is to be fitted"),
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted='own'.*belong to no client"),
     ],
 )

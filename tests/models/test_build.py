@@ -89,10 +89,10 @@ def test_trying_a_model_out_leaves_no_trace(theirs):
             (1, 28, 28),
             r"shape \(1, 28, 28\) and 10 classes, on which",
         ),
-        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"gives \(2, 4\) instead of \(2, 10\)"),
+        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"returns \(2, 4\) instead of \(2, 10\)"),
         (BUILT_IN[2], {"stem": "5x5"}, (1, 8, 8), "choose 7x7 or 3x3"),
         (BUILT_IN[2], {}, (20,), "it needs images"),
-        ("torch.nn.Identity", {}, (1, 8, 8), r"gives \(2, 1, 8, 8\) instead of"),
+        ("torch.nn.Identity", {}, (1, 8, 8), r"returns \(2, 1, 8, 8\) instead of"),
         ("torch.nn.Module", {}, (1, 8, 8), "forward"),
     ],
 )
@@ -262,9 +262,9 @@ def test_another_network_has_first_weights_of_its_own(monkeypatch):
 
 def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Zero", Zero, raising=False)
-    with refuses("always begins the same"):
+    with refuses("always has the same weights"):
         freshly_drawn(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
-    with refuses(r"a Odd has no reset_parameters\(\)"):
+    with refuses(r"its Odd has no reset_parameters\(\)"):
         freshly_drawn(Odd())  # not built here: it can only be copied
     linear = nn.Linear(3, 2)
     other = freshly_drawn(linear)
