@@ -83,9 +83,7 @@ def test_the_servers_products_are_those_that_torch_counts(federation, method):
 def test_a_mean_costs_three_operations_for_each_number_and_client(federation):
     fed = federation(FedAvg(), rounds=1)
     record = fed.round(1)
-    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(
-        fed.run.groups[0].layout.sizes.sum()
-    )
+    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(fed.run.groups[0].layout.sizes.sum())
     assert federation(Local(), rounds=1).round(1).metrics["flops_server"] == 0
 
 

@@ -174,7 +174,9 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
     {"recieve": "receive", "phase": "phases", "agregate": "aggregate", "uplaod": "upload"}.items(),
 )
 def test_a_misspelt_hook_is_refused(name, hook):
-    with pytest.raises(TypeError, match=rf"Own\.{name} would never be called: is it {hook}\?"):
+    with pytest.raises(
+        TypeError, match=rf"Own\.{name} would never be called: rename it to {hook},"
+    ):
         type("Own", (FedAvg,), {name: lambda *args: None})
     base = type(
         "Own",

@@ -148,7 +148,7 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path):
     for client in range(CLIENTS):
         y = data.client(client).train.tensors[1]  # type: ignore[index]
         with torch.no_grad():
-            scores = run.model(client)(data.raw(client)[0])
+            scores = run.model(client)(data.raw_samples(client)[0])
         losses.append(float(cross_entropy(scores, y, 1 / y.bincount())))
     assert run.column("train_loss")[0] == pytest.approx(np.mean(losses), rel=1e-4)
 

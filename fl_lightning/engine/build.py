@@ -88,7 +88,7 @@ def federation(
     groups = []
     for k, (net, numbers) in enumerate(zip(nets, numbers_of, strict=True)):
         fixed = frozen[k] + frozen_when_built(net)
-        members = data.taking_part(numbers)
+        members = data.run_numbers(numbers)
         group = make_group(
             k,
             fabric.device,
@@ -164,7 +164,7 @@ def _check_members(
     if not group.whole_last or config.federation.on_bad_client != "stop":
         return
     for c in group.members:
-        called = data.called(c)
+        called = data.client_label(c)
         requirement = f"BatchNorm cannot train on the single sample of {called}: set at least 2"
         check("data.min_samples", config.data.min_samples, data.train_sizes[c] != 1, requirement)
 

@@ -285,8 +285,8 @@ class Evaluator:
         has_last = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not has_last:
             requirement = (
-                f"the run has stored no such model of {run.data.called(id)}: use the judge of the "
-                "run, or train a run with this judge"
+                f"the run has stored no such model of {run.data.client_label(id)}: use the judge "
+                "of the run, or train a run with this judge"
             )
             raise BadInput("evaluation.judge", judge, requirement)
         if judge == "after" and state is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Client
 from fl_lightning.exporting import plain
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
 
@@ -42,7 +42,7 @@ class Predictor(nn.Module):
         self._reading = run.data.reading
         self._number = run.data.numbers[client.id]
         self._dtype = run.dtype
-        self._about = about(run.data, self._number, fitted=False)
+        self._about = described(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None
         self.network: nn.Module = copy.deepcopy(client.module.model).eval()

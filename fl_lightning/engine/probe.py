@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.core import Layout, RunContext
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.device import random_states, rng_restored, same_states
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import why_head_is_doubtful
 from fl_lightning.models.base import inputs
@@ -111,7 +111,7 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     x = x.to(run.dtype) if x.is_floating_point() else x
     vector = _without_zeros(group.initial, group.layout, draws)
     try:
-        with no_draws(run.device), torch.no_grad():
+        with rng_restored(run.device), torch.no_grad():
             passes = _pass(trainer, vector, x), _pass(trainer, vector, x[:FEWER])
     # a model may fail on samples that resemble its data in their shape only
     except Exception:

@@ -398,7 +398,7 @@ class Guard:
         except (BadInput, RunFailed):
             raise
         except Exception as error:
-            called = self.run.data.called(client)
+            called = self.run.data.client_label(client)
             device_error = why_lost(self.run.device)
             if device_error:
                 raise MachineFailed(
@@ -477,5 +477,5 @@ def _not_finite(
         t,
         stage,
         reason,
-        run.data.called(client),
+        run.data.client_label(client),
     )

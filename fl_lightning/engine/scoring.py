@@ -100,7 +100,7 @@ def predictions(
     client.ready(kind, vector)
     score(kind, client, client.data.test, pairs)
     scores, y = _joined(pairs)
-    columns: dict[str, Any] = {"client": client.id, "row": data.tested_lines(client.id)}
+    columns: dict[str, Any] = {"client": client.id, "row": data.test_table_rows(client.id)}
     if data.client_names:
         columns["name"] = data.client_names[client.id]
     if data.task == "regression":

@@ -16,7 +16,7 @@ from torch import nn
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
 from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import digest, no_draws
+from fl_lightning.foundation.device import digest, rng_restored
 from fl_lightning.foundation.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.constants import constants
@@ -293,7 +293,7 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
         return [job for _ in range(copies) for job in candidates.jobs()]
 
     executors: dict[Name, Executor] = {"loop": trainer.loop, "vmap": executor.executor}
-    with no_draws(trainer.run.device):
+    with rng_restored(trainer.run.device):
         seconds = seconds_by_client(executors, many, repeats=2)
     loop = seconds["loop"]
     stacked = seconds.get("vmap", math.inf)

@@ -91,7 +91,7 @@ class RunFolderWriter(Observer):
         self._data = samples_digest(data)
         before = None
         if resumed:
-            before = provenance.data_of(run.folder)
+            before = provenance.data_digest(run.folder)
         if before not in (None, self._data):
             log.say(
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
@@ -110,7 +110,7 @@ class RunFolderWriter(Observer):
             first = not self._recorded
             self._recorded = True
             if first:  # record nothing if the run failed before its first round
-                provenance.keep(
+                provenance.record_start(
                     run.folder,
                     self._code,
                     record.round,
@@ -120,7 +120,7 @@ class RunFolderWriter(Observer):
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:
-                self.folder.forget_end()
+                self.folder.delete_final_files()
             name = run.metric.of("mean")
             score = record.metrics.get(name)
             seconds = record.metrics["seconds"]
@@ -186,7 +186,7 @@ class RunFolderWriter(Observer):
         if not run.is_main:
             return
         if self._recorded:
-            provenance.ended(run.folder)
+            provenance.record_end(run.folder)
         self.folder.write_final(
             summary["final_accuracies"],
             run.data.metric.name,
@@ -205,9 +205,9 @@ def log_data_caveats(config: Config, data: FederatedData) -> None:
     is_default = metric is not None and metric == imbalance.default_metric(data)
     lines = [
         imbalance.metric_line(data) if is_default else None,
-        imbalance.line(data, evaluation.metrics or ()),
-        imbalance.untrained(data),
-        imbalance.scattered(data),
+        imbalance.rare_line(data, evaluation.metrics or ()),
+        imbalance.untrained_line(data),
+        imbalance.scattered_line(data),
     ]
     for line in filter(None, lines):
         log.say(line)

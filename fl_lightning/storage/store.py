@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.foundation.device import empty_beside, has_streams, module_of
+from fl_lightning.foundation.device import has_streams, host_buffer, module_of
 from fl_lightning.foundation.files import writing
 from fl_lightning.storage.state import ClientState
 
@@ -111,7 +111,7 @@ class VectorStore:
             return self._file(vector)
         if self.place == "memory":
             return vector.to(self.device, copy=True)
-        return empty_beside(vector, self.device).copy_(vector)
+        return host_buffer(vector, self.device).copy_(vector)
 
     def adopt(self, state: ClientState) -> None:
         """Copy the vectors of a `state` from another rank to the store."""

@@ -121,7 +121,7 @@ def train_private(
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
     numbered = schedule.steps(len(part))
-    for step, (epoch, k) in enumerate(numbered, private.first):
+    for step, (epoch, k) in enumerate(numbered, private.first_step):
         module.step_state.begin_epoch(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         module.step_state.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))

@@ -82,7 +82,7 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
 
 
 class Scaled(nn.Module):
-    """A plain attribute, no buffer, is a factor of what the body gives."""
+    """A plain attribute, no buffer, or a frozen parameter is a factor of what the body gives."""
 
     def __init__(self, factor):
         super().__init__()
@@ -100,6 +100,7 @@ FACTORS = {
     "tuple": lambda x: (x, 0),
     "tensor": lambda x: torch.tensor(x),
     "array": lambda x: np.float32(x),
+    "frozen": lambda x: nn.Parameter(torch.tensor([x]), requires_grad=False),
     "function": lambda x: lambda: x,
 }
 

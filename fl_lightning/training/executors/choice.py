@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.core import PLAIN
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
+from fl_lightning.foundation.device import random_states, rng_restored, same_states, synchronize
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.parallel import RankGroup
@@ -136,7 +136,7 @@ def _probe(
     attributes = _plain_attributes(model)
     parameters = [p for p in binding.parameters if p.requires_grad]
     module.step_state.read = None
-    with no_draws(device), module.step_state.trial():
+    with rng_restored(device), module.step_state.trial():
         states = random_states(device)
         loss = module.metric.loss(model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -233,7 +233,7 @@ def _measured(candidates: Candidates) -> dict[Name, float]:
     executors = candidates.executors
     steps = candidates.steps
     device = executors["loop"].fabric.device
-    with no_draws(device):
+    with rng_restored(device):
         try:
             seconds = seconds_by_client(executors, candidates.jobs) if steps else {}
             for name in seconds:

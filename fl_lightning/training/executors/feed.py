@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 
@@ -65,7 +65,7 @@ class Feed:
             rows = self._index[first * size : (first + available) * size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
                 target = into[: available * size]
-                torch.index_select(tensor, 0, sent(rows, tensor.device), out=target)
+                torch.index_select(tensor, 0, to_device(rows, tensor.device), out=target)
         elif available:
             for k, (images, labels) in enumerate(islice(self._rest, available)):
                 fill_up(x[k * size :][:size], images)
@@ -168,4 +168,4 @@ def lay_out(
     wide = torch.promote_types(dtype, torch.float32)
     weight = sample_weights(counts, size, wide)
     shape = count, size
-    return x.unflatten(1, shape), y.unflatten(1, shape), sent(weight, image.device)
+    return x.unflatten(1, shape), y.unflatten(1, shape), to_device(weight, image.device)

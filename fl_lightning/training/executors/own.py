@@ -21,7 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core import PureLoss, Tensors
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.device import random_states, rng_restored, same_states
 from fl_lightning.foundation.errors import redact
 from fl_lightning.training.executors.base import LocalJob, equal_but_rounding
 from fl_lightning.training.executors.replay import Recordings
@@ -167,7 +167,7 @@ class MethodLosses:
         vector = module.binding.vector
         buffers = module.binding.buffers
         try:
-            with no_draws(module.device_of_model):
+            with rng_restored(module.device_of_model):
                 stackable, gradients, reason = self._in_loop(key, job, loss)
                 reason = reason or self._why_not_stackable(stackable, gradients, job, loss)
         except Exception as error:  # the loss fails, or torch.func cannot run it

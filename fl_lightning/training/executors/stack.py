@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import Block, Fit
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
 from fl_lightning.training.module import ClientModule
@@ -232,7 +232,7 @@ class Stack:
             samples: number of samples that each has trained on.
         """
         places = torch.tensor([job.place for job in jobs])
-        slots = sent(places, self.rows.device)
+        slots = to_device(places, self.rows.device)
         rows = self.rows.index_select(0, slots)
         losses = self.losses.index_select(0, slots) / max(steps, 1)
         coaching = self.coaching.index_select(0, slots) / max(steps, 1)
