@@ -44,7 +44,7 @@ def handed_over(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
                 "a column's name is text",
             )
         if is_frame:
-            layer |= tables.keep(data, folder, names)
+            layer |= tables.keep_frame(data, folder, names)
         elif data is not None:
             from fl_lightning.data import given as own_data
 

@@ -27,7 +27,7 @@ from fl_lightning.foundation.metric import (
     Metric,
     Task,
     of_rows,
-    one_class_words,
+    one_class_warning,
 )
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import (
@@ -475,4 +475,4 @@ def one_class(run: RunResult) -> str:
             shares[run.called(int(row["client"]))] = row[ONE_CLASS]
     if not shares:
         return ""
-    return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())
+    return one_class_warning(shares, len(final), run.setting("evaluation.metrics") or ())
