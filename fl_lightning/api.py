@@ -25,8 +25,8 @@ from fl_lightning.configuration.ranges import (
 from fl_lightning.configuration.resolve import start_of
 from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
-from fl_lightning.foundation.apart import apart
 from fl_lightning.foundation.metric import JudgeMetric
+from fl_lightning.foundation.newprocess import in_new_process
 from fl_lightning.lab.given import ConfigLike, flags_of, layers_of, object_settings
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
@@ -899,7 +899,7 @@ def _of_a_study(
     *further: Any,
 ) -> Any:
     """Read a study's definition, add a script's `objects` (data, model, ...) to its base, and call
-    `work(content, layers, *further)` in a new process (`apart`); return its result."""
+    `work(content, layers, *further)` in a new process (`in_new_process`); return its result."""
     from fl_lightning.lab.study.studyfile import read
 
     with object_settings(objects, Path(out).parent) as layer:
@@ -911,7 +911,7 @@ def _of_a_study(
         layers, _ = layers_of(config, {})
         # `plain` writes classes of the script itself as '__main__.NAME'
         uses_script = "'__main__." in f"{content}{layers}"
-        return apart(work, content, layers, *further, names_main=uses_script)
+        return in_new_process(work, content, layers, *further, names_main=uses_script)
 
 
 def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:

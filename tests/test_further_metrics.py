@@ -19,7 +19,7 @@ from fl_lightning.configuration.config import (
     EvaluationConfig,
     ModelConfig,
 )
-from fl_lightning.foundation.metric import FURTHER, by_shares, recalls
+from fl_lightning.foundation.metric import FURTHER, recalls, reweighted_accuracy
 from fl_lightning.methods.fedper import FedPer
 
 OWN = ["balanced_accuracy", "f1", "auroc", "calibration"]
@@ -74,8 +74,10 @@ def test_accuracy_by_class_shares():
     scores = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0]])
     recall = recalls(scores, torch.tensor([0, 1, 1, 0]))
     assert recall.tolist()[:2] == [1.0, 0.5] and recall[2].isnan()
-    assert float(by_shares(recall, torch.tensor([3, 1, 0]))) == pytest.approx((3 * 1 + 1 * 0.5) / 4)
-    assert by_shares(recall, torch.tensor([3, 0, 1])).isnan()
+    assert float(reweighted_accuracy(recall, torch.tensor([3, 1, 0]))) == pytest.approx(
+        (3 * 1 + 1 * 0.5) / 4
+    )
+    assert reweighted_accuracy(recall, torch.tensor([3, 0, 1])).isnan()
 
 
 @pytest.mark.parametrize(

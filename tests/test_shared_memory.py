@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fl_lightning.foundation.shared_memory import joined
+from fl_lightning.foundation.shared_memory import open_shared_memory
 
 
 def on_ranks(size, job, told=None):
@@ -23,7 +23,7 @@ def on_ranks(size, job, told=None):
             gate.wait(20)
             return items
 
-        return job(rank, joined(rank, size, gather, lambda: gate.wait(20) and None))
+        return job(rank, open_shared_memory(rank, size, gather, lambda: gate.wait(20) and None))
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 
 from docstring_parser import parse, parse_from_object
 
-from fl_lightning.configuration import viewers
+from fl_lightning.configuration import receivers
 from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE
 from fl_lightning.configuration.ranges import Range, bounded_fields, limit, words
@@ -43,13 +43,13 @@ def described(method: Any) -> Description:
     }
 
 
-def arguments(kind: type) -> dict[str, Description]:
+def arguments(cls: type) -> dict[str, Description]:
     """Return, for each field of a dataclass, its type in words, bounds, default, search space and
     meaning. The fields of a field that is a dataclass itself are named `NAME.FIELD`."""
-    hints = get_type_hints(kind)
-    bounded = bounded_fields(kind)
+    hints = get_type_hints(cls)
+    bounded = bounded_fields(cls)
     entries: dict[str, Description] = {}
-    for field in fields(kind):
+    for field in fields(cls):
         hint = hints[field.name]
         if is_dataclass(hint) and isinstance(hint, type):
             for name, inner_entry in arguments(hint).items():
@@ -65,7 +65,7 @@ def arguments(kind: type) -> dict[str, Description]:
         if space := field.metadata.get("search"):
             entry["search"] = {"kind": type(space).__name__, **asdict(space)}
             entry["why"] = field.metadata["why"]
-        entries[field.name] = entry | {"doc": _meaning(kind, field.name)}
+        entries[field.name] = entry | {"doc": _meaning(cls, field.name)}
     return entries
 
 
@@ -92,7 +92,7 @@ def methods() -> dict[str, type]:
     return classes("methods", importlib.import_module("fl_lightning.methods.base").Method)
 
 
-def text() -> str:
+def index_text() -> str:
     """Return `index` as the JSON text of `index.json`."""
     return json.dumps(index(), indent=1, ensure_ascii=False) + "\n"
 
@@ -123,10 +123,10 @@ def _entry(cls: type) -> Description:
     }
 
 
-def _meaning(kind: type, name: str) -> str:
+def _meaning(cls: type, name: str) -> str:
     """Return the description of an argument in the docstring of the class, of a base class, or of
     the field."""
-    for base in kind.__mro__[:-1]:
+    for base in cls.__mro__[:-1]:
         for parameter in parse_from_object(base).params:
             if name in parameter.arg_name.split(", "):
                 return " ".join((parameter.description or "").split())
@@ -135,11 +135,11 @@ def _meaning(kind: type, name: str) -> str:
 
 def write() -> None:
     """Write `index.json` and, in a checkout, the generated parts of the docs."""
-    FILE.write_text(text(), encoding="utf-8")
+    FILE.write_text(index_text(), encoding="utf-8")
     docs = FILE.parents[2] / "docs"
     if not docs.is_dir():
         return
-    parts = {"privacy.md": viewers.table(methods()), "reference.md": keys_of_a_run()}
+    parts = {"privacy.md": receivers.table(methods()), "reference.md": keys_of_a_run()}
     for name, part in parts.items():
         file = docs / name
         if file.is_file():

@@ -152,11 +152,11 @@ def check_limit(key: str, value: Any, hint: Any) -> None:
 
 
 @cache
-def bounded_fields(kind: type) -> dict[str, Any]:
+def bounded_fields(cls: type) -> dict[str, Any]:
     """Return the types of a class's fields that have bounds or choices, by name. Annotations whose
     names are imported for type checkers only are skipped."""
     hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(cls.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
             fields = {"__annotations__": {name: annotation}, "__module__": base.__module__}
             with contextlib.suppress(NameError):
@@ -167,6 +167,6 @@ def bounded_fields(kind: type) -> dict[str, Any]:
 def check_ranges(thing: object, key: str) -> None:
     """Raise `BadInput` for the key `key`.FIELD of the first field of a dataclass whose value is
     beyond its bounds."""
-    kind: Any = type(thing)
-    for name, hint in bounded_fields(kind).items():
+    cls: Any = type(thing)
+    for name, hint in bounded_fields(cls).items():
         check_limit(f"{key}.{name}", getattr(thing, name, None), hint)

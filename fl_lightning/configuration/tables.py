@@ -225,7 +225,7 @@ def _binary_as_csv(data: DataConfig, path: Path) -> str:
     return as_csv(frame, header=not is_sheet)
 
 
-def keep(
+def keep_frame(
     frame: Any,
     folder: Path,
     names: Mapping[str, str | None],

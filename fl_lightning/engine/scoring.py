@@ -28,9 +28,9 @@ from fl_lightning.foundation.metric import (
     PREDICTED,
     Further,
     Metric,
-    by_shares,
-    one_class_words,
+    one_class_warning,
     recalls,
+    reweighted_accuracy,
 )
 from fl_lightning.foundation.rng import key
 from fl_lightning.methods.base import Method
@@ -356,7 +356,7 @@ def class_share_score(
     if recall is None:
         return {}
     counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
-    return {CLASS_SHARE.on_global_test(kind): by_shares(recall, counts)}
+    return {CLASS_SHARE.on_global_test(kind): reweighted_accuracy(recall, counts)}
 
 
 def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
@@ -424,7 +424,7 @@ def log_caveats(
         if ONE_CLASS in row:
             shares[name] = row[ONE_CLASS]
     if shares:
-        log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
+        log.say(f"predictions: {one_class_warning(shares, len(rows), metrics)}")
 
 
 def split_columns(

@@ -195,7 +195,7 @@ SHOWS_ONE_CLASS = ("balanced_accuracy", "auroc")
 """Metrics by which a model that always predicts one class is no better than guessing."""
 
 
-def one_class_words(
+def one_class_warning(
     shares: Mapping[str, float],
     clients: int,
     metrics: Iterable[str] = (),
@@ -232,7 +232,7 @@ def recalls(scores: Tensor, y: Tensor) -> Tensor:
     return counts[:, 0].double() / counts[:, 4]  # true positives, support
 
 
-def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
+def reweighted_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     """Return the accuracy, shape (), that a model with these recalls (classes,) has on data with
     `counts` (classes,) samples by class; NaN if a class in `counts` has no recall."""
     counted = counts > 0
@@ -312,7 +312,7 @@ class Calibration(Further):
 @dataclass(frozen=True)
 class ClassShareAccuracy(Further):
     """Accuracy on the global test set, reweighted to the class shares of the client's own samples
-    (`by_shares`)."""
+    (`reweighted_accuracy`)."""
 
     name: str = "class_share_accuracy"
     words: str = "accuracy by the client's class shares"

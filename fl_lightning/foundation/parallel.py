@@ -29,7 +29,7 @@ from torch.nn import Module
 from fl_lightning.foundation import device, launcher, port
 from fl_lightning.foundation.errors import BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.foundation.processes import Spawning, environment_of
-from fl_lightning.foundation.shared_memory import SharedMemory, joined
+from fl_lightning.foundation.shared_memory import SharedMemory, open_shared_memory
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class RankGroup:
         process group (gloo, NCCL) does it."""
         if self.device.type != "cpu":
             return None
-        return joined(self.rank, self.size, self._gathered, self._meet)
+        return open_shared_memory(self.rank, self.size, self._gathered, self._meet)
 
     def _meet(self) -> None:
         with self._together():

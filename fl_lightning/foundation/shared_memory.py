@@ -34,7 +34,7 @@ OBJECTS = (2, 3)
 
 
 class SharedMemory:
-    """The shared memory of all ranks; `joined` makes it.
+    """The shared memory of all ranks; `open_shared_memory` makes it.
 
     Each rank owns four files, two for tensors and two for objects, and writes the two alternately.
     In an exchange every rank writes its file, waits at a barrier (`meet`) and reads the others'
@@ -168,7 +168,7 @@ def _close(own_files: list[int], files: list[list[int]]) -> None:
         os.close(file)
 
 
-def joined(
+def open_shared_memory(
     rank: int, size: int, gather: Callable[[Any], list[Any]], meet: Callable[[], None]
 ) -> SharedMemory | None:
     """Return the memory that all ranks share; None, on every rank, if a rank cannot open it.

@@ -58,7 +58,7 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
                 "it must be a column's name, a text",
             )
         if is_frame:
-            layer |= tables.keep(data, folder, names)
+            layer |= tables.keep_frame(data, folder, names)
         elif data is not None:
             from fl_lightning.data import given as given_data
 

@@ -27,7 +27,7 @@ from fl_lightning.foundation.metric import (
     Metric,
     Task,
     of_rows,
-    one_class_words,
+    one_class_warning,
 )
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import (
@@ -479,4 +479,4 @@ def one_class_note(run: RunResult) -> str:
     shares = {run.client_label(int(row["client"])): row[ONE_CLASS] for row in one_class_rows}
     if not shares:
         return ""
-    return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())
+    return one_class_warning(shares, len(final), run.setting("evaluation.metrics") or ())

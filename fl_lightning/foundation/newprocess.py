@@ -16,7 +16,7 @@ from fl_lightning.foundation.errors import BadInput, RunFailed, check
 from fl_lightning.foundation.log import escape_unprintable
 
 
-def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any:
+def in_new_process(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any:
     """Return `work(*args)`, called in a new process; print here what that process prints.
 
     `fl-train` itself has no threads: there `work` is called in this process.
