@@ -35,7 +35,7 @@ def measure(
         margin: size of a gain that does not matter; None: `words.default_margin`.
         cycles: number of complete cycles; 0: some folds of the first.
     """
-    methods = [label for label in silos[0].rows if label not in ALONE]
+    methods = [name for name in silos[0].rows if name not in ALONE]
     tables, sizes = _by_fold(silos, metric, methods)
     voters = [not words.why_no_verdict(silo, metric) for silo in silos]
     if any(voters):
@@ -55,7 +55,7 @@ def measure(
             )
         )
     mean = float(np.nanmean([answer.margin for answer in answers]))
-    counts = {label: int((picks == m).sum()) for m, label in enumerate(methods)}
+    counts = {name: int((picks == m).sum()) for m, name in enumerate(methods)}
     measured = Measured(
         answers,
         metric,
@@ -82,40 +82,40 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
         For each silo, the scores composed fold by fold, and the name of the row that is best over
         all folds.
     """
-    labels = [label for label in silos[0].rows if label in ALONE]
-    tables, sizes = _by_fold(silos, metric, labels)
+    names = [name for name in silos[0].rows if name in ALONE]
+    tables, sizes = _by_fold(silos, metric, names)
     defined = (~np.isnan(tables)).sum(1, keepdims=True)
     mean_over_silos = np.nansum(tables, 1, keepdims=True) / np.maximum(defined, 1)
     answers = []
     for c, silo in enumerate(silos):
         own_and_mean = tables[:, [c]] + mean_over_silos
         picks, best = statistics.choose_by_other_folds(own_and_mean, sizes[[c]])
-        answers.append((_composed(silo, labels, picks), labels[best]))
+        answers.append((_composed(silo, names, picks), names[best]))
     return answers
 
 
-def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tuple[Array, Array]:
+def _by_fold(silos: Sequence[Silo], metric: Name, names: Sequence[str]) -> tuple[Array, Array]:
     """Compute the metric of each row by fold, (rows, silos, C, folds), and the number of tested
     samples, (silos, C, folds)."""
     cycles = len(silos[0].samples.folds)
     folds = 1 + max(int(silo.samples.folds.max(initial=0)) for silo in silos)
-    tables = np.full((len(labels), len(silos), cycles, folds), np.nan)
+    tables = np.full((len(names), len(silos), cycles, folds), np.nan)
     sizes = np.zeros((len(silos), cycles, folds))
     for c, silo in enumerate(silos):
         samples = silo.samples
         for fold in range(folds):
             sizes[c, :, fold] = (samples.folds == fold).sum(1)
-        for m, label in enumerate(labels):
+        for m, name in enumerate(names):
             if len(samples):
-                table = statistics.by_fold(metric, silo.rows[label], samples)
+                table = statistics.by_fold(metric, silo.rows[name], samples)
                 tables[m, c, :, : table.shape[1]] = table
     return tables, sizes
 
 
-def _composed(silo: Silo, labels: Sequence[str], picks: Array) -> Scores:
-    """Compose scores fold by fold; `picks` (C, folds): index in `labels` of each fold's row."""
+def _composed(silo: Silo, names: Sequence[str], picks: Array) -> Scores:
+    """Compose scores fold by fold; `picks` (C, folds): index in `names` of each fold's row."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
-    rows = [silo.rows[label] for label in labels]
+    rows = [silo.rows[name] for name in names]
     right = np.stack([row.right for row in rows])
     outputs = None
     if rows[0].outputs is not None:
@@ -133,21 +133,21 @@ def _answer(
     margin: float | None,
 ) -> Answer:
     samples, reason = silo.samples, words.why_no_verdict(silo, metric)
-    estimate, joint = _gain(
+    estimate, figures = _gain(
         metric,
         alone,
         federated,
         samples,
     )
     score = statistics.value(metric, alone, samples) if len(samples) else math.nan
-    rows = {
-        label: _gain(
+    figures_by_row = {
+        name: _gain(
             metric,
             alone,
             row,
             samples,
         )[1]
-        for label, row in silo.rows.items()
+        for name, row in silo.rows.items()
     }
     if margin is None:
         margin = words.default_margin(score, metric)
@@ -156,21 +156,21 @@ def _answer(
         if metric == "mae" and statistics.one_unit_dominates(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
-            verdict = statistics.verdict(joint["low"], joint["high"], margin)
-    if verdict == "gains" and (label := _equal_alone(metric, rows, joint["score"])):
-        reason, verdict = words.alone_is_as_good(label), "cannot tell yet"
+            verdict = statistics.verdict(figures["low"], figures["high"], margin)
+    if verdict == "gains" and (name := _equal_alone(metric, figures_by_row, figures["score"])):
+        reason, verdict = words.alone_is_as_good(name), "cannot tell yet"
     return Answer(
         silo,
         score,
-        joint["score"],
+        figures["score"],
         estimate,
-        joint["low"],
-        joint["high"],
+        figures["low"],
+        figures["high"],
         verdict,
         reason,
         margin,
         kind,
-        methods=rows,
+        methods=figures_by_row,
     )
 
 
@@ -203,9 +203,9 @@ def _gain(
 def _equal_alone(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
     """Find the first row of `ALONE` that scores at least `score` over all folds."""
     sign = -1 if metric == "mae" else 1
-    for label, figures in rows.items():
-        if label in ALONE and sign * figures["score"] >= sign * score:
-            return label
+    for name, figures in rows.items():
+        if name in ALONE and sign * figures["score"] >= sign * score:
+            return name
     return None
 
 
