@@ -185,7 +185,12 @@ def test_the_threshold_is_the_best_of_all(cost):
     "wanted, labels, names, line",
     [
         ({"temperature": True}, [], ["a", "b"], "temperature=.*data.validation 0.2"),
-        ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold=.*two classes, not 3"),
+        (
+            {"threshold": "youden"},
+            [0, 1],
+            ["a", "b", "c"],
+            "threshold=.*two classes, and the model has 3",
+        ),
         ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*only one class"),
         (
             {"threshold": "cost", "cost": 2.0, "case": "c"},
@@ -197,9 +202,9 @@ def test_the_threshold_is_the_best_of_all(cost):
             {"threshold": "cost", "cost": 2.0},
             [0, 1],
             ["a", "b"],
-            "case=None.*needs cost and case",
+            "case=None.*give cost and case",
         ),
-        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*no other rule"),
+        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*only then"),
     ],
 )
 def test_what_cannot_be_chosen(wanted, labels, names, line):

@@ -262,9 +262,9 @@ def test_another_network_has_first_weights_of_its_own(monkeypatch):
 
 def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Zero", Zero, raising=False)
-    with refuses("always begins the same"):
+    with refuses("always has the same weights"):
         freshly_drawn(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
-    with refuses(r"a Odd has no reset_parameters\(\)"):
+    with refuses(r"its Odd has no reset_parameters\(\)"):
         freshly_drawn(Odd())  # not built here: it can only be copied
     linear = nn.Linear(3, 2)
     other = freshly_drawn(linear)
@@ -309,7 +309,7 @@ OUTPUTS = {
 def test_what_is_no_class_scores_is_named(kind, always, monkeypatch):
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
     when = "but for two samples" if always else "in training mode"
-    line = rf"{when} it returns {re.escape(kind)} instead of "
+    line = rf"{when} it gives {re.escape(kind)} instead of "
     with refuses(rf"^model='fl_lightning.foundation.errors.Branching': .*{line}"):
         build(Component(f"{HERE}.Branching", {"kind": kind, "always": always}), (1, 8, 8), 10)
 

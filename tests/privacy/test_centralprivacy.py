@@ -267,9 +267,13 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
     "settings, other, says",
     [
         ({"noise": 1.0}, [Quantize()], "callbacks.quantize.*before centralprivacy"),
-        ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
+        (
+            {"noise": 1.0},
+            [LocalPrivacy(clip=1.0, noise=1.0)],
+            "callbacks.localprivacy also accounts",
+        ),
         ({"noise": 1.0, "quantile": 0.5}, [], "quantile=0.5.*noise below 0.4"),
-        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*one over the 4 clients"),
+        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*below 1 / 4, one over"),
         ({"epsilon_target": 1e-9}, [], "epsilon_target=1e-09.*no noise up to"),
     ],
 )
@@ -285,7 +289,7 @@ WRONG = {
     CLIP: "noise=None.*either noise or epsilon_target",
     f"{CLIP} --callbacks.centralprivacy.noise 0": "noise=0.0.*above 0: without noise there is no epsilon",
     f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1": r"quantile=1.* \(0, 1\)",
-    f"{CLIP} {NOISE} --method kapc": "='kapc'.*mixes of their own",
+    f"{CLIP} {NOISE} --method kapc": "='kapc'.*receives its own mix",
 }
 
 
