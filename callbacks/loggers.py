@@ -196,7 +196,7 @@ class WandB(Observer):
             try:
                 self._run = self._open(run, attempt)
                 break
-            except Exception as error:  # its text stays unsaid: it may hold parts of the key
+            except Exception as error:  # its text is not printed: it may hold parts of the key
                 reason = f"opening an {attempt} run failed ({type(error).__name__})"
                 if self.mode != "auto":
                     raise RunFailed(f"W&B: {reason}; use mode auto") from None

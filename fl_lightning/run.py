@@ -185,7 +185,9 @@ def _fit(
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(run, folder / "checkpoints")
     elif rows:
-        reason = why_no_checkpoint(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
+        reason = why_no_checkpoint(
+            callbacks.values(), rows, ended=(folder / "summary.json").is_file()
+        )
         if run.is_main:
             line = f"resume: the run {reason}; it begins again, with the same numbers"
             print(line, file=sys.stderr)
