@@ -96,7 +96,7 @@ class Attack(Transform):
         """Draw `share` of all clients from the seed."""
         share = self.share or 0.0
         count = round(share * run.clients)
-        requirement = f"that is no attacker; give 0, or more than {0.5 / run.clients:g}"
+        requirement = f"it rounds to no attacker; give 0, or more than {0.5 / run.clients:g}"
         check(
             f"{self.config_key}.share",
             share,

@@ -73,7 +73,7 @@ class Canaries(Transform, Observer):
 
     def init_client(self, run: RunContext) -> Tensors:
         """Return the canary's state: the sum over rounds of the noisy results' projections on its
-        direction, in clips, and the number of those rounds."""
+        direction, in multiples of the clip, and the number of those rounds."""
         return {
             SCORE: torch.zeros((), dtype=torch.float64),
             ROUNDS: torch.zeros((), dtype=torch.int64),

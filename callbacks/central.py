@@ -105,7 +105,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     Args:
         clip: the greatest L2 norm of a client's change of the global model; with `quantile`, that
             of the first round.
-        noise: standard deviation of the noise on the sum of changes, in clips.
+        noise: standard deviation of the noise on the sum of changes, in multiples of `clip`.
         epsilon_target: in place of `noise`: the run's epsilon, for which the least sufficient noise
             is computed.
         quantile: adaptive clipping: from round to round the clip approaches this quantile of the

@@ -204,7 +204,7 @@ class Wireless(_Channel):
         weights = (sizes > 0).astype(float)
         if self.shares == "bytes":
             weights[:, 1] = sizes[:, 1]
-        # 1 where a band is unused: it is divided by
+        # 1 for an unused band, since rates are divided by it
         share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)
         band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
         power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts

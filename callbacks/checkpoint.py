@@ -50,7 +50,8 @@ class Checkpoint(Observer):
     The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
-        every: least number of rounds between checkpoints. 1: long rounds are saved one by one.
+        every: a checkpoint is saved after every so many rounds, if `seconds` have passed. 1: long
+            rounds are saved one by one.
         keep: number of newest checkpoints that are kept. 2: if the disk damages the newest, one is
             left.
         best: also keep the checkpoint of the best round: by accuracy on validation data or, without
@@ -248,7 +249,7 @@ class Checkpoint(Observer):
                 (folder / name).unlink(missing_ok=True)
 
 
-def why_none(
+def why_no_checkpoint(
     callbacks: Iterable[Any],
     rows: Sequence[Mapping[str, float]],
     ended: bool,

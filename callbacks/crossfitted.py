@@ -90,9 +90,9 @@ def split(values: Tensor) -> tuple[float, float]:
     between = below * (n - below) * gaps.square() * (ordered[1:] > ordered[:-1])
     if n < 2 or float(between.max()) <= 0:
         return math.inf, 0.0
-    at = int(between.argmax()) + 1
-    low = ordered[:at]
-    high = ordered[at:]
+    count = int(between.argmax()) + 1
+    low = ordered[:count]
+    high = ordered[count:]
     gap = float(high.mean() - low.mean())
     if gap < ROUNDING:
         return math.inf, 0.0
@@ -249,7 +249,7 @@ class CrossFittedCube(Relation):
             "cross.evidence": torch.full((len(EVIDENCE),), math.inf, dtype=torch.float64),
         }
 
-    # ---------------------------------------------------------------- what is sent
+    # ---------------------------------------------------------------- downloads
 
     def sent(self, server: Server) -> dict[int, Payload]:
         """Return each client's download: FedAvg's model, or the client's own mix in a trial and
@@ -311,7 +311,7 @@ class CrossFittedCube(Relation):
                 rows[layer, picked] = grouped[picked]
         return rows / rows.sum(-1, keepdim=True)
 
-    # ---------------------------------------------------------------- what is learned
+    # ---------------------------------------------------------------- learning from uploads
 
     def learn(self, server: Server) -> None:
         """Update noise, cosines and losses from a round's uploads, and decide about groups."""
@@ -373,9 +373,9 @@ class CrossFittedCube(Relation):
         """Store the distances of the class means of the clients that uploaded theirs."""
         clients = [c for c in server.answered if "classes" in server.statistics[c]]
         if clients:
-            at = torch.tensor(clients)
+            index = torch.tensor(clients)
             tables = torch.stack([server.statistics[c]["classes"] for c in clients])
-            server.memory["cross.gaps"][at[:, None], at] = class_gaps(tables)
+            server.memory["cross.gaps"][index[:, None], index] = class_gaps(tables)
 
     def _conflict(self, memory: Tensors) -> tuple[Tensor, float]:
         """Return which clients agree about classes, bool (N, N), and the separation d'; 0: no
@@ -459,31 +459,31 @@ class CrossFittedCube(Relation):
         state = memory["cross.state"]
         begun = int(state[BEGUN])
         trained = gains(after, begun)
-        last = trained.get((HEAD, EVERYWHERE), 0.0)
-        first = trained.get((FIRST, EVERYWHERE), 0.0)
-        over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
-        memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
+        z_last = trained.get((HEAD, EVERYWHERE), 0.0)
+        z_first = trained.get((FIRST, EVERYWHERE), 0.0)
+        z_over = gains((before + after) / 2, begun).get((FIRST, HEAD), 0.0)
+        memory["cross.evidence"][1:] = torch.tensor([z_last, z_first, z_over], dtype=torch.float64)
         state[STAGE] = SETTLED
         tried = int(state[CHOICE])
         ends = 2 ** (tried // 2)
         places = {HEAD: _end("last", ends), FIRST: _end("first", ends)}
-        z = f"z {last:.1f} in {places[HEAD]}, {first:.1f} in {places[FIRST]}"
-        scores = f"({z}, {over:.1f} of the first over the last)"
+        z = f"z {z_last:.1f} in {places[HEAD]}, {z_first:.1f} in {places[FIRST]}"
+        scores = f"({z}, {z_over:.1f} of the first over the last)"
         winner = EVERYWHERE
-        if first > CLEAR and over > CLEARER:
+        if z_first > CLEAR and z_over > CLEARER:
             winner = FIRST
-        elif last > CLEAR:
+        elif z_last > CLEAR:
             winner = HEAD
-        more = tried + FIRST + HEAD in self._layers and run.rounds > server.round + TRIED
+        has_further = tried + FIRST + HEAD in self._layers and run.rounds > server.round + TRIED
         _, conflict = self._conflict(memory)
-        if conflict and winner == EVERYWHERE and not more:
-            winner = FIRST if over > CLEARER else HEAD
+        if conflict and winner == EVERYWHERE and not has_further:
+            winner = FIRST if z_over > CLEARER else HEAD
         if winner != EVERYWHERE:
             state[CHOICE] = tried + winner
             groups = _named(run, memory["cross.near"])
             return _say(run, f"grouped in {places[winner]} {scores}: {groups}")
         reason = f"held-out losses do not ask for groups {scores}"
-        if more:
+        if has_further:
             state[STAGE] = TRIES
             state[CHOICE] = tried + FIRST
             state[BEGUN] = server.round
@@ -492,7 +492,7 @@ class CrossFittedCube(Relation):
         state[CHOICE] = EVERYWHERE
         _say(run, f"{reason}: all receive FedAvg's model")
 
-    # ---------------------------------------------------------------- what is told of it
+    # ---------------------------------------------------------------- metrics and summary
 
     def _record(self, server: Server) -> None:
         memory = server.memory

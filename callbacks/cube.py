@@ -101,9 +101,9 @@ def exact(
             # (I - 1 p^T) H^-1, H symmetric
             closed = eye - strength * torch.linalg.solve(H, (eye - prior).T).T
             R[layer] = closed[places]
-            bad = (R[layer] < 0).any(-1)
-            if bad.any():
-                R[layer, bad] = simplex_rows(H, C[layer][places[bad]] + strength * prior)
+            negative = (R[layer] < 0).any(-1)
+            if negative.any():
+                R[layer, negative] = simplex_rows(H, C[layer][places[negative]] + strength * prior)
     return R
 
 

@@ -71,7 +71,8 @@ def without_secrets(value: Any) -> Any:
 
 
 def relation_table(view: RelationView, names: Sequence[str]) -> Table:
-    """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`."""
+    """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`. `names`: of the
+    clients; empty: numbers."""
     labels = names or range(max(*view.receivers, *view.sources) + 1)
     count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
     receivers = [labels[client] for client in view.receivers[:count]]

@@ -46,8 +46,8 @@ so many in all. With all else a run stays below the 1,000 files that W&B's docum
 
 
 class TensorBoard(Observer):
-    """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the
-    round."""
+    """Writes scalars and pictures for TensorBoard to `tensorboard/` in the run folder; the step is
+    the round."""
 
     stage = "log"
 
@@ -102,8 +102,8 @@ class TensorBoard(Observer):
 
 
 class WandB(Observer):
-    """Metrics and heatmaps for Weights & Biases; without a key or a network, a folder to upload
-    later.
+    """Sends metrics and heatmaps to Weights & Biases; without a key or a network, writes a folder
+    to upload later.
 
     A round is one row of the history; `round` is its step and axis. By `wandb_id.txt` in the run
     folder a resumed run continues under the same id; rounds that W&B does not have (an offline run
@@ -198,7 +198,7 @@ class WandB(Observer):
             try:
                 self._run = self._open(run, attempt)
                 break
-            except Exception as error:  # its text stays unsaid: it may hold parts of the key
+            except Exception as error:  # its text is not printed: it may hold parts of the key
                 reason = f"opening an {attempt} run failed ({type(error).__name__})"
                 if self.mode != "auto":
                     raise RunFailed(f"W&B: {reason}; use mode auto") from None

@@ -51,8 +51,8 @@ class LocalPrivacy(Transform, Observer):
     Args:
         clip: the greatest L2 norm of an upload, one for all kinds or `{model: 1.0, class_means:
             0.5}`.
-        noise: standard deviation of the noise on each number, in clips, one for all kinds or one
-            for each.
+        noise: standard deviation of the noise on each number, in multiples of `clip`, one for all
+            kinds or one for each.
         epsilon_target: in place of `noise`: epsilon of the client with the most rounds, for which
             the least sufficient noise is computed, the same for every kind.
         delta: the delta at which epsilon is given; below 1 / number of all training samples. 1e-5:

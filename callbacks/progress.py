@@ -211,7 +211,7 @@ def _closing_lines(
     """Return lines about bytes, times, scores and where to find everything."""
     total: Counter[str] = Counter()
     for row in rows:
-        total.update(row)  # it adds floats, too
+        total.update(row)  # a Counter adds floats, too
     lines = [f"{_travelled(total, 'upload', 'up')}, {_travelled(total, 'download', 'down')}"]
     if "channel_s" in total:
         parts = ", ".join(

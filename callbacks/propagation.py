@@ -214,7 +214,7 @@ class Propagation(Relation):
             return weights
         counts = torch.tensor([c in run.server.uploaded for c in range(run.clients)])
         weights = torch.where(counts, weights, 0.0)
-        if not weights.sum() > 0:  # nobody alike has uploaded
+        if not weights.sum() > 0:  # no similar client has uploaded
             weights = counts.double()
         return weights / weights.sum()
 

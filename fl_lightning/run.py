@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.blurrelation import BlurRelation
-from fl_lightning.callbacks.checkpoint import has_checkpoint, restore, why_none
+from fl_lightning.callbacks.checkpoint import has_checkpoint, restore, why_no_checkpoint
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.configuration.config import Component, Config, check
 from fl_lightning.data import FederatedData, imbalance, prepare
@@ -208,7 +208,9 @@ def _fit(
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(run, folder / "checkpoints")
     elif rows:
-        reason = why_none(callbacks.values(), rows, ended=(folder / "summary.json").is_file())
+        reason = why_no_checkpoint(
+            callbacks.values(), rows, ended=(folder / "summary.json").is_file()
+        )
         if run.is_main:
             line = f"resume: the run {reason}; it begins again, with the same numbers"
             print(line, file=sys.stderr)

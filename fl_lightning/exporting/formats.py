@@ -49,7 +49,7 @@ def write(
     if kind == "onnx":
         require("onnx", "format", kind, "safetensors and torch_export need nothing")
     model.eval()
-    logging.disable()  # torch's exporters log and print what they raise, too
+    logging.disable()  # torch's exporters also log and print their errors
     quiet = io.StringIO()
     try:
         with (

@@ -121,7 +121,7 @@ def _features(about: Mapping[str, Any], row: Any) -> list[float]:
             numbers += [float(value == cell_value) for value in values]
         else:
             try:
-                is_typed = isinstance(cell, float | int)  # no text: it has no decimal comma
+                is_typed = isinstance(cell, float | int)  # a number has no decimal comma
                 form = {**about, "decimal": "."} if is_typed else about
                 numbers.append(number(name, text, form))
             except ValueError:

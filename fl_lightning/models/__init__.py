@@ -259,7 +259,7 @@ def _try_out(
         for module, mode in modes:
             module.training = mode
     if (other := _misfit(output, shape)) is not None:
-        raise BadInput("model", class_path, f"{data}, but for two samples it returns {other}")
+        raise BadInput("model", class_path, f"{data}, but for two samples it gives {other}")
     if has_own_step(model):
         return
     try:
@@ -272,7 +272,7 @@ def _try_out(
             " (torchvision: aux_logits false), or make it a LightningModule whose training_step "
             "takes the rest"
         )
-        raise BadInput("model", class_path, f"in training mode it returns {other}{requirement}")
+        raise BadInput("model", class_path, f"in training mode it gives {other}{requirement}")
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:

@@ -42,7 +42,7 @@ class Mechanism:
     """Messages of one kind.
 
     Args:
-        noise: standard deviation of the noise, in clips.
+        noise: standard deviation of the noise, in multiples of the clip.
         times: number of messages.
         sampled: probability that a sample is in a message (Poisson sampling); 1: always.
         cohort: (k, n): k of n clients, drawn without replacement, are in each message; (0, 0): all.

@@ -30,7 +30,7 @@ inverses exist."""
 @dataclass(frozen=True)
 class Noise:
     """Clip and noise of a kind: the greatest norm, and the standard deviation of the noise in
-    clips."""
+    multiples of it."""
 
     clip: float
     multiplier: float

@@ -23,7 +23,7 @@ class Private:
 
     Args:
         clip: the greatest norm of a sample's gradient.
-        noise: standard deviation of the noise on the sum, in clips.
+        noise: standard deviation of the noise on the sum, in multiples of `clip`.
         first_step: number of steps that the client has taken in this round before the phase.
         draws: returns the random generator for a purpose and a step of the round; no two steps
             share one.

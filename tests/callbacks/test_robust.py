@@ -160,7 +160,7 @@ def begin(run):
         (
             FedAvg(),
             [Attack("noise", share=0.1)],
-            r"callbacks.attack.share=0.1.*that is no attacker",
+            r"callbacks.attack.share=0.1.*it rounds to no attacker",
         ),
         (
             FedAvg(),

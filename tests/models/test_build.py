@@ -309,7 +309,7 @@ OUTPUTS = {
 def test_what_is_no_class_scores_is_named(kind, always, monkeypatch):
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
     when = "but for two samples" if always else "in training mode"
-    line = rf"{when} it returns {re.escape(kind)} instead of "
+    line = rf"{when} it gives {re.escape(kind)} instead of "
     with refuses(rf"^model='fl_lightning.foundation.errors.Branching': .*{line}"):
         build(Component(f"{HERE}.Branching", {"kind": kind, "always": always}), (1, 8, 8), 10)
 
