@@ -148,8 +148,8 @@ class FedFomo(Method):
         shares = positive_shares(gains)
         rows = shares + torch.diag(1 - shares.sum(1))  # without a gain: the own model
         group = server.only
-        mixed = rows[None, server.answered]
-        group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
+        weights = rows[None, server.answered]
+        group.weighed = Weights(group.group, weights, server.answered, [*range(server.clients)])
         server.memory["affinity"] = affinity + gains.fill_diagonal_(0.0)
 
 

@@ -91,10 +91,10 @@ class FedPAC(ClassMeans):
         body = group.layout.segments(group.layout.mask(lambda b: not b.head))
         for payload in payloads.values():
             copy_columns(payload.vector, group["model"], body)
-        if (mixed := group.weighed) is not None:
-            rows = mixed.weights.transpose(0, 1).float().numpy()
+        if (mixing := group.weighed) is not None:
+            rows = mixing.weights.transpose(0, 1).float().numpy()
             head = [group.layout.head]
-            server.view = RelationView(rows, mixed.receivers, head, mixed.sources)
+            server.view = RelationView(rows, mixing.receivers, head, mixing.sources)
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:

@@ -80,10 +80,10 @@ class FLAYER(PlainSteps):
         """Mix and train the top layers; then measure the model's accuracy."""
         model = client["model"]
         top = client.mask(lambda b: b.above < self.layers)
-        mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
+        is_mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
         received = client.composed(payload)
         a = float(client.memory["accuracy"])
-        model.copy_(torch.where(mixed, torch.lerp(received, model, a), received))
+        model.copy_(torch.where(is_mixed, torch.lerp(received, model, a), received))
         client.scratch["received"] = received
         yield Phase(trains=top, epochs=1, lr=client.lr * self.top_rate, purpose="top layers")
         client.memory["accuracy"] = own_accuracy(client)
