@@ -68,9 +68,8 @@ class ConFREE(PlainMean):
         steps = torch.stack(
             [conflict_free_weights(G, self.c, rescaled=self.rescaled) for G in gram]
         )
-        spare = 1 - steps.sum(
-            1
-        )  # `mean` below wants weights that sum to 1; this share is subtracted again
+        # `mean` below wants weights that sum to 1; what is added here is subtracted again
+        spare = 1 - steps.sum(1)
         weights = steps + spare[:, None] * plain
         new = group.mean(weights, clients, by_layer=by_layer, like=old)
         for s in layout.segments(parameters, by_layer=by_layer):
