@@ -156,10 +156,10 @@ def recorded_calls(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     within the `with` block."""
     calls: list[tuple[Tensor, Tensor]] = []
 
-    def note(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    def record(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         calls.append((inputs[0].detach(), output.detach()))
 
-    with block.register_forward_hook(note):
+    with block.register_forward_hook(record):
         yield calls
 
 

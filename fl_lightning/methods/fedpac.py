@@ -117,9 +117,9 @@ class FedPAC(ClassMeans):
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
     def beside(self) -> dict[str, Beside]:
-        words = "mean features of each class times the class's share"
+        meaning = "mean features of each class times the class's share"
         return super().beside() | {
-            MEANS: Beside("class_means", words, "rows"),
+            MEANS: Beside("class_means", meaning, "rows"),
             VARIANCE: Beside("variance", "variance of features", "nonnegative"),
         }
 
@@ -156,11 +156,11 @@ def feature_moments(client: Client) -> Tensors:
     device = client.run.device
     squares = torch.zeros((), dtype=wide(device), device=device)
 
-    def noted(z: Tensor) -> Tensor:
+    def add_squares(z: Tensor) -> Tensor:
         squares.add_(z.to(squares.dtype).square().sum())
         return z
 
-    means = class_means(client, transform=noted)
+    means = class_means(client, transform=add_squares)
     n = means["counts"].sum()
     H = means["features"] * (means["counts"] / n)[:, None]
     variance = (squares.cpu() / n - H.double().square().sum()) / n

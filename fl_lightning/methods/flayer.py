@@ -203,5 +203,5 @@ def own_accuracy(client: Client) -> Tensor:
     it has none, on its training data."""
     data = client.data
     part = data.validation if len(data.validation) else data.train
-    right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
-    return torch.tensor(right / max(len(part), 1), dtype=torch.float64)
+    correct = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
+    return torch.tensor(correct / max(len(part), 1), dtype=torch.float64)

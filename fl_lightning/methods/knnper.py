@@ -91,14 +91,14 @@ class KNNPer(Method):
     ) -> Tensor:
         """Return the value of the grid, shape (), with which most validation samples are right; the
         least of several."""
-        right = torch.zeros(len(GRID))
+        correct = torch.zeros(len(GRID))
         # without validation data: 0.5, the middle of the grid
-        right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
+        correct[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             for place, lam in enumerate(GRID):
                 mixture = self._mixture(z, scores, store | {"lam": lam})
-                right[place] += float((mixture.argmax(1) == y).sum())
-        return GRID[right.argmax()]
+                correct[place] += float((mixture.argmax(1) == y).sum())
+        return GRID[correct.argmax()]
 
     def _mixture(
         self,
