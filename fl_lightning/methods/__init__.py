@@ -1,4 +1,4 @@
-"""Methods, one file each, and all that a method is written with."""
+"""The federated methods, one file each; this module has all names that a method is written with."""
 
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts, mean_relation
 from fl_lightning.configuration.config import check

@@ -66,14 +66,14 @@ class APFL(PlainSteps):
         alpha = float(client.memory["alpha"])
         end = client.layout.parameters.stop
         loss, gradient = client.gradient(w, batch)
-        _, of_mixture = client.gradient(mixture, batch)
-        slope = float((v - w) @ of_mixture)
+        _, mixture_gradient = client.gradient(mixture, batch)
+        slope = float((v - w) @ mixture_gradient)
         w.add_(gradient, alpha=-client.lr)
-        v.add_(of_mixture, alpha=-client.lr * alpha)
+        v.add_(mixture_gradient, alpha=-client.lr * alpha)
         v[end:] = mixture[end:]
         if self.adaptive:
-            moved = torch.tensor(alpha - client.lr * slope, dtype=torch.float64)
-            client.memory["alpha"] = moved.clamp(0, 1)
+            new_alpha = torch.tensor(alpha - client.lr * slope, dtype=torch.float64)
+            client.memory["alpha"] = new_alpha.clamp(0, 1)
         return loss
 
     def personal(self, client: Client) -> Tensor:

@@ -68,13 +68,12 @@ class ConFREE(PlainMean):
         steps = torch.stack(
             [conflict_free_weights(G, self.c, rescaled=self.rescaled) for G in gram]
         )
-        spare = 1 - steps.sum(
-            1
-        )  # `mean` below wants weights that sum to 1; this share is subtracted again
-        weights = steps + spare[:, None] * plain
+        # `mean` below wants weights that sum to 1; what is added here is subtracted again
+        remainder = 1 - steps.sum(1)
+        weights = steps + remainder[:, None] * plain
         new = group.mean(weights, clients, by_layer=by_layer, like=old)
         for s in layout.segments(parameters, by_layer=by_layer):
-            new[s.columns] -= float(spare[s.layer]) * (mean - old)[s.columns]
+            new[s.columns] -= float(remainder[s.layer]) * (mean - old)[s.columns]
         for s in layout.segments(received & ~parameters):
             new[s.columns] = mean[s.columns]
         group["model"] = new
@@ -167,7 +166,7 @@ def conflict_free_weights(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
     if c < RADIUS:
         return step
     w = worst_off(G, step, c)
-    reach = length(G, w)
-    if reach > 1e-12:
-        step = step + c * length(G, step) / reach * w
+    norm = length(G, w)
+    if norm > 1e-12:
+        step = step + c * length(G, step) / norm * w
     return step / (1 + c**2) if rescaled else step

@@ -156,10 +156,10 @@ def recorded_calls(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     within the `with` block."""
     calls: list[tuple[Tensor, Tensor]] = []
 
-    def note(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    def record(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         calls.append((inputs[0].detach(), output.detach()))
 
-    with block.register_forward_hook(note):
+    with block.register_forward_hook(record):
         yield calls
 
 
@@ -198,7 +198,7 @@ def stretch_gap(
     """
     if a.ndim != b.ndim:
         raise _unfit(name, f"it makes {b.ndim} axes of {a.ndim}")
-    part = a[:, : kept(a.shape[1], width)]
+    part = a[:, : slim_channels(a.shape[1], width)]
     slim = stretch(part, slimmed(block, part, width, name))
     return mse_loss(slim, stretch(a, b))
 
@@ -219,7 +219,7 @@ def slimmed(
 
     def cut(tensor: Tensor) -> Tensor:
         for dim in range(min(tensor.ndim, 2)):
-            tensor = tensor.narrow(dim, 0, kept(tensor.shape[dim], width))
+            tensor = tensor.narrow(dim, 0, slim_channels(tensor.shape[dim], width))
         return tensor
 
     tensors = {name: cut(parameter) for name, parameter in block.named_parameters()}
@@ -239,7 +239,7 @@ def _unfit(name: str, why: str) -> BadInput:
     )
 
 
-def kept(channels: int, width: float) -> int:
+def slim_channels(channels: int, width: float) -> int:
     """Return the number of channels in the slim block."""
     return math.ceil(width * channels)
 

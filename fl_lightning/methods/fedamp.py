@@ -50,11 +50,11 @@ class FedAMP(OwnStatistics):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fits = self.lam / (2 * self.alpha) < FLOAT32
+        is_finite = self.lam / (2 * self.alpha) < FLOAT32
         check(
             "method.lam",
             self.lam,
-            fits,
+            is_finite,
             "lam / (2 alpha) is too large for float32; lower lam or raise alpha",
         )
 

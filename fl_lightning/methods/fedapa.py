@@ -111,13 +111,13 @@ class SteppedRows(Relation):
         mixing weights, by how training changed the mixes."""
         group = server.only
         memory = server.memory
-        mixed = group.weighed
-        assert mixed is not None
-        gradient = -products(group, server.answered, mixed.sources, server.scratch).sum(0)
-        places = [mixed.receivers.index(client) for client in server.answered]
-        at = (torch.tensor(server.answered)[:, None], torch.tensor(mixed.sources))
+        mixing = group.weighed
+        assert mixing is not None
+        gradient = -products(group, server.answered, mixing.sources, server.scratch).sum(0)
+        places = [mixing.receivers.index(client) for client in server.answered]
+        at = (torch.tensor(server.answered)[:, None], torch.tensor(mixing.sources))
         moment = self.momentum * memory["weights.moment"][at] + gradient
         memory["weights.moment"][at] = moment
-        memory["weights"][at] = mixed.weights[0, places] - self.eta * moment
+        memory["weights"][at] = mixing.weights[0, places] - self.eta * moment
         memory["weights"].clamp_(0, 1)
         server.flops += 4 * gradient.numel()

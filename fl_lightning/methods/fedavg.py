@@ -1,8 +1,8 @@
 """FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data. AISTATS 2017.
 
-Judged as the global model; `--evaluation.judge after` and `finetuned` give the two personalised
-readings of it.
+The global model is scored; `--evaluation.judge after` and `finetuned` score personalised models:
+after local training, or after fine-tuning.
 """
 
 from dataclasses import dataclass

@@ -114,8 +114,8 @@ class FedCAC(Method):
         return group.send(vectors)
 
     def beside(self) -> dict[str, Beside]:
-        words = "a bit for each parameter: whether it is critical"
-        return {"critical": Beside("critical", words, None)}
+        meaning = "a bit for each parameter: whether it is critical"
+        return {"critical": Beside("critical", meaning, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload the mask of critical parameters, packed into bits."""
@@ -177,5 +177,5 @@ def collaboration_rows(overlap: Tensor, progress: float) -> Tensor:
     # rounding may raise the mean of equal numbers above them
     mean = overlap[others].mean().clamp_max(most)
     threshold = mean + progress * (most - mean)
-    friends = ((overlap >= threshold) | ~others).double()
-    return friends / friends.sum(1, keepdim=True)
+    is_averaged = ((overlap >= threshold) | ~others).double()
+    return is_averaged / is_averaged.sum(1, keepdim=True)

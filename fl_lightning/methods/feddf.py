@@ -27,7 +27,7 @@ from fl_lightning.methods.common.predictions import (
     check_public,
     class_scores,
     distillation_loss,
-    predicted,
+    predict_scores,
     public_subset,
 )
 
@@ -159,7 +159,7 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
         vector = run.states[client].received["model"].to(run.device)
         module.binding.rebind(vector, group.group.first_buffers())
         with module.cast():
-            scores[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
+            scores[client] = predict_scores(module, x, run.config.evaluation.batch_size).cpu()
     _count(group, forward=len(x) * len(group.answered))
     return dict(sorted(run.processes.gather_by_client(scores).items()))
 

@@ -98,7 +98,7 @@ class FedEM(Method):
         pi = client.memory["pi"]
         if kind == "global":
             pi = torch.full_like(pi, 1 / len(pi))
-        return mixed(client.module.model.log_probabilities(x), pi)
+        return mixture_logs(client.module.model.log_probabilities(x), pi)
 
 
 class Mixture(nn.Module):
@@ -123,10 +123,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return log probabilities (batch, C) of the mixture with equal weights."""
         logs = self.log_probabilities(x)
-        return mixed(logs, logs.new_full(logs.shape[1:2], 1 / logs.shape[1]))
+        return mixture_logs(logs, logs.new_full(logs.shape[1:2], 1 / logs.shape[1]))
 
 
-def mixed(logs: Tensor, weights: Tensor) -> Tensor:
+def mixture_logs(logs: Tensor, weights: Tensor) -> Tensor:
     """Return log sum_k weights_k exp(logs_k), (batch, C), of log probabilities (batch, K, C) and
     weights (K,)."""
     return (logs + weights.to(logs).log()[:, None]).logsumexp(1)

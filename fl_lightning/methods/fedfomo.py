@@ -124,10 +124,10 @@ class FedFomo(Method):
         start.copy_(client["model"])
 
     def beside(self) -> dict[str, Beside]:
-        words = "a relation that the client computes: what each model is worth to it"
+        meaning = "a relation that the client computes: what each model is worth to it"
         return {
             "candidates": Beside("candidates", "whose models the client has tried", "public"),
-            "gains": Beside("gains", words, None),
+            "gains": Beside("gains", meaning, None),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -148,8 +148,8 @@ class FedFomo(Method):
         shares = positive_shares(gains)
         rows = shares + torch.diag(1 - shares.sum(1))  # without a gain: the own model
         group = server.only
-        mixed = rows[None, server.answered]
-        group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
+        weights = rows[None, server.answered]
+        group.weighed = Weights(group.group, weights, server.answered, [*range(server.clients)])
         server.memory["affinity"] = affinity + gains.fill_diagonal_(0.0)
 
 
@@ -217,8 +217,8 @@ def positive_shares(gains: Tensor) -> Tensor:
 
 def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
     """Return start + sum_j share_j (model_j - start), a new vector (D,)."""
-    moved = start.clone()
+    mix = start.clone()
     for model, share in zip(models, shares.tolist(), strict=True):
         if share:
-            moved += share * (model - start)
-    return moved
+            mix += share * (model - start)
+    return mix

@@ -197,8 +197,8 @@ class FedGen(Method):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        after = {f"adam.{name}": adam[key] for key, name in ADAM.items()}
-        return after | {"generator": torch.cat([theta.detach(), moving]), "labels": prior}
+        adam_tensors = {f"adam.{name}": adam[key] for key, name in ADAM.items()}
+        return adam_tensors | {"generator": torch.cat([theta.detach(), moving]), "labels": prior}
 
     def _generator(self, run: RunContext) -> Generator:
         sizes = (run.data.num_classes, run.feature_width, self.noise, self.hidden)

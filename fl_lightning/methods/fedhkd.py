@@ -116,8 +116,8 @@ class FedHKD(ClassMeans):
         if self.sigma:
             draws = client.generator("hyper-knowledge noise")
             features = noisy(features, counts, self.sigma, self.zeta, draws)
-        enough = counts >= self.nu * counts.sum()
-        return means | {"features": features, "counts": counts * enough}
+        is_frequent = counts >= self.nu * counts.sum()
+        return means | {"features": features, "counts": counts * is_frequent}
 
     def within_zeta(self, features: Tensor) -> Tensor:
         """Clip features of single samples (batch, d) to the bound zeta, on which the sensitivity 2
@@ -142,7 +142,7 @@ class FedHKD(ClassMeans):
         if any(getattr(callback, "accounts", False) for callback in run.callbacks):
             return {}
         width = run.feature_width
-        safe = self.sigma > 0 and self.clip
+        is_bounded = self.sigma > 0 and self.clip
         noises = {"": noise_multiplier(self.sigma, width, self.bound)}
         covers = f"one sample's part in its class's mean feature, all {width} coordinates"
         if self.bound == "coordinate":
@@ -156,9 +156,9 @@ class FedHKD(ClassMeans):
         report: dict[str, Any] = {"privacy_delta": self.delta}
         for rounds, name in ((1, "_round"), (run.rounds, "")):
             for part, noise in noises.items():
-                epsilon = gaussian_epsilon(noise, rounds, self.delta) if safe else math.inf
+                epsilon = gaussian_epsilon(noise, rounds, self.delta) if is_bounded else math.inf
                 report[f"privacy_epsilon{part}{name}"] = epsilon
-        report["privacy_covers"] = covers if safe else "nothing: no noise, or no bound"
+        report["privacy_covers"] = covers if is_bounded else "nothing: no noise, or no bound"
         return report
 
 

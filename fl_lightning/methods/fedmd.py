@@ -42,7 +42,7 @@ from fl_lightning.methods.common.predictions import (
     check_public,
     class_scores,
     distillation_loss,
-    predicted,
+    predict_scores,
     public_subset,
 )
 
@@ -171,7 +171,7 @@ class FedMD(WithoutModels):
         upload = super().upload(client, payload)
         run = client.run
         x = public_subset(run, client.round, self.samples)
-        z = predicted(client.bind(), x, run.config.evaluation.batch_size)
+        z = predict_scores(client.bind(), x, run.config.evaluation.batch_size)
         upload.extra["predictions"] = (z / self.temperature).softmax(1) if self.loss == "kl" else z
         return upload
 

@@ -40,8 +40,8 @@ class Normalised(SampleCounts):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         a = torch.cat([self.steps[client] for client in inputs.sources])
-        moved = a[a > 0]
-        a = torch.where(a > 0, a, moved.min()) if len(moved) else torch.ones_like(a)
+        positive = a[a > 0]
+        a = torch.where(a > 0, a, positive.min()) if len(positive) else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
         # exactly 1 if all take the same number of steps, which gives FedAvg's mean
         relative = a.max() / a
@@ -76,8 +76,8 @@ class FedNova(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload a_i, one number."""
         upload = super().upload(client, payload)
-        moved = sum(fit.step_sizes for fit in client.fits)
-        upload.statistics["steps"] = torch.tensor([moved / (client.lr or 1.0)])
+        step_total = sum(fit.step_sizes for fit in client.fits)
+        upload.statistics["steps"] = torch.tensor([step_total / (client.lr or 1.0)])
         return upload
 
     def aggregate(self, server: Server) -> None:

@@ -124,8 +124,10 @@ class FedAdam(Adaptive):
         return float((1 - self.decay**step) ** 0.5 / (1 - self.beta1**step))
 
     def second_moment(self, server: Server, square: Tensor) -> Tensor:
-        new = (1 - self.decay) * square
-        return self.average(server, "second_moment", self.decay, new, self.initial_second_moment)
+        increment = (1 - self.decay) * square
+        return self.average(
+            server, "second_moment", self.decay, increment, self.initial_second_moment
+        )
 
 
 @dataclass(frozen=True)

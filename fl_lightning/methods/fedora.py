@@ -114,8 +114,8 @@ class FEDORA(OwnStatistics):
         return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
 
     def beside(self) -> dict[str, Beside]:
-        words = "a basis of the client's samples, from which the server computes the relation"
-        basis = {"basis": Beside("basis", words, None, once=True)}
+        meaning = "a basis of the client's samples, from which the server computes the relation"
+        basis = {"basis": Beside("basis", meaning, None, once=True)}
         return basis if self.similarity == "subspace" else {}
 
     def upload(self, client: Client, payload: Payload) -> Payload:

@@ -91,10 +91,10 @@ class FedPAC(ClassMeans):
         body = group.layout.segments(group.layout.mask(lambda b: not b.head))
         for payload in payloads.values():
             copy_columns(payload.vector, group["model"], body)
-        if (mixed := group.weighed) is not None:
-            rows = mixed.weights.transpose(0, 1).float().numpy()
+        if (mixing := group.weighed) is not None:
+            rows = mixing.weights.transpose(0, 1).float().numpy()
             head = [group.layout.head]
-            server.view = RelationView(rows, mixed.receivers, head, mixed.sources)
+            server.view = RelationView(rows, mixing.receivers, head, mixing.sources)
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
@@ -117,9 +117,9 @@ class FedPAC(ClassMeans):
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
     def beside(self) -> dict[str, Beside]:
-        words = "mean features of each class times the class's share"
+        meaning = "mean features of each class times the class's share"
         return super().beside() | {
-            MEANS: Beside("class_means", words, "rows"),
+            MEANS: Beside("class_means", meaning, "rows"),
             VARIANCE: Beside("variance", "variance of features", "nonnegative"),
         }
 
@@ -156,11 +156,11 @@ def feature_moments(client: Client) -> Tensors:
     device = client.run.device
     squares = torch.zeros((), dtype=wide(device), device=device)
 
-    def noted(z: Tensor) -> Tensor:
+    def add_squares(z: Tensor) -> Tensor:
         squares.add_(z.to(squares.dtype).square().sum())
         return z
 
-    means = class_means(client, transform=noted)
+    means = class_means(client, transform=add_squares)
     n = means["counts"].sum()
     H = means["features"] * (means["counts"] / n)[:, None]
     variance = (squares.cpu() / n - H.double().square().sum()) / n

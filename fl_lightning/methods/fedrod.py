@@ -72,8 +72,8 @@ class FedRoD(Method):
         prior = tensors["prior"]
         scores = module.model(x)
         # outputs beyond the classes count as absent classes
-        rest = prior.min().expand(scores.shape[-1] - len(prior))
-        balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
+        absent_prior = prior.min().expand(scores.shape[-1] - len(prior))
+        balanced = cross_entropy(scores + torch.cat([prior, absent_prior]), y)
         personal = scores.detach() + module.model.personal(module.features.detach())
         return balanced + cross_entropy(personal, y)
 

@@ -80,10 +80,10 @@ class FLAYER(PlainSteps):
         """Mix and train the top layers; then measure the model's accuracy."""
         model = client["model"]
         top = client.mask(lambda b: b.above < self.layers)
-        mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
+        is_mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
         received = client.composed(payload)
         a = float(client.memory["accuracy"])
-        model.copy_(torch.where(mixed, torch.lerp(received, model, a), received))
+        model.copy_(torch.where(is_mixed, torch.lerp(received, model, a), received))
         client.scratch["received"] = received
         yield Phase(trains=top, epochs=1, lr=client.lr * self.top_rate, purpose="top layers")
         client.memory["accuracy"] = own_accuracy(client)
@@ -203,5 +203,5 @@ def own_accuracy(client: Client) -> Tensor:
     it has none, on its training data."""
     data = client.data
     part = data.validation if len(data.validation) else data.train
-    right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
-    return torch.tensor(right / max(len(part), 1), dtype=torch.float64)
+    correct = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))
+    return torch.tensor(correct / max(len(part), 1), dtype=torch.float64)

@@ -69,8 +69,8 @@ class IFCA(KClusters):
         client["model"].copy_(models[cluster])
 
     def beside(self) -> dict[str, Beside]:
-        words = "which of the global models suits the client best"
-        return {"cluster": Beside("cluster", words, None)}
+        meaning = "which of the global models suits the client best"
+        return {"cluster": Beside("cluster", meaning, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """Also upload the index of the chosen cluster."""

@@ -91,16 +91,16 @@ class KNNPer(Method):
     ) -> Tensor:
         """Return the value of the grid, shape (), with which most validation samples are right; the
         least of several."""
-        right = torch.zeros(len(GRID))
+        correct = torch.zeros(len(GRID))
         # without validation data: 0.5, the middle of the grid
-        right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
+        correct[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             for place, lam in enumerate(GRID):
-                mixture = self._mixed(z, scores, store | {"lam": lam})
-                right[place] += float((mixture.argmax(1) == y).sum())
-        return GRID[right.argmax()]
+                mixture = self._mixture(z, scores, store | {"lam": lam})
+                correct[place] += float((mixture.argmax(1) == y).sum())
+        return GRID[correct.argmax()]
 
-    def _mixed(
+    def _mixture(
         self,
         z: Tensor,
         scores: Tensor,
@@ -118,7 +118,7 @@ class KNNPer(Method):
         scores = super().outputs(client, x, kind)
         if not client.prepared:
             return scores
-        mixture = self._mixed(client.module.features, scores, client.prepared)
+        mixture = self._mixture(client.module.features, scores, client.prepared)
         return mixture.clamp_min(torch.finfo(mixture.dtype).tiny).log()
 
 

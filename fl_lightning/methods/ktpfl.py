@@ -94,23 +94,23 @@ class KTPFL(FedMD):
         c = server.memory["coefficients"].clone()
         places = torch.tensor(uploaders)
         shares = server.shares(uploaders)
-        part = c[places][:, places]
+        rows = c[places][:, places]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         # the update as printed: rows need not sum to 1
         if self.update == "paper" and self.projection == "none":
             prior = 1.0 / len(c)
-            part = paper_step(part, P, shares, weight, self.rho, self.step, prior)
-            c[places[:, None], places] = part
+            rows = paper_step(rows, P, shares, weight, self.rho, self.step, prior)
+            c[places[:, None], places] = rows
             server.memory["coefficients"] = c
             return c[:, places]
-        part, mass = sum_to_one(part)
+        rows, mass = sum_to_one(rows)
         if self.update == "paper":
             prior = 1.0 / len(uploaders)
-            part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, prior))
+            rows = to_simplex(paper_step(rows, P, shares, weight, self.rho, self.step, prior))
         else:
-            part = code_step(part, P, self.rho, self.step)
-        c = restored_rows(c, places, part, mass)
+            rows = code_step(rows, P, self.rho, self.step)
+        c = restored_rows(c, places, rows, mass)
         server.memory["coefficients"] = c
         return sum_to_one(c[:, places])[0]
 
@@ -174,7 +174,7 @@ def code_step(
 def restored_rows(
     c: Tensor,
     places: Tensor,
-    part: Tensor,
+    rows: Tensor,
     mass: Tensor,
 ) -> Tensor:
     """Write the updated coefficients between m clients back into `c` (N, N), scaled to the sums
@@ -186,11 +186,11 @@ def restored_rows(
     Args:
         c: all coefficients, changed in place.
         places: numbers of the m clients.
-        part: updated rows (m, m), each with sum 1.
+        rows: updated rows (m, m), each with sum 1.
         mass: sums (m, 1) before the update.
     """
-    fair = len(places) / len(c)
+    share = len(places) / len(c)
     has_mass = mass > 1e-12
-    c[places] = torch.where(has_mass, c[places], c[places] * (1 - fair))
-    c[places[:, None], places] = part * torch.where(has_mass, mass, fair)
+    c[places] = torch.where(has_mass, c[places], c[places] * (1 - share))
+    c[places[:, None], places] = rows * torch.where(has_mass, mass, share)
     return c

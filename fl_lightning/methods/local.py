@@ -1,4 +1,4 @@
-"""Every client alone: the lower reference of all personalised methods."""
+"""Local training alone: the lower baseline of all personalised methods."""
 
 from dataclasses import dataclass
 

@@ -97,8 +97,8 @@ class MOON(Method):
 
 
 class Projected(nn.Sequential):
-    """A projection head (linear to `width`, with a ReLU after a first linear layer) and a new
-    classifier of its outputs, `out`."""
+    """A projection head (linear, ReLU, linear to `width`), and a new classifier `out` of its
+    outputs."""
 
     def __init__(self, classifier: nn.Linear, width: int) -> None:
         super().__init__()

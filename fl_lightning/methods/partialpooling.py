@@ -99,7 +99,7 @@ class PartialPooling(WithoutModels):
             "data.columns",
             ...,
             features <= MOST_FEATURES,
-            f"partialpooling takes at most {MOST_FEATURES} of the {features} features; select some",
+            f"partialpooling takes {MOST_FEATURES} features, there are {features}; select fewer",
         )
 
     def _shape(self, run: RunContext) -> tuple[int, int, int, int]:

@@ -162,7 +162,7 @@ class PFedFDA(OwnClassifier):
             beta = fitted_beta(z, y, received, prior_of(client), self.ridge)
         else:
             beta = torch.full((2,), self.beta, dtype=torch.float64)
-        estimate = estimated(z, y, received, self.ridge)
+        estimate = estimate_gaussians(z, y, received, self.ridge)
         counts = y.bincount(minlength=len(received.means))
         means = torch.where(counts[:, None] >= least, estimate.means, received.means)
         return received.towards(Gaussians(means, estimate.covariance), beta)
@@ -233,7 +233,7 @@ def write_classifier(client: Client, vector: Tensor, gaussians: Gaussians) -> Te
     return vector
 
 
-def estimated(
+def estimate_gaussians(
     z: Tensor,
     y: Tensor,
     received: Gaussians,
@@ -280,7 +280,7 @@ def fitted_beta(
 
     folds = []
     for fit, test in halves(y):
-        folds.append((estimated(z[fit], y[fit], received, ridge), z[test], y[test]))
+        folds.append((estimate_gaussians(z[fit], y[fit], received, ridge), z[test], y[test]))
     if not folds:
         return torch.zeros(2, dtype=torch.float64)
 

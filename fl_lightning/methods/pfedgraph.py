@@ -76,18 +76,18 @@ class PFedGraph(Method):
         ||w_j||."""
         payloads = super().broadcast(server)
         group = server.only
-        mixed = group.weighed
-        if not self.lam or not server.run.server.uploaded or mixed is None:
+        mixing = group.weighed
+        if not self.lam or not server.run.server.uploaded or mixing is None:
             return payloads
         origin = torch.zeros_like(group.initial)
         parameters = group.layout.is_parameter
-        squares = distances(group, mixed.sources, [origin], parameters)[:, 0]
-        weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
+        squares = distances(group, mixing.sources, [origin], parameters)[:, 0]
+        weights = mixing.weights[0] / squares.sqrt().clamp_min(1e-30)
         scale = weights.sum(1)
         rows = (weights / scale[:, None])[None]
-        mixes = group.mix(rows, mixed.receivers, mixed.sources, fresh=True)
+        mixes = group.mix(rows, mixing.receivers, mixing.sources, fresh=True)
         for client, mix in mixes.items():
-            u = mix * scale[mixed.receivers.index(client)].to(mix)
+            u = mix * scale[mixing.receivers.index(client)].to(mix)
             payloads[client].further = {0: Payload(group.layout, u, parameters.copy())}
         return payloads
 

@@ -104,9 +104,7 @@ class PFedHN(OwnStatistics):
         network = Hypernetwork.of(server.memory)
         memory = server.memory
         columns = server.only.layout.parameters
-        rate = self.hyper_lr / len(
-            server.answered
-        )  # never 0: without answers the engine ends the run
+        rate = self.hyper_lr / len(server.answered)
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
             change = server.only.vector(client, since="sent")[columns]
@@ -120,8 +118,9 @@ class PFedHN(OwnStatistics):
         server = client.run.server
         network = Hypernetwork.of(server.memory).requires_grad_(False)
         embeddings = network.get_parameter("0.weight").requires_grad_()
-        rates = (self.hyper_lr, self.hyper_momentum)
-        optimizer = torch.optim.SGD([embeddings], *rates, weight_decay=self.hyper_decay)
+        optimizer = torch.optim.SGD(
+            [embeddings], self.hyper_lr, self.hyper_momentum, weight_decay=self.hyper_decay
+        )
         model = client["model"]
         columns = client.layout.parameters
         for step in range(server.round):

@@ -230,7 +230,7 @@ def test_estimates_by_hand():
     known."""
     known, z = some(3, 3), torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 0, 1, 1])
-    found = pfedfda.estimated(z, y, known, ridge=0.5)
+    found = pfedfda.estimate_gaussians(z, y, known, ridge=0.5)
     for k, rows in enumerate((z[:5], z[5:])):
         assert_close(found.means[k], rows.mean(0))
     assert torch.equal(found.means[2], known.means[2])

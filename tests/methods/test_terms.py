@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torchvision.models.resnet import BasicBlock
 from watching import Nets, client_of, module_of, payload_of, run_all, same, train
 
-from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
+from fl_lightning.methods.fedalign import FedAlign, slim_channels, slimmed, stretch, transmitting
 from fl_lightning.methods.fedgen import (
     FedGen,
     Generated,
@@ -148,7 +148,7 @@ def test_a_block_is_slimmed_by_its_first_channels():
     before = [b.clone() for b in block.buffers()]
     assert_close(slimmed(block, x[:, :1], 0.25), small(x[:, :1]))
     assert same(list(block.buffers()), before)
-    assert [kept(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
+    assert [slim_channels(n, 0.25) for n in (1, 4, 5, 512)] == [1, 1, 2, 128]
 
 
 @Nets

@@ -90,7 +90,7 @@ def distillation_loss(
 
 
 @torch.no_grad()
-def predicted(module: Module, x: Tensor, size: int) -> Tensor:
+def predict_scores(module: Module, x: Tensor, size: int) -> Tensor:
     """Return class scores (n, C) of the model loaded into `module`, in evaluation mode, in batches
     of `size`."""
     module.model.eval()
