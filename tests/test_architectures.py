@@ -64,7 +64,7 @@ def test_what_mixes_everybody_wants_one_architecture(federation, method):
         federation(method, net=BOTH)
 
 
-@pytest.mark.sampled("0.5")
+@pytest.mark.sampled("0.5-method2")
 @pytest.mark.parametrize("method", [FedAvg(), Local(), FedProto(), FedAMP(alpha=0.5)])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_checkpoint_has_them_all(federation, tmp_path, method, participation):

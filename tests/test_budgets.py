@@ -21,7 +21,7 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 35_100,
-    "configuration": 19_200,
+    "configuration": 19_300,
     "core": 15_900,
     "data": 46_400,
     "drawing": 2_700,
@@ -80,6 +80,7 @@ def measure(text):
     return len(tokens), lines
 
 
+@pytest.mark.slow
 def test_rooms_stay_within_their_budgets():
     tokens, lines = Counter[str](), Counter[str]()
     for file in sources():

@@ -242,7 +242,7 @@ BROKEN = {
 """By class: the checks that are made, of which the last fails, and why."""
 
 
-@pytest.mark.sampled("Drawn", "Outside", "Breaks")
+@pytest.mark.sampled("Breaks")
 @pytest.mark.parametrize("method", BROKEN)
 def test_what_is_broken_is_named(method, checked):
     only, why = BROKEN[method]

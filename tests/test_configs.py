@@ -17,7 +17,7 @@ def _spoken(path):
     return path.stem if path.parent == FOLDER else str(path)
 
 
-@pytest.mark.sampled("kapc_exact_digits", "ktpfl_digits")
+@pytest.mark.sampled("ktpfl_digits")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_runs_without_data_and_without_a_network(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -104,6 +104,7 @@ def test_decisions_that_the_code_and_the_pages_name_exist():
     assert named <= {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
 
 
+@pytest.mark.sampled("README", "studies", "methods.md", "tune")
 @pytest.mark.sampled(
     "README.md", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune"
 )
@@ -289,6 +290,7 @@ def test_the_page_on_methods_is_whole():
         assert set(named) <= arguments.keys(), name
 
 
+@pytest.mark.slow
 def test_every_column_and_file_stands_in_the_reference(reference, folder):
     shown = shlex.split("--loggers tensorboard --callbacks heatmaps,wireless --data.validation 0.1")
     shown += shlex.split("--data.held_out_clients 0.34")

@@ -31,6 +31,7 @@ def count(image, colour):
     return int((image == np.array(colour)).all(axis=-1).sum())
 
 
+@pytest.mark.sampled("shape0")
 @pytest.mark.parametrize("shape", [(1, 1), (5, 10), (21, 100), (1, 100), (100, 1), (1000, 1000)])
 def test_a_picture_is_a_bounded_uint8_rgb_array_that_png_keeps(shape, tmp_path):
     image = draw(np.linspace(0, 1, shape[0] * shape[1]).reshape(shape), rows=list(range(shape[0])))

@@ -8,6 +8,8 @@ import keyword
 import tokenize
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -97,6 +99,7 @@ def test_no_method_imports_another():
         assert names <= SHARED | {"base", "common"}, file.stem
 
 
+@pytest.mark.slow
 def test_text_files_are_utf_8_whatever_the_locale():
     """`open`, `read_text` and the like name an encoding, or read bytes."""
     missing = {}

@@ -83,6 +83,7 @@ def test_a_rare_outcome_is_judged_by_auroc_everywhere(rare, tmp_path):
     assert "AUROC, one against the rest" in page.read_text()
 
 
+@pytest.mark.sampled("0.15")
 @pytest.mark.parametrize(
     "share, keys, name",
     [
@@ -127,6 +128,7 @@ def test_a_sampler_draws_classes_alike():
     assert torch.equal(torch.cat([y for _, y in part.batches(16)]), labels)  # when it is scored
 
 
+@pytest.mark.sampled("weights")
 @pytest.mark.parametrize("how", ["sampler", "weights"])
 def test_executors_train_alike(how, rare, tmp_path, capsys):
     keys = {"data.balance": how}
@@ -173,6 +175,7 @@ def test_what_cannot_be_is_one_line(keys, says, tmp_path):
         fitted(tmp_path, "bad", **keys)
 
 
+@pytest.mark.slow
 def test_next_tokens_are_not_balanced(tmp_path):
     keys = {"data.source": "text", "data.balance": "sampler", "smoke": True, "model": "lstm"}
     with refuses("each sample has several targets"):

@@ -73,7 +73,7 @@ def judged(make, method, judge, **changes):
     return make(method, net, data=data, evaluation={"judge": judge}, **changes)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("KAPC")
 @pytest.mark.parametrize(
     "method, judge, column", SAME, ids=lambda v: v if isinstance(v, str) else repr(v)
 )

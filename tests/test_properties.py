@@ -83,6 +83,7 @@ def file(tmp_path_factory):
     return tmp_path_factory.mktemp("config") / "printed.yaml"
 
 
+@pytest.mark.slow
 @settings(same, max_examples=20)
 @given(
     plain=st.fixed_dictionaries({}, optional=PLAIN),

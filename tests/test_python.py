@@ -103,6 +103,7 @@ def test_arrays_a_model_and_a_method_of_a_script():
     )
 
 
+@pytest.mark.sampled("crosskapc")
 @pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["crosskapc", "fedbn", "fedrod"])
 def test_predictions_on_raw_samples_are_the_runs_own_scores(method):
     """Of the method's own outputs, too: FedRoD adds two heads."""

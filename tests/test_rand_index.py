@@ -191,6 +191,7 @@ def test_drift_needs_planted_groups():
         DataConfig(drift_every=3).validate()
 
 
+@pytest.mark.sampled("31")
 @pytest.mark.parametrize("most", [31, 32])
 def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     most,

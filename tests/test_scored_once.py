@@ -76,6 +76,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled("everything", "drift")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_number_is_that_of_scoring_anew(federation, name):
     method, settings = SETTINGS[name]

@@ -79,7 +79,7 @@ def agree(fed):
         assert len({id(v) for v in (*state.vectors.values(), *state.received.values())}) == vectors
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("[kapc", "[ditto")
 @pytest.mark.parametrize("method", sorted(catalogue.table("methods")))
 def test_what_each_method_keeps(method, tmp_path):
     fed = ran(f"--method {method} {ARGUMENTS.get(method, '')}", tmp_path)

@@ -34,7 +34,7 @@ from fl_lightning.configuration.config import (
     check_finite,
 )
 from fl_lightning.configuration.files import Layer, update
-from fl_lightning.configuration.keys import COMPONENTS, run_parser, typed
+from fl_lightning.configuration.keys import COMPONENTS, run_values, typed
 from fl_lightning.configuration.merging import DEFAULT_CALLBACKS, Settings
 from fl_lightning.configuration.ranges import check_ranges
 from fl_lightning.foundation.errors import BadInput
@@ -66,7 +66,7 @@ def start_of(layers: list[Layer]) -> Start:
     plain: Layer = {}
     for layer in layers:
         update(plain, {key: value for key, value in layer.items() if key not in COMPONENTS})
-    values = typed(run_parser(), plain)
+    values = run_values(plain)
     start = Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
     fits = len(os.fsencode(start.name or "")) <= 255
     check("name", start.name, fits, "no file system takes a name of more than 255 bytes")
@@ -87,7 +87,7 @@ def resolve(layers: list[Layer], over: Config | None = None) -> Config:
         BadInput: a key, a name or a value that cannot work.
     """
     settings = Settings.merged(layers, over)
-    values = typed(run_parser(), settings.plain)
+    values = run_values(settings.plain)
     config = Config(
         method=settings.method,
         models=settings.models,

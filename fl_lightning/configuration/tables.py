@@ -16,7 +16,7 @@ from typing import Any
 
 from fl_lightning.configuration.config import FLOAT32, DataConfig, check
 from fl_lightning.configuration.files import Layer, update
-from fl_lightning.configuration.keys import run_parser, typed
+from fl_lightning.configuration.keys import run_values
 from fl_lightning.foundation.cells import SEPARATORS, is_empty, number
 from fl_lightning.foundation.errors import BadInput, first_line
 from fl_lightning.foundation.extras import hint_if_missing
@@ -86,7 +86,7 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
     plain: Layer = {"data": {}}
     for layer in layers:
         update(plain, {key: layer[key] for key in ("data", "smoke") if key in layer})
-    values = typed(run_parser(), plain)
+    values = run_values(plain)
     data = spelled(DataConfig(**values.data.as_dict()))
     suffix = Path(data.root or "").suffix.lower()
     may_be_table = data.source in ("table", DataConfig.source) and suffix in SUFFIXES

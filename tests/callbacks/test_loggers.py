@@ -205,6 +205,7 @@ def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path):
     assert {"final.csv", "metrics.csv", "relation/round-0001.npz"} <= set(paths)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_alone")
 def test_a_resumed_offline_run_is_whole_under_the_same_id(tmp_path):
     folder = RunFolder(tmp_path / "run")

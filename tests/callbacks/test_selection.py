@@ -164,6 +164,7 @@ def numbers(folder):
     return [run.read("clients"), run.read("final"), relations]
 
 
+@pytest.mark.slow
 def test_all_layers_both_ways_is_kapc(fit):
     """INV1: mu infinite and Omega = L, bit for bit, over rounds with a partial cohort."""
     flags = f"{NORMED} --federation.participation 0.5 --method.beta 0.5"

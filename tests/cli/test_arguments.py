@@ -15,6 +15,7 @@ from fl_lightning.configuration import catalogue, describe, index
 from fl_lightning.configuration.explain import page
 
 
+@pytest.mark.slow
 def test_the_index_is_fresh():
     """It has all our classes as they are; else: the command of CONTRIBUTING.md."""
     assert index.FILE.read_text(encoding="utf-8") == describe.text()

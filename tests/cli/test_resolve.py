@@ -188,6 +188,7 @@ def test_the_current_directory_comes_last_so_that_it_shadows_nothing(own):
     assert sys.path.index(os.getcwd()) == len(sys.path) - 1
 
 
+@pytest.mark.sampled("callbacks", "loggers")
 @pytest.mark.parametrize("kind", ["methods", "models", "callbacks", "loggers"])
 def test_every_argument_of_a_shipped_class_has_a_type_that_is_checked(kind):
     """jsonargparse takes any value, and says nothing, where it cannot look a type up."""

@@ -45,7 +45,7 @@ def rows(tmp_path, monkeypatch):
     return table.to_dict("records")
 
 
-@pytest.mark.sampled("robust", "own")
+@pytest.mark.sampled("robust")
 @pytest.mark.parametrize(
     "method, flags",
     [

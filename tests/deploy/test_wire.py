@@ -98,7 +98,7 @@ def own_runs(file):
             yield json.dumps(y[:16].tolist())[1:-1].encode()
 
 
-@pytest.mark.sampled("fedper", "ditto")
+@pytest.mark.sampled("fedper")
 @pytest.mark.parametrize("method", DEPLOYED)
 def test_nothing_personal_is_in_what_sites_send(method, tmp_path):
     kept = []
@@ -139,7 +139,7 @@ def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path):
     assert 0 < first < second
 
 
-@pytest.mark.sampled("scaffold", "fedper")
+@pytest.mark.sampled("fedper")
 @pytest.mark.parametrize("method", DEPLOYED)
 def test_bytes_of_visits_are_those_of_the_ledger(method, tmp_path):
     """Both ways, within 2 % and a constant a message."""

@@ -26,7 +26,7 @@ def told(capsys):
 # ---------------------------------------------------------------- test
 
 
-@pytest.mark.sampled("[]", "fedavg", "finetuned")
+@pytest.mark.sampled("fedamp")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -91,7 +91,7 @@ what they score."""
 NEEDED = {"knnper": "--method.lam 0.5", "moon": "--method.projection 8"}
 
 
-@pytest.mark.sampled("Lit", "fedavg-finetuned", "fedrod", "dbe")
+@pytest.mark.sampled("finetuned")
 @pytest.mark.parametrize(
     "flags, plain",
     [
@@ -245,6 +245,7 @@ def test_without_wandb_s_variable_nothing_waits_for_a_key(command, monkeypatch, 
     assert "W&B: offline, since no API key is known" in done.stderr
 
 
+@pytest.mark.slow
 def test_join_where_clients_run_several_architectures(fit, refused, capsys):
     """The one that is named, or the one at a place; without either it says which there are."""
     fit("a", "--config ../mixed.yaml --federation.clients 5 --federation.rounds 1 --method fedavg")

@@ -91,15 +91,14 @@ def hospitals(folder):
     return f"--data.root {folder}/t.csv {keys} --data.one_hot [sex] --data.impute median", rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form, flags",
     [
-        pytest.param(
-            "safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow
-        ),
+        ("safetensors", "--data.scale robust --data.fitted own"),
         ("safetensors", ""),
-        pytest.param("torch_export", "--data.scale minmax", marks=pytest.mark.slow),
-        pytest.param("torch_export", "--fabric.precision 64-true", marks=pytest.mark.slow),
+        ("torch_export", "--data.scale minmax"),
+        ("torch_export", "--fabric.precision 64-true"),
     ],
 )
 def test_a_tables_rows(tmp_path, form, flags):
@@ -121,10 +120,10 @@ SMALL_CNN = "--model cnn --model.padding 2"
 @pytest.mark.parametrize(
     "flags, form",
     [
-        (SMALL_CNN, "safetensors"),
+        pytest.param(SMALL_CNN, "safetensors", marks=pytest.mark.slow),
         pytest.param(SMALL_CNN, "torch_export", marks=pytest.mark.slow),
         pytest.param("--model mlp", "onnx", marks=pytest.mark.slow),
-        ("--model mlp --data.partition rotated", "safetensors"),
+        pytest.param("--model mlp --data.partition rotated", "safetensors", marks=pytest.mark.slow),
         (f"--model mlp {TURNED}", "safetensors"),
     ],
 )
@@ -243,6 +242,7 @@ class Strange(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_torch_refuses_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "strange.py").write_text(STRANGE)

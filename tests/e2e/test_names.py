@@ -37,6 +37,7 @@ def hospitals(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_tables_and_the_report_have_their_names(hospitals):
     names = dict(enumerate(sorted(SITES)))  # in the order of a group column's values
     run = fl_lightning.Run(hospitals)

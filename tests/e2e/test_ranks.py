@@ -34,6 +34,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sampled("compressed")
 @pytest.mark.sampled("compressed-2", "newcomers-2")  # more runs on two ranks are golden
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", RUNS)

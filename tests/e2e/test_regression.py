@@ -75,6 +75,7 @@ def test_the_numbers_are_those_of_the_exported_model(fit, table, workplace):
         assert float(y.mean()) == pytest.approx(5 + client, abs=2)  # in the target's own unit
 
 
+@pytest.mark.slow
 def test_status_test_and_resume(fit, table, capsys):
     flags = f"--method fedavg {FLAGS}"
     whole = fit("whole", flags)

@@ -22,7 +22,7 @@ RUNS = {
 }
 
 
-@pytest.mark.sampled("adam", "compressed", "stacked")
+@pytest.mark.sampled("compressed")
 @pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
 def test_in_two_parts_as_in_one(fit, record, flags):
     whole = fit("whole", flags, "--federation.rounds 6")

@@ -115,7 +115,7 @@ def contents(folder):
 # ---------------------------------------------------------------- signals
 
 
-@pytest.mark.sampled("[15")
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_lets_the_checkpoint_be_finished(number, code, whole):
     attempt = forked(

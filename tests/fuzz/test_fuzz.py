@@ -45,6 +45,7 @@ def forever(layers):
         pass
 
 
+@pytest.mark.slow
 def test_what_is_not_allowed_is_seen(fuzz, monkeypatch):
     case = fuzz.Case(["--out", "OUT"])
 

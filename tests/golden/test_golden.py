@@ -18,7 +18,7 @@ RUNS = cases.runs()
 RANKED = [name for name, run in RUNS.items() if run.ranks > 1]
 TWINS = [name for name, run in RUNS.items() if run.ranks == 1 and (run.equals or run.near)]
 QUICK = (
-    "kapc ktpfl fedora fedhkd fedproto scaffold ditto fedrep cfl pfedhn fedpac feddf "
+    "kapc ktpfl fedora fedhkd ditto fedrep feddf "
     "kapc-selected fedavg-trimmed kapc-skip fedavg-mixed"
 )
 """Of every kind one, and the settings that most go wrong; all others are among the slow tests."""
@@ -49,7 +49,7 @@ def test_the_numbers_are_those_that_are_kept(name, ran):
     assert not differences, "\n".join([HINT, *differences[:20]])
 
 
-@pytest.mark.sampled("kapc-vmap", "kapc-retry", "ditto-resumed")
+@pytest.mark.sampled("retry")
 @pytest.mark.parametrize("name", TWINS)
 def test_another_way_gives_the_same(name, ran):
     """Interrupted and resumed, another bank, a client that was tried again: to the bit; stacked:
@@ -58,7 +58,7 @@ def test_another_way_gives_the_same(name, ran):
     assert not golden.unlike(name, run, ran(name, run.equals or run.near))
 
 
-@pytest.mark.sampled("kapc-selected", "fedavg-mixed")
+@pytest.mark.sampled("selected")
 @pytest.mark.parametrize("name", RANKED)
 def test_two_ranks_give_what_one_gives(name, ran):
     run = RUNS[name]

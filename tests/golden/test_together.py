@@ -14,11 +14,8 @@ from fl_lightning.configuration import catalogue
 FEW = ("fedavg", "fedproto", "apfl")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [FEW, pytest.param(tuple(catalogue.table("methods")), marks=pytest.mark.slow)],
-    ids=["few", "all"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [FEW, tuple(catalogue.table("methods"))], ids=["few", "all"])
 def test_methods_have_the_same_bits_alone_and_among_others(names, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     of = cases.methods()

@@ -1,7 +1,10 @@
 """Every method by name, made as the command line makes it, on data and a network on which a round
 takes no time."""
 
+from functools import cache
+
 from fl_lightning.configuration import catalogue
+from fl_lightning.configuration.config import Component
 from fl_lightning.configuration.flags import layers_of_flags, read_flags
 from fl_lightning.configuration.resolve import resolve
 from fl_lightning.methods import Method
@@ -30,10 +33,14 @@ def method_of(name, **arguments):
     Raises:
         BadInput: as the command does.
     """
-    flags = [
-        f"--method={name}",
-        *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items()),
-    ]
-    made = instantiate("method", resolve(layers_of_flags(read_flags(flags)[1])[0]).method)
+    values = FEW.get(name, {}) | arguments
+    made = instantiate("method", _component(name, tuple(values.items())))
     assert isinstance(made, Method)
     return made
+
+
+@cache
+def _component(name: str, arguments: tuple[tuple[str, str], ...]) -> Component:
+    """The resolved component of a method; resolving takes longer than most rounds here."""
+    flags = [f"--method={name}", *(f"--method.{key}={value}" for key, value in arguments)]
+    return resolve(layers_of_flags(read_flags(flags)[1])[0]).method

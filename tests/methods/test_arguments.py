@@ -29,7 +29,7 @@ def arguments():
     return found
 
 
-@pytest.mark.sampled("ditto-lam", "fedrep-head_epochs", "apfl-adaptive")
+@pytest.mark.sampled("apfl-adaptive")
 @pytest.mark.parametrize("name, argument", arguments(), ids=lambda part: part)
 def test_it_is_refused_or_harmless(federation, name, argument):
     endless = "epochs" in argument or argument in (

@@ -296,6 +296,7 @@ def test_up_to_half_of_the_layers_are_tried_from_each_end(make_run):
     assert tried[5] == [5, 6, 7, 8] and tried[6] == [0, 1, 2, 3] and len(tried) == 6
 
 
+@pytest.mark.sampled("[1]")
 @pytest.mark.parametrize("winner", [HEAD, FIRST])
 def test_where_one_layer_gains_nothing_two_are_tried(winner, federation, monkeypatch, capsys):
     """Rows of the second trial, and those that follow where it has a winner, are exact."""

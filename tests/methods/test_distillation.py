@@ -218,6 +218,7 @@ def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation):
     assert local.keep and local.kept and all(k.startswith("optimizer.") for k in client.memory)
 
 
+@pytest.mark.sampled("method1")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, monkeypatch):
     """Round t scores what the predictions of round t - 1 made of the models: the end of the paper's

@@ -177,6 +177,7 @@ def finished(tmp_path_factory):
     return runs / "a"
 
 
+@pytest.mark.sampled("False")
 @pytest.mark.parametrize("labelled", [True, False])
 def test_join_writes_a_model_and_touches_nobody_else(
     labelled, finished, tmp_path, capsys, monkeypatch

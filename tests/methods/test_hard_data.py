@@ -47,7 +47,7 @@ def hard():
     return again(clients_dealt)
 
 
-@pytest.mark.sampled("fedhkd", "kapc")
+@pytest.mark.sampled("crosskapc")
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "partialpooling"])
 def test_it_runs_to_the_end(federation, hard, name):
     fed = federation(method_of(name), "residual", data=hard, clients=5, batch_size=8, rounds=3)
@@ -80,6 +80,7 @@ def test_batchnorm_cannot_train_on_a_single_sample(federation):
         single(federation, "fedavg", "norm")
 
 
+@pytest.mark.sampled("topkpfd")
 @pytest.mark.parametrize(
     "name, argument",
     {

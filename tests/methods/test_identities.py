@@ -105,6 +105,7 @@ IDENTITIES = [
 ]
 
 
+@pytest.mark.sampled("[KAPC", "[FedHKD", "[KTPFL", "[FedALA(eta", "[CFL(eps1=0", "[Ditto(lam=0")
 @pytest.mark.parametrize("ours, theirs, unlike, changes", IDENTITIES, ids=repr)
 def test_it_is_the_other_method(federation, ours, theirs, unlike, changes):
     changes = SMALL | {"rounds": 3} | changes
@@ -113,6 +114,7 @@ def test_it_is_the_other_method(federation, ours, theirs, unlike, changes):
     assert not any(same(trained(federation, method, **changes), wanted) for method in unlike)
 
 
+@pytest.mark.sampled("MOON")
 @pytest.mark.parametrize(
     "ours, theirs, momentum",
     [
@@ -132,6 +134,7 @@ def test_its_first_round_is_the_other_methods(federation, ours, theirs, momentum
     assert same(one[:4], other[:4]) and not same(one[4:], other[4:])
 
 
+@pytest.mark.sampled("knnper", "fedgen")
 @pytest.mark.parametrize("name", [n for n in NAMES if method_of(n).traits.classes])
 def test_what_is_about_classes_refuses_a_regression(federation, name):
     regression = {"task": "regression", "public": "held_back", "validation": 0.2}

@@ -59,6 +59,7 @@ def fitted(everyone, rounds):
     return fits, shared, own, int(server.memory["pooling.best"])
 
 
+@pytest.mark.sampled("True-2")
 @pytest.mark.parametrize("regression, rounds", [(True, 2), (False, 400)])
 def test_it_is_the_joint_fit(regression, rounds):
     """The summed loss with all penalties has no slope left: in w, and in each v_i = w + d_i. A

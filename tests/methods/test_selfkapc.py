@@ -41,6 +41,7 @@ def test_rows_from_products_of_32_bits(seed):
     assert float(excess.max()) < 1e-5
 
 
+@pytest.mark.sampled("60-20", "40-8")
 @pytest.mark.parametrize("n, D", [(40, 8), (60, 20), (100, 1), (100, 40)])
 def test_rows_of_more_clients_than_numbers(n, D):
     """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker
@@ -185,6 +186,7 @@ def test_one_sample_a_client(federation, capsys):
     assert all(w.isfinite().all() for w in models(fed))
 
 
+@pytest.mark.sampled("[8]")
 @pytest.mark.parametrize("batch_size", [1, 5, 8])
 def test_halves_train_on_no_more_samples(federation, batch_size):
     """Also where a round's length is given in steps, of batches that cannot be halved."""

@@ -51,7 +51,7 @@ def exact(sent, delta):
     return float(brentq(gap, 0, 500)) if gap(0) > 0 else 0.0
 
 
-@pytest.mark.sampled("setting-a")
+@pytest.mark.sampled("a4")
 @pytest.mark.parametrize("sent, delta", SETTINGS, ids=NAMES)
 def test_epsilon_is_dp_accountings(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)
@@ -64,14 +64,14 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.sampled("setting-a")
+@pytest.mark.sampled("a0", "a1")
 @pytest.mark.parametrize("noise, steps, rate", SAMPLED, ids=NAMES)
 def test_epsilon_of_sampled_steps_is_dp_accountings(noise, steps, rate):
     mine = epsilon([Mechanism(noise, steps, rate)], 1e-5)
     assert mine == pytest.approx(by_hand([(noise, steps)], 1e-5, rate), rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.sampled("setting-a", "setting-b")
+@pytest.mark.sampled("a0")
 @pytest.mark.parametrize("sent, delta", SETTINGS, ids=NAMES)
 def test_epsilon_is_exact(sent, delta):
     mine = epsilon([Mechanism(z, n) for z, n in sent], delta)

@@ -107,6 +107,7 @@ def several_rounds(hardness, gains, seeds=1, n=4000):
     return runs
 
 
+@pytest.mark.slow
 def test_attacks_over_rounds_have_the_auc_of_two_gaussians():
     """Of equal gains the mean over k rounds has k ** 0.5 times the effect; a rise takes out how
     hard a sample is."""
@@ -265,6 +266,7 @@ def test_confidence_is_the_log_of_the_odds_and_of_a_text_the_mean_over_places():
     assert_close(log_odds(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
 
 
+@pytest.mark.sampled("quantize")
 @pytest.mark.parametrize("callback", ["keepuploads {}", "quantize.bits 8"])
 def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback, fit):
     """A callback that keeps uploads makes the server's copy an upload, whichever model the judge

@@ -158,6 +158,7 @@ def by_hand(noise, rounds, size, clients):
     return float(accountant.get_epsilon(1e-5))
 
 
+@pytest.mark.sampled("1.0-50")
 @pytest.mark.parametrize("noise, rounds, size, clients", [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)])
 def test_cohorts_are_accounted_as_drawn_without_replacement(noise, rounds, size, clients):
     mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
@@ -184,6 +185,7 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation):
     )
 
 
+@pytest.mark.sampled("ditto")
 @pytest.mark.parametrize("name", ["fedper", "ditto", "fedbabu"])
 def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(federation, name):
     """A personal part, a second model and a gradient are state; an untrained classifier is none."""
@@ -214,7 +216,8 @@ def test_state_that_is_kept_beside_the_method_counts():
 CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.noise 1"
 
 
-@pytest.mark.parametrize("participation", [1.0, pytest.param(0.25, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", [1.0, 0.25])
 def test_a_plan_says_the_epsilon_that_the_run_has(fit, capsys, participation):
     part = f"--federation.participation {participation}"
     private = f"--callbacks.centralprivacy.epsilon_target 8 {CLIP} --federation.clients 8 {part}"

@@ -231,6 +231,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
     assert {file: file.read_bytes() for file in folder.glob("*.csv")} == before
 
 
+@pytest.mark.sampled("pfedgraph")
 @pytest.mark.parametrize(
     "method, judge", [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")]
 )

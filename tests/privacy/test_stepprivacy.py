@@ -71,7 +71,7 @@ def test_as_many_are_covered_as_readme_says():
     assert len(COVERED) == 31
 
 
-@pytest.mark.sampled("[fedper]")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COVERED)
 def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation, name):
     """Another sample in one's place moves nothing that leaves or stays by more than the steps'
@@ -226,6 +226,7 @@ def test_no_two_steps_share_batches_or_noise(federation, monkeypatch):
 # ---------------------------------------------------------------- epsilon
 
 
+@pytest.mark.slow
 def test_epsilon_is_of_the_steps_that_clients_have_taken(federation):
     fed = private(
         federation, Ditto(), given={"clip": 1.0, "noise": 2.0}, participation=0.5, rounds=4
@@ -314,6 +315,7 @@ def test_wrong_uses_are_one_line(words, says, private_fit):
     assert re.match(rf"optimizer\.privacy\.{says}", line), line
 
 
+@pytest.mark.sampled("resnet18", "selfkapc")
 @pytest.mark.parametrize("flags, says", BESIDE.items())
 def test_parts_that_tell_more_are_refused(flags, says, private_fit):
     line = private_fit(f"{flags} {FLAGS}")

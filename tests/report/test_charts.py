@@ -54,6 +54,7 @@ def texts(drawn):
 # ---------------------------------------------------------------- seeds and methods
 
 
+@pytest.mark.slow
 def test_runs_on_other_data_are_no_seeds_of_one_method(make_run):
     """A table of one's own is its file: where it lies may differ, which it is may not."""
 
@@ -111,6 +112,7 @@ def test_a_seed_that_has_just_started_leaves_the_others_their_curve(make_run):
 # ---------------------------------------------------------------- names and files
 
 
+@pytest.mark.slow
 def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run):
     """It leaves out labels that begin with an underscore, and takes what stands between dollars for
     a formula."""
@@ -182,6 +184,7 @@ def test_a_newcomer_lends_its_name_to_no_client(held):
     assert cells(newcomers.table(runs))["held out"] == ["Basel, Uri"]
 
 
+@pytest.mark.sampled("nothing")
 @pytest.mark.parametrize(
     "text", ["client,samples_per_class\n3,", "client,samples_per_class,accuracy\n3,x,1\n", "\xff"]
 )

@@ -49,6 +49,7 @@ def test_bad_input_is_one_line(words, said, refused, make_run, tmp_path):
     assert refused(words).startswith(said)
 
 
+@pytest.mark.sampled("one.html")
 @pytest.mark.parametrize(
     "words, page",
     {

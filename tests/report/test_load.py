@@ -49,6 +49,7 @@ def damaged(content):
     return b"no table, no archive"
 
 
+@pytest.mark.sampled("metrics.csv")
 @pytest.mark.parametrize(
     "file, change, said",
     [
@@ -84,6 +85,7 @@ def test_a_run_that_is_not_whole_still_has_a_page(make_run, file, change, said):
     assert said in page and "</html>" in page
 
 
+@pytest.mark.sampled("metrics.csv")
 @pytest.mark.parametrize("table", ["metrics.csv", "clients.csv", "final.csv"])
 def test_cells_that_are_no_numbers(make_run, table):
     """Each of these in each column."""

@@ -42,6 +42,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", CONSTANT)
 def test_a_relation_without_differences_is_folded_away(make_run, said):
     """A sentence stands for it; its pictures are in there still."""

@@ -18,6 +18,7 @@ GOLDEN = Path(__file__).with_name("dashboard.json")
 """Written by: fl-train dashboard --json tests/report/dashboard.json"""
 
 
+@pytest.mark.slow
 def test_the_view_is_the_golden_one_every_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_line("dashboard --json view.json") == 0

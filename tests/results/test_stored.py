@@ -15,13 +15,14 @@ def held(name, now):
     assert now == before, "\n".join(line[:300] for line in [*lines][:40])
 
 
-@pytest.mark.sampled("compare.txt", "reproduce.txt")
+@pytest.mark.sampled("compare.txt")
 @pytest.mark.parametrize("name", stored.COMMANDS)
 def test_what_commands_print_of_stored_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     held(name, stored.printed(stored.COMMANDS[name]))
 
 
+@pytest.mark.sampled("report.html")
 @pytest.mark.parametrize("name", stored.REPORTS)
 def test_pages_on_stored_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)

@@ -91,6 +91,7 @@ def test_seeds_that_are_added_after_an_edit_are_refused(ask, tmp_path):
     assert ask(line, seeds=[0, 1, 2, 3], **both)[0] == 2
 
 
+@pytest.mark.slow
 def test_a_model_is_every_rows(ask, tmp_path):
     model = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
     model += "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"

@@ -75,6 +75,7 @@ def cells_by_study():
     return {name: cells_of(study) for name, study in studies.items() if study.paper}
 
 
+@pytest.mark.slow
 def test_shipped_studies_are_whole(cells_by_study):
     """Each can be read and stands for cells of a paper; the methods that it has not are told."""
     for name, cells in cells_by_study.items():

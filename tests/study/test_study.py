@@ -292,6 +292,7 @@ def test_two_studies_do_not_write_to_one_folder(ask, tmp_path):
 METHODS = ("fedavg", "kapc", "ditto", "local")
 
 
+@pytest.mark.slow
 def test_methods_have_the_same_split_first_model_and_batches(tmp_path, monkeypatch):
     """Of one (setting, seed): what two methods draw for the same purpose, client and epoch is the
     same samples."""

@@ -144,6 +144,7 @@ def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, command
     assert [*json.loads((tmp_path / "s/executors.json").read_text()).values()] == ["vmap", "loop"]
 
 
+@pytest.mark.slow
 def test_what_cannot_train_together_does_not(tmp_path):
     """Runs of several processes, and those that train in the loop: each has a worker for itself."""
     for words, want in (

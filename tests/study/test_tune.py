@@ -100,6 +100,7 @@ def stamps(folder):
 # ---------------------------------------------------------------- what it does
 
 
+@pytest.mark.slow
 def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path, capfd):
     # the base leaves the test part open, as every resolved one does
     study = {

@@ -174,6 +174,7 @@ def scores_of(fed, rounds):
     return [[fed.round(t).metrics.get(name) for name in names] for t in range(1, rounds + 1)]
 
 
+@pytest.mark.sampled("Drops")
 @pytest.mark.parametrize("net", [Drops, Mixing])
 def test_equal_seeds_equal_scores(federation, net):
     kinds = {"models": ["before", "after", "global"]}

@@ -98,6 +98,7 @@ def compare(loop, vmap):
             assert ours == pytest.approx(theirs, abs=1e-10)
 
 
+@pytest.mark.sampled("weighted-optimizer1")
 @pytest.mark.parametrize(
     "optimizer", [{}, {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}]
 )

@@ -104,6 +104,7 @@ FACTORS = {
 }
 
 
+@pytest.mark.sampled("number")
 @pytest.mark.parametrize("kind", FACTORS)
 def test_models_with_other_constants_train_beside_them(federation, kind):
     """By a difference that no test of gradients could see."""

@@ -107,6 +107,7 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out, tmp_path):
             }
 
 
+@pytest.mark.slow
 def test_every_sample_is_tested_once_a_cycle_by_models_that_have_not_seen_it(out):
     tables = [np.load(out / "scores" / "local" / f"seed-{seed}.npz") for seed in range(FOLDS)]
     aarau = np.concatenate([table["sample"][table["client"] == 0] for table in tables])
@@ -141,6 +142,7 @@ def test_it_goes_on_where_it_was_stopped(copy, capsys):
     assert "Aarau" in shown.out and "verdict" in shown.out
 
 
+@pytest.mark.sampled("nowhere", "minutes", "margin")
 @pytest.mark.parametrize(
     "flags, key",
     {

@@ -171,6 +171,7 @@ def test_aurocs_pairs_are_of_persons():
     assert persons.half == pytest.approx(once.half, rel=0.06)
 
 
+@pytest.mark.sampled("60")
 @pytest.mark.parametrize("n", [60, 200])
 def test_fixed_models_owe_nothing_to_luck_in_auroc(n):
     """One cycle of models that are the same in all folds: V_x is near 0, and the interval as wide
@@ -270,6 +271,7 @@ def test_samples_for_a_half_width():
     assert replace(one, common=1e-4).samples_for(100, 0.02) is None
 
 
+@pytest.mark.slow
 def test_intervals_cover_and_cry_no_wolf():
     """400 silos of 60 whose models are right with fixed chances, sample by sample: 95 % intervals
     cover the true mean, and silos without a gain are hardly ever called so."""

@@ -173,7 +173,7 @@ def _from_zero(
     if not _curves(axes, runs, columns, **keys):
         return {}
     finish(axes, "round", title)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)
     return {name: figure}
 
 
