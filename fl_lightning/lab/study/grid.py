@@ -217,11 +217,11 @@ class Study:
                     namesake is entry,
                     f"{namesake.key} has the same label: give one of them another `label`",
                 )
-            twice = sorted(entry.settings.keys() & varied)
+            repeated_keys = sorted(entry.settings.keys() & varied)
             check(
                 entry.key,
-                ", ".join(twice),
-                not twice,
+                ", ".join(repeated_keys),
+                not repeated_keys,
                 "the grid sets it, too: remove one of them",
             )
             for word in entry.when:
@@ -341,7 +341,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
         is_named,
         "it must say which method: {name: fedprox, mu: 0.1}",
     )
-    listed = catalogue.find("methods", key, name)
+    found_method = catalogue.find("methods", key, name)
     settings = {word: arguments_left.pop(word) for word in list(arguments_left) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, METHOD_GROUPS)
@@ -354,7 +354,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
     )
     arguments = init_args | arguments_left
     if label is None:
-        method_name = listed.name.rpartition(".")[2].lower()
+        method_name = found_method.name.rpartition(".")[2].lower()
         label = safe(" ".join([method_name, *words(arguments | settings)]))
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(
@@ -364,7 +364,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
         f"it must be fit for a folder's name: at most {MAX_LABEL_BYTES} letters, digits, spaces "
         "and .,=+@-",
     )
-    path = listed.class_path if "." in listed.name else listed.name
+    path = found_method.class_path if "." in found_method.name else found_method.name
     return ListedMethod(key, path, label, arguments, settings, when)
 
 
@@ -476,8 +476,10 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             "a value is there twice: leave it once",
         )
         varied += keys
-    twice = sorted({key for key in varied if varied.count(key) > 1})
-    check("grid", ", ".join(twice), not twice, "it is set twice: remove one of them")
+    repeated_keys = sorted({key for key in varied if varied.count(key) > 1})
+    check(
+        "grid", ", ".join(repeated_keys), not repeated_keys, "it is set twice: remove one of them"
+    )
     return dict(content)
 
 
