@@ -67,7 +67,7 @@ class ListedMethod:
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
         """Its arguments in a setting, including those of `when`."""
         arguments = dict(self.arguments)
-        for word in words(setting):
+        for word in setting_texts(setting):
             arguments.update(self.when.get(word, {}))
         return arguments
 
@@ -83,7 +83,7 @@ class StudyRun:
     @property
     def folder(self) -> str:
         """The run folder, relative to the study's."""
-        setting = safe(",".join(words(self.setting)))
+        setting = safe(",".join(setting_texts(self.setting)))
         parts = [
             "runs",
             setting,
@@ -205,7 +205,9 @@ class Study:
         runs."""
         settings, entries = self.settings(), self.entries()
         varied = self.varied()
-        setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
+        setting_words = list(
+            dict.fromkeys(word for setting in settings for word in setting_texts(setting))
+        )
         requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
         by_folder: dict[str, ListedMethod] = {}
         for entry in entries:
@@ -292,7 +294,7 @@ def by_key(
     return groups
 
 
-def words(setting: Setting) -> list[str]:
+def setting_texts(setting: Setting) -> list[str]:
     """The keys and values of a setting as texts: `data.alpha=0.3`."""
     return [f"{key}={_text(value)}" for key, value in setting.items()]
 
@@ -355,7 +357,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
     arguments = init_args | arguments_left
     if label is None:
         method_name = found_method.name.rpartition(".")[2].lower()
-        label = safe(" ".join([method_name, *words(arguments | settings)]))
+        label = safe(" ".join([method_name, *setting_texts(arguments | settings)]))
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(
         f"{key}.label",

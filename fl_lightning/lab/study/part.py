@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
-from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, words
+from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, setting_texts
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StudyPart:
         is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods
         is_seed = self.seeds is None or run.seed in self.seeds
         keys = set(map(_key, self.settings))
-        of_keys = {word for word in words(run.setting) if _key(word) in keys}
+        of_keys = {word for word in setting_texts(run.setting) if _key(word) in keys}
         return is_listed and is_seed and of_keys <= self.settings
 
 
@@ -59,7 +59,9 @@ def part_of(
         "the study has no such method",
         labels,
     )
-    setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
+    setting_words = dict.fromkeys(
+        word for setting in study.settings() for word in setting_texts(setting)
+    )
     missing = "the study's grid has no such setting"
     chosen = _chosen_names("settings", settings, missing, list(setting_words))
     part = StudyPart(None if methods is None else chosen_names, settings=chosen)
