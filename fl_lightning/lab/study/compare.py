@@ -330,7 +330,7 @@ def harm_notes(runs: DataFrame) -> list[str]:
     return notes
 
 
-# ---------------------------------------------------------- ranks, and notes below the table
+# ---------------------------------------------------------- ranks and notes
 
 
 def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:

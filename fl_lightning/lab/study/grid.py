@@ -35,7 +35,7 @@ split, the initial model or the batches."""
 MOST_RUNS = 10_000
 """Most runs of one study (our choice): a year of runs of an hour each. A mistyped range of seeds
 has more."""
-MAX_LABEL_BYTES = 100  # a folder's name may have 255
+MAX_LABEL_BYTES = 100  # a folder's name may have 255 bytes
 
 Setting = dict[str, Any]
 """A point of the grid: values by flat key (`data.alpha`); empty without a grid."""

@@ -171,7 +171,7 @@ def _notes(
     if len(whose) > 1 or any(NEVER in words for words in whose.index):
         counts = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
         notes.append(f"scores of {counts}")
-    # kinds other than the judge's are scored in rounds, by cohort
+    # other kinds of model than the judge's are scored for the cohort of a round only
     partly_scored = []
     for row in runs.itertuples():
         scored = len(row.scores)

@@ -339,7 +339,7 @@ def run_safely(work: Callable[[], None]) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the definition
 
 
 def _base_layers(base: Any) -> Iterator[Layer]:
@@ -443,7 +443,7 @@ def _run_here(
     from fl_lightning.lab.study.runner import follow
     from fl_lightning.lab.study.workers import one_by_one, serve_all
 
-    provenance.look()  # also once
+    provenance.look()  # likewise once
     configs = [config for _, config in chosen]
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)

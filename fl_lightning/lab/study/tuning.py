@@ -235,7 +235,7 @@ def tune(
         _run_study(out, options, line)
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the definition
 
 
 def _with_one_test_part(
