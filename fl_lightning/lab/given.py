@@ -38,7 +38,7 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
     """
     folder = out / "given"
     layer: Layer = {}
-    before = set(folder.rglob("*"))
+    files_before = set(folder.rglob("*"))
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         data, model, method = (objects.get(key) for key in ("data", "model", "method"))
@@ -73,7 +73,7 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
             layer["method"] = plain(method)
         yield layer
     except BadInput:
-        for path in sorted({*folder.rglob("*")} - before, reverse=True):
+        for path in sorted({*folder.rglob("*")} - files_before, reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         for path in absent:
             with contextlib.suppress(OSError):
@@ -105,12 +105,12 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
             )
         if "base" in settings:  # objects go over the base, too
             layers += layers_in("fit", {"base": settings.pop("base")}, Path())
-        over = layers_in("fit", settings, Path())
-        for layer in over if "data" in objects else ():
+        own_layers = layers_in("fit", settings, Path())
+        for layer in own_layers if "data" in objects else ():
             for key in ("source", "root"):
                 value = layer.get("data", {}).get(key)
                 check(f"data.{key}", value, value is None, TWICE)
-        return [*layers, objects, *over], str(files[0]) if files else None
+        return [*layers, objects, *own_layers], str(files[0]) if files else None
     check(
         "config",
         config,

@@ -100,8 +100,8 @@ def states_of(out: Path, places: Iterable[Path]) -> dict[Path, State]:
 
     Prints a warning if squeue does not answer.
     """
-    every = {run.folder.resolve(): run.state for run in queued(out)}
-    states = {place: every[place] for place in places if place in every}
+    state_by_folder = {run.folder.resolve(): run.state for run in queued(out)}
+    states = {place: state_by_folder[place] for place in places if place in state_by_folder}
     if "submitted" in states.values():
         line = "squeue does not answer: runs that are queued already may be submitted twice"
         print(line, file=sys.stderr)

@@ -93,10 +93,10 @@ def t_interval(differences: Differences, level: float = LEVEL) -> tuple[Any, Any
 
 def _t_interval_of_mean(means: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
     """Student's t interval of the mean over the last axis of `means`."""
-    middle = means.mean(axis=-1)
+    center = means.mean(axis=-1)
     quantile = stats.t.ppf(1 - level / 2, means.shape[-1] - 1)
     reach = quantile * stats.sem(means, axis=-1)
-    return middle - reach, middle + reach
+    return center - reach, center + reach
 
 
 def bootstrap(
@@ -109,16 +109,16 @@ def bootstrap(
     the same in each call.
     """
     means = seed_means(differences)
-    middle = means.mean(axis=-1)
+    center = means.mean(axis=-1)
     error = stats.sem(means, axis=-1)
     drawn = resampled(differences, resamples, np.random.default_rng(0))
-    distances = drawn.mean(axis=-1) - middle[..., None]
+    distances = drawn.mean(axis=-1) - center[..., None]
     # 0 / 0 if only one seed was drawn and its clients are equal
     with np.errstate(divide="ignore", invalid="ignore"):
         t = distances / stats.sem(drawn, axis=-1)
     tails = [level / 2, 1 - level / 2]
     low, high = np.quantile(t, tails, axis=-1, method="inverted_cdf")
-    return middle - high * error, middle - low * error
+    return center - high * error, center - low * error
 
 
 def resampled(
@@ -258,8 +258,8 @@ def t_test_over_seeds(differences: Differences) -> float:
     """
     means = seed_means(differences)
     if have_equal_means(differences):
-        differ = abs(means.mean()) > EQUAL
-        return 2 / 2 ** len(means) if differ else 1.0
+        is_unequal = abs(means.mean()) > EQUAL
+        return 2 / 2 ** len(means) if is_unequal else 1.0
     return float(stats.ttest_1samp(means, 0).pvalue)
 
 
@@ -327,14 +327,14 @@ def cliques(ranks: np.ndarray, p: np.ndarray) -> list[list[int]]:
     differ at `LEVEL`."""
     order = np.argsort(ranks, kind="stable").tolist()
     groups: list[list[int]] = []
-    end = 0  # place after the last group's last method
+    last_end = 0  # place after the last group's last method
     for first in range(len(order)):
         group = order[first : first + 1]
         for method in order[first + 1 :]:
             if not (p[method, group] > LEVEL).all():
                 break
             group.append(method)
-        if len(group) > 1 and first + len(group) > end:
+        if len(group) > 1 and first + len(group) > last_end:
             groups.append(group)
-        end = max(end, first + len(group))
+        last_end = max(last_end, first + len(group))
     return groups

@@ -288,7 +288,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         ("--out t", {"grid": {"data.test_seed": [1, None]}}, "data.test_seed=None"),
         ("--out t", {"grid": {"data.validation": [0.2, 0.0]}}, "data.validation=0.0"),
         ("--out t", {"grid": {"optimizer.name": ["sgd", "adam"]}}, "grid='optimizer.name=adam'"),
-        ("--out full", {}, "it has other files"),
+        ("--out full", {}, "it has other files and no tune.yaml"),
         (
             "--out t --untuned",
             {"methods": [{"name": "local", "label": "x" * 93}]},

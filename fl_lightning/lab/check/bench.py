@@ -121,8 +121,8 @@ class Bench:
         """Train a run for half of its rounds, resume it with the method's module imported again,
         and return its folder."""
         config = config or self.config
-        first = replace(config, federation=replace(config.federation, rounds=self.half))
-        self.fit(name, first)
+        first_half = replace(config, federation=replace(config.federation, rounds=self.half))
+        self.fit(name, first_half)
         return self.fit(name, config, resume=True)
 
     def fit_on_two_ranks(self, jobs: dict[str, Config]) -> dict[str, Path]:
@@ -183,8 +183,8 @@ def difference(run: Path, other: Path) -> str | None:
     for table, _, row, other_row, columns in unlike(run, other):
         rounds = {**row, **other_row}
         place = f"from round {int(rounds['round'])} on" if "round" in rounds else "at the end"
-        more = ", ..." if len(columns) > 3 else ""
-        return f"{table}.csv differs {place} ({', '.join(columns[:3])}{more})"
+        dots = ", ..." if len(columns) > 3 else ""
+        return f"{table}.csv differs {place} ({', '.join(columns[:3])}{dots})"
     if checkpoint_digest(run) != checkpoint_digest(other):
         return "their tables agree, but not what clients and server keep"
     return None

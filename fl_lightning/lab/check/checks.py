@@ -175,8 +175,8 @@ def _bytes(bench: Bench) -> str:
             _check_no_hidden_traffic(bench, way)
             break
     parts = traffic.bytes.sum((0, 1, 2))
-    named = zip(traffic.kinds, parts, strict=True)
-    kinds = ", ".join(f"{size / parts.sum():.0%} {kind}" for kind, size in named if size)
+    sizes_by_kind = zip(traffic.kinds, parts, strict=True)
+    kinds = ", ".join(f"{size / parts.sum():.0%} {kind}" for kind, size in sizes_by_kind if size)
     shares = f": {kinds}" if kinds else ""
     up, down = (
         rows[-1][f"{way}load_bytes"] / bench.config.clients / 1024 for way in ("up", "down")

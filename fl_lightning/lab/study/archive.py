@@ -132,14 +132,14 @@ def _pack(folder: StudyFolder, out: Path) -> str:
     """Checks that the study can be packed, packs it, and returns the text to print."""
     place = str(folder.path)
     inner = folder.path / "study"
-    near = ""
+    hint = ""
     if is_search(folder.path) and StudyFolder(inner):
-        near = f"; the study of this search is {inner}"
+        hint = f"; the study of this search is {inner}"
     check(
         "archive",
         place,
         bool(folder),
-        f"it is no study (no study.json): give a study's folder{near}",
+        f"it is no study (no study.json): give a study's folder{hint}",
     )
     opening.check_out("out", str(out), SUFFIX)
     check(
@@ -169,11 +169,13 @@ def _summary_text(
     """Returns how many runs and files an archive holds, and the commands that use it."""
     digests = index["weights"]
     missing = sum(digest is None for digest in digests.values())
-    bare = f", {missing} of them without a checkpoint to tell their weights" if missing else ""
+    missing_text = (
+        f", {missing} of them without a checkpoint to tell their weights" if missing else ""
+    )
     # `compare` refuses regressions
     table = "" if is_regression else f"the table: fl-train compare {file}; "
     return (
-        f"archive: {len(digests)} runs{bare}, {len(index['files'])} files, "
+        f"archive: {len(digests)} runs{missing_text}, {len(index['files'])} files, "
         f"{_training_environments(index, digests)}\n{table}a cell again: fl-train archive {file} "
         f"--rerun {next(iter(digests))}"
     )
@@ -218,12 +220,12 @@ def _rerun(
     index = read_index(file)
     digests = index["weights"]
     names = list(digests)
-    more = ", ..." if len(names) > SHOWN else ""
+    dots = ", ..." if len(names) > SHOWN else ""
     check(
         "rerun",
         cell,
         cell in digests,
-        f"no such run{did_you_mean(cell, names)}; it has {', '.join(names[:SHOWN])}{more}",
+        f"no such run{did_you_mean(cell, names)}; it has {', '.join(names[:SHOWN])}{dots}",
     )
     is_new = out is None or not Path(out).exists()
     check("out", out, is_new, "it exists; give a new folder")
@@ -234,11 +236,11 @@ def _rerun(
         with whole_folder(place):
             train(resolve([saved, {"loggers": None}, *layers]), place)
         differing = differences(place, folder / cell, digests[cell])
-        now = _environment_text(environments_of(place)[-1])
+        environment = _environment_text(environments_of(place)[-1])
     if differing:
         raise RunFailed(
             f"{cell} differs in {', '.join(differing)}; "
-            f"it was {_training_environments(index, [cell])}, and run again {now}"
+            f"it was {_training_environments(index, [cell])}, and run again {environment}"
         )
     return (
         f"{cell}: the same bits (tables, relation, summary, weights "
@@ -379,9 +381,9 @@ def differences(
     ]
     if arrays:
         differing.append(f"relation ({some(arrays)})")
-    now = _comparable_summary(ours / "summary.json")
-    before = _comparable_summary(archived / "summary.json")
-    keys = [key for key in before | now if now.get(key) != before.get(key)]
+    values = _comparable_summary(ours / "summary.json")
+    archived_values = _comparable_summary(archived / "summary.json")
+    keys = [key for key in archived_values | values if values.get(key) != archived_values.get(key)]
     if keys:
         differing.append(f"summary.json ({some(keys)})")
     return differing

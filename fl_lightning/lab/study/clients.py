@@ -153,10 +153,10 @@ def _numbers(
 
 def _row_texts(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
     """A client's row as texts, in the order of the columns."""
-    first = of_client.iloc[0]
-    sizes = [_range_text(first[f"{part}_samples"]) for part in ("train", "test")]
+    first_row = of_client.iloc[0]
+    sizes = [_range_text(first_row[f"{part}_samples"]) for part in ("train", "test")]
     seeds = sorted(set(of_client.seeds))
-    words = [first["name"], *sizes, _range_text(seeds), _percent(first.alone)]
+    words = [first_row["name"], *sizes, _range_text(seeds), _percent(first_row.alone)]
     by_method = of_client.set_index("method")
     for label in methods:
         mean = difference = NONE

@@ -59,13 +59,13 @@ def changed_files(
     for parts in (owncode.COMPUTES, owncode.SHARED):
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for row, path in paths:
-            now = owncode.digests(owncode.read(path))
+            present_digests = owncode.digests(owncode.read(path))
             for earlier_row, code in earlier_code:
                 # code of methods and callbacks may differ between rows
                 if earlier_row == row or parts == owncode.SHARED:
-                    for name in owncode.changed_files(dict(code), now):
-                        if now[name] not in accepted.get(name, []):
-                            changed[name] = now[name]
+                    for name in owncode.changed_files(dict(code), present_digests):
+                        if present_digests[name] not in accepted.get(name, []):
+                            changed[name] = present_digests[name]
     return changed
 
 
@@ -162,11 +162,11 @@ def check_rows(
             f"{versions}; --accept_changed_code compares them all the same",
         )
         if len(digests) > 1:
-            listed = []
+            version_texts = []
             for digest, seeds in rows.groupby("digest", sort=False).seed:
                 numbers = ", ".join(map(str, sorted(seeds.unique())))
-                listed.append(f"seeds {numbers} with {digest[:8]}")
-            notes.append(f"{label}: {versions}: {'; '.join(listed)}")
+                version_texts.append(f"seeds {numbers} with {digest[:8]}")
+            notes.append(f"{label}: {versions}: {'; '.join(version_texts)}")
     versions_of = table.groupby("name").digest.nunique()
     several = sorted(versions_of[versions_of > 1].index)
     if several and not notes:

@@ -163,8 +163,8 @@ def compare_runs(
     seldom = scored_seldom(runs.run) if target is not None else ""
     if seldom:
         notes.append(f"target: {seldom}")
-    last = {group.judge: group.blocks()[-1][0] for group in groups}
-    compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
+    last_block = {group.judge: group.blocks()[-1][0] for group in groups}
+    compared = table[table.baseline.notna() & (table.setting == table.judge.map(last_block))]
     notes += [
         *_time_notes(runs),
         *_test_notes(table, compared),
@@ -282,17 +282,17 @@ def share_harmed(runs: DataFrame) -> Series:
     scores = tidy(runs).reset_index(names="at")
     keys = [*UNIT, "client"]
     alone = scores[scores.method == local].set_index(keys).value.rename("alone")
-    both = scores[scores.method != local].join(alone, on=keys).dropna(subset="alone")
+    scores_and_alone = scores[scores.method != local].join(alone, on=keys).dropna(subset="alone")
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
-    units = zip(both["at"], both.client, strict=True)
+    units = zip(scores_and_alone["at"], scores_and_alone.client, strict=True)
     tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
     floor = statistics.noise_threshold(
-        both.value.to_numpy(),
-        both.alone.to_numpy(),
+        scores_and_alone.value.to_numpy(),
+        scores_and_alone.alone.to_numpy(),
         tested,
     )
-    is_worse = both.alone - both.value > floor
-    return is_worse.groupby(both["at"]).mean().reindex(runs.index)
+    is_worse = scores_and_alone.alone - scores_and_alone.value > floor
+    return is_worse.groupby(scores_and_alone["at"]).mean().reindex(runs.index)
 
 
 def tested_samples(run: Any) -> dict[int, float]:
@@ -330,7 +330,7 @@ def harm_notes(runs: DataFrame) -> list[str]:
     return notes
 
 
-# ---------------------------------------------------------- ranks, and notes below the table
+# ---------------------------------------------------------- ranks and notes
 
 
 def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:
@@ -370,8 +370,8 @@ def _time_notes(runs: DataFrame) -> list[str]:
     """A note on the meaning of the seconds, if runs have them."""
     with_seconds = [run for run in runs.run if run.has("seconds")]
     timed: dict[str, RunResult] = {run.name: run for run in with_seconds}
-    untold = sum(not run.has("seconds_evaluation") for run in timed.values())
-    more = f" ({untold} of {len(timed)} runs do not tell it apart)" if untold else ""
+    undivided = sum(not run.has("seconds_evaluation") for run in timed.values())
+    more = f" ({undivided} of {len(timed)} runs do not tell it apart)" if undivided else ""
     return [f"time: of the rounds, without scoring{more}"] if timed else []
 
 
@@ -418,9 +418,9 @@ def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
     needed = statistics.pairs_needed(len(compared))
     pairs, lone = compared.pairs.min(), (compared.seeds < 2).all()
     if pairs < needed or lone:
-        single = len(settings - {ALL})
-        seeds = f"{max(2, -(-needed // single))} seeds"
-        seeds += f" in each of {single} settings" if single > 1 else ""
+        setting_count = len(settings - {ALL})
+        seeds = f"{max(2, -(-needed // setting_count))} seeds"
+        seeds += f" in each of {setting_count} settings" if setting_count > 1 else ""
         why = "one seed says nothing of others; " if lone else ""
         notes.append(
             f"stars: {why}p corrected for all {len(compared)} comparisons can be "

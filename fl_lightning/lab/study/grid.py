@@ -35,7 +35,7 @@ split, the initial model or the batches."""
 MOST_RUNS = 10_000
 """Most runs of one study (our choice): a year of runs of an hour each. A mistyped range of seeds
 has more."""
-MAX_LABEL_BYTES = 100  # a folder's name may have 255
+MAX_LABEL_BYTES = 100  # a folder's name may have 255 bytes
 
 Setting = dict[str, Any]
 """A point of the grid: values by flat key (`data.alpha`); empty without a grid."""
@@ -67,7 +67,7 @@ class ListedMethod:
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
         """Its arguments in a setting, including those of `when`."""
         arguments = dict(self.arguments)
-        for word in words(setting):
+        for word in setting_texts(setting):
             arguments.update(self.when.get(word, {}))
         return arguments
 
@@ -83,7 +83,7 @@ class StudyRun:
     @property
     def folder(self) -> str:
         """The run folder, relative to the study's."""
-        setting = safe(",".join(words(self.setting)))
+        setting = safe(",".join(setting_texts(self.setting)))
         parts = [
             "runs",
             setting,
@@ -205,7 +205,9 @@ class Study:
         runs."""
         settings, entries = self.settings(), self.entries()
         varied = self.varied()
-        setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
+        setting_words = list(
+            dict.fromkeys(word for setting in settings for word in setting_texts(setting))
+        )
         requirement = f"the grid has no such setting; it has {', '.join(setting_words) or 'none'}"
         by_folder: dict[str, ListedMethod] = {}
         for entry in entries:
@@ -217,11 +219,11 @@ class Study:
                     namesake is entry,
                     f"{namesake.key} has the same label: give one of them another `label`",
                 )
-            twice = sorted(entry.settings.keys() & varied)
+            repeated_keys = sorted(entry.settings.keys() & varied)
             check(
                 entry.key,
-                ", ".join(twice),
-                not twice,
+                ", ".join(repeated_keys),
+                not repeated_keys,
                 "the grid sets it, too: remove one of them",
             )
             for word in entry.when:
@@ -292,7 +294,7 @@ def by_key(
     return groups
 
 
-def words(setting: Setting) -> list[str]:
+def setting_texts(setting: Setting) -> list[str]:
     """The keys and values of a setting as texts: `data.alpha=0.3`."""
     return [f"{key}={_text(value)}" for key, value in setting.items()]
 
@@ -341,7 +343,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
         is_named,
         "it must say which method: {name: fedprox, mu: 0.1}",
     )
-    listed = catalogue.find("methods", key, name)
+    found_method = catalogue.find("methods", key, name)
     settings = {word: arguments_left.pop(word) for word in list(arguments_left) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, METHOD_GROUPS)
@@ -354,8 +356,8 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
     )
     arguments = init_args | arguments_left
     if label is None:
-        method_name = listed.name.rpartition(".")[2].lower()
-        label = safe(" ".join([method_name, *words(arguments | settings)]))
+        method_name = found_method.name.rpartition(".")[2].lower()
+        label = safe(" ".join([method_name, *setting_texts(arguments | settings)]))
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(
         f"{key}.label",
@@ -364,7 +366,7 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
         f"it must be fit for a folder's name: at most {MAX_LABEL_BYTES} letters, digits, spaces "
         "and .,=+@-",
     )
-    path = listed.class_path if "." in listed.name else listed.name
+    path = found_method.class_path if "." in found_method.name else found_method.name
     return ListedMethod(key, path, label, arguments, settings, when)
 
 
@@ -476,8 +478,10 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             "a value is there twice: leave it once",
         )
         varied += keys
-    twice = sorted({key for key in varied if varied.count(key) > 1})
-    check("grid", ", ".join(twice), not twice, "it is set twice: remove one of them")
+    repeated_keys = sorted({key for key in varied if varied.count(key) > 1})
+    check(
+        "grid", ", ".join(repeated_keys), not repeated_keys, "it is set twice: remove one of them"
+    )
     return dict(content)
 
 

@@ -47,8 +47,8 @@ class JudgeGroup:
     def blocks(self) -> list[tuple[str, list[str]]]:
         """The blocks of the table, each a title and its settings: one for each setting, and one for
         all settings if there are several."""
-        single = [(setting, [setting]) for setting in self.settings]
-        return single if len(single) == 1 else [*single, (ALL, self.settings)]
+        blocks = [(setting, [setting]) for setting in self.settings]
+        return blocks if len(blocks) == 1 else [*blocks, (ALL, self.settings)]
 
     def units(self) -> DataFrame:
         """Means over clients, indexed by setting and seed, a column for each method."""
@@ -104,7 +104,7 @@ def group_by_judge(
         f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}",
     )
     table = tidy(runs)
-    groups, notes, last = [], [], []
+    groups, notes, last_notes = [], [], []
     for judge in [judge for judge in MODELS if (runs.model == judge).any()]:
         words = MODELS[judge]
         of_judge = runs[runs.model == judge]
@@ -133,13 +133,13 @@ def group_by_judge(
             )
         ]
         if len(methods) == 1:
-            last.append(f"{words}: {methods[0]}: nothing with the same judge to compare with")
+            last_notes.append(f"{words}: {methods[0]}: nothing with the same judge to compare with")
         elif baseline not in (None, group_baseline):
-            last.append(
+            last_notes.append(
                 f"{words}: {baseline} was not judged so: differences are to {group_baseline}; "
                 "--judge KIND compares all by one kind of model, where all runs were scored so"
             )
-    return groups, notes + last
+    return groups, notes + last_notes
 
 
 def _check_common_clients(unit: DataFrame) -> None:
@@ -169,20 +169,20 @@ def _notes(
     notes = []
     whose = runs.scored.value_counts(sort=False)
     if len(whose) > 1 or any(NEVER_TRAINED in words for words in whose.index):
-        listed = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
-        notes.append(f"scores of {listed}")
-    # kinds other than the judge's are scored in rounds, by cohort
-    cut = []
+        counts = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
+        notes.append(f"scores of {counts}")
+    # other kinds of model than the judge's are scored for the cohort of a round only
+    partly_scored = []
     for row in runs.itertuples():
         scored = len(row.scores)
         clients = sum(row.metric in client for client in row.run.rows("final"))
         if scored < clients:
-            cut.append((scored, clients))
-    if cut:
-        least, clients = min(cut)
+            partly_scored.append((scored, clients))
+    if partly_scored:
+        least, clients = min(partly_scored)
         notes.append(
-            f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged "
-            f"round alone ({least} of {clients}); by its own judge a run scores them all"
+            f"in {len(partly_scored)} of {len(runs)} runs scores are of the clients of the last "
+            f"judged round alone ({least} of {clients}); by its own judge a run scores them all"
         )
     if incomplete:
         notes.append(
@@ -197,11 +197,12 @@ def no_pairs_error(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
     compared = [g for g in groups if baseline in (None, g.baseline) and len(g.methods) > 1]
     if compared:
         settings = list(dict.fromkeys(s for group in compared for s in group.settings if s))
-        listed = f" (settings: {'; '.join(settings[:4])})" if settings else ""
+        listed_settings = f" (settings: {'; '.join(settings[:4])})" if settings else ""
         return BadInput(
             "baseline",
             compared[0].baseline,
-            f"there are no pairs: no other method has run in its setting with its seed{listed}",
+            "there are no pairs: no other method has run in its setting with its "
+            f"seed{listed_settings}",
         )
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)

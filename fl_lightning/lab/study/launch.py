@@ -339,7 +339,7 @@ def run_safely(work: Callable[[], None]) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the definition
 
 
 def _base_layers(base: Any) -> Iterator[Layer]:
@@ -403,8 +403,8 @@ def _resolved_as_listed(run: StudyRun, base: Config) -> Config:
 def _check_different(runs: list[StudyRun], configs: list[Config]) -> None:
     """Raise `BadInput` for a listed method whose config equals that of another in the same
     setting."""
-    every = zip(runs, configs, strict=True)
-    for pairs in by_key(every, lambda pair: str(pair[0].setting)).values():
+    runs_and_configs = zip(runs, configs, strict=True)
+    for pairs in by_key(runs_and_configs, lambda pair: str(pair[0].setting)).values():
         for number, (run, config) in enumerate(pairs):
             earlier = [pair[0] for pair in pairs[:number] if pair[1] == config]
             if earlier and not run.entry.forced:
@@ -443,7 +443,7 @@ def _run_here(
     from fl_lightning.lab.study.runner import follow
     from fl_lightning.lab.study.workers import one_by_one, serve_all
 
-    provenance.collect_environment()  # also once
+    provenance.collect_environment()  # likewise once
     configs = [config for _, config in chosen]
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)
@@ -596,8 +596,8 @@ def _submit_runs(
             send(job, text, folder.path, name, facts)
     in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
     if places:
-        also = f", {in_hand}" if busy else ""
-        line = f"{len(places)} of {total} runs in {folder.path}{also}"
+        busy_text = f", {in_hand}" if busy else ""
+        line = f"{len(places)} of {total} runs in {folder.path}{busy_text}"
     else:
         ended = f"{len(chosen)} of {len(chosen)} runs have ended"
         line = f"nothing to submit: {in_hand if busy else ended}"

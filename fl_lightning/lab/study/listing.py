@@ -14,7 +14,7 @@ from pandas import DataFrame
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
 
-WIDTH = 180  # a file or a pipe has no width to keep to
+WIDTH = 180
 """Columns of a table that is not printed to a terminal."""
 
 

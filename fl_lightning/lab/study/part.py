@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
-from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, words
+from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, setting_texts
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StudyPart:
         is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods
         is_seed = self.seeds is None or run.seed in self.seeds
         keys = set(map(_key, self.settings))
-        of_keys = {word for word in words(run.setting) if _key(word) in keys}
+        of_keys = {word for word in setting_texts(run.setting) if _key(word) in keys}
         return is_listed and is_seed and of_keys <= self.settings
 
 
@@ -53,16 +53,18 @@ def part_of(
         BadInput: the study has no such method or setting, or these are no seeds.
     """
     labels = [entry.label for entry in study.entries()[: len(study.methods)]]
-    listed = _chosen_names(
+    chosen_names = _chosen_names(
         "methods",
         methods,
         "the study has no such method",
         labels,
     )
-    setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
+    setting_words = dict.fromkeys(
+        word for setting in study.settings() for word in setting_texts(setting)
+    )
     missing = "the study's grid has no such setting"
     chosen = _chosen_names("settings", settings, missing, list(setting_words))
-    part = StudyPart(None if methods is None else listed, settings=chosen)
+    part = StudyPart(None if methods is None else chosen_names, settings=chosen)
     if seeds is None:
         return study, part
     parts = _split(seeds)
@@ -73,8 +75,8 @@ def part_of(
 
 def with_seeds(study: Study, seeds: Iterable[int]) -> Study:
     """The study with these seeds added. Raises `BadInput` if it would have too many runs."""
-    every = list(dict.fromkeys([*study.seeds, *seeds]))
-    wider = dataclasses.replace(study, seeds=every)
+    all_seeds = list(dict.fromkeys([*study.seeds, *seeds]))
+    wider = dataclasses.replace(study, seeds=all_seeds)
     wider.check()
     return wider
 
@@ -90,11 +92,11 @@ def _chosen_names(
     names: list[str],
 ) -> frozenset[str]:
     """Split `text` at commas; raises `BadInput` for a name that is not among `names`."""
-    listed = [] if text is None else _split(text)
-    for name in listed:
+    chosen_names = [] if text is None else _split(text)
+    for name in chosen_names:
         near = did_you_mean(name, names)
         check(key, name, name in names, f"{missing}{near}; it has {', '.join(names) or 'none'}")
-    return frozenset(listed)
+    return frozenset(chosen_names)
 
 
 def _key(word: str) -> str:

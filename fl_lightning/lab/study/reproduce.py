@@ -189,8 +189,12 @@ def _changed_keys(study: Study, folder: StudyFolder) -> list[str]:
 def _changed_seeds(study: Study, folder: StudyFolder) -> list[str]:
     """A note if other seeds have finished than the study names."""
     seeds = {int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])}
-    differ = bool(seeds) and seeds != set(study.seeds)
-    return [f"seeds {_listed(sorted(seeds))} (the study: {_listed(study.seeds)})"] if differ else []
+    has_other_seeds = bool(seeds) and seeds != set(study.seeds)
+    return (
+        [f"seeds {_listed(sorted(seeds))} (the study: {_listed(study.seeds)})"]
+        if has_other_seeds
+        else []
+    )
 
 
 def _unfinished(folder: StudyFolder) -> list[str]:
@@ -340,8 +344,8 @@ def number_of_run(
         scores, _ = run.scores(kind)
         return _mean(scores.values())
     if ours.figure in ("relative", "transfer"):
-        others = _scores_at_best(alone, f"accuracy_{alone.judge}") if alone else {}
-        return _gain_over_alone(ours.figure, _scores_at_best(run, column), others)
+        scores_alone = _scores_at_best(alone, f"accuracy_{alone.judge}") if alone else {}
+        return _gain_over_alone(ours.figure, _scores_at_best(run, column), scores_alone)
     rows = run.rows_with(column)
     if ours.figure == "mean":
         return _mean(row[column] for row in rows)

@@ -56,9 +56,9 @@ def follow(
             print(line, file=sys.stderr, flush=True)
     if failures:
         failed = [describe_run(run.cells()) for run in runs if run.folder in failures]
-        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-        first = next(iter(failures.values()))
+        others = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        first_reason = next(iter(failures.values()))
         raise RunFailed(
-            f"{len(failed)} of {total} runs failed ({'; '.join(failed[:NAMED])}{more}), "
-            f"the first: {first}; the same command tries them again"
+            f"{len(failed)} of {total} runs failed ({'; '.join(failed[:NAMED])}{others}), "
+            f"the first: {first_reason}; the same command tries them again"
         )

@@ -87,9 +87,9 @@ def check_data_unchanged(
         digest = provenance.source_digest(place) if folder.finished(run.folder) else None
         if digest is not None:
             before.setdefault(data_key(config.data), {})[place] = digest
-    now = [config for _, config in todo if data_key(config.data) in before]
-    roots = {data_key(config.data): config.data.root for config in now}
-    for key, digest in digests(now).items():
+    configs_to_check = [config for _, config in todo if data_key(config.data) in before]
+    roots = {data_key(config.data): config.data.root for config in configs_to_check}
+    for key, digest in digests(configs_to_check).items():
         places = [str(place) for place, earlier in before[key].items() if earlier != digest]
         check(
             "data.root",
@@ -108,13 +108,13 @@ def notes(runs: DataFrame) -> list[str]:
     for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
         versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
         if len(versions) > 1:
-            listed = []
+            version_texts = []
             for rows in versions:
                 seeds = ", ".join(map(str, sorted(set(rows.seed))))
-                listed.append(f"seeds {seeds} ({rows.folder.iloc[0]})")
-            begin = f"{setting}: " if setting else ""
+                version_texts.append(f"seeds {seeds} ({rows.folder.iloc[0]})")
+            prefix = f"{setting}: " if setting else ""
             lines.append(
-                f"{begin}runs were trained on {len(versions)} versions of the data, which differ: "
-                f"{'; '.join(listed)}"
+                f"{prefix}runs were trained on {len(versions)} versions of the data, which differ: "
+                f"{'; '.join(version_texts)}"
             )
     return lines

@@ -80,10 +80,10 @@ def read(
             clients, rounds or models), or runs of a row are of different methods.
     """
     entries = _study_entries(paths[0]) if _is_study(paths) else _run_entries(paths)
-    others = set()
+    left_out = set()
     if judge is not None:
-        others = {entry["label"] for entry in entries if entry.get("judge", judge) != judge}
-    entries = [entry for entry in entries if entry["label"] not in others]
+        left_out = {entry["label"] for entry in entries if entry.get("judge", judge) != judge}
+    entries = [entry for entry in entries if entry["label"] not in left_out]
     subject = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
     check("compare", subject, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
@@ -96,8 +96,8 @@ def read(
         metric = judged.pop() if len(judged) == 1 else ACCURACY.name
     runs = DataFrame([_scored_run(entry, judge, metric) for entry in ended])
     notes = []
-    if others:
-        notes.append(f"left out, since they are judged otherwise: {', '.join(sorted(others))}")
+    if left_out:
+        notes.append(f"left out, since they are judged otherwise: {', '.join(sorted(left_out))}")
     notes += _left_out(entries, StudyFolder(paths[0]).failures()) + _warnings(list(results))
     if metric in FURTHER:
         notes.append(f"scores are {FURTHER[metric].words}, not accuracies")
@@ -141,9 +141,9 @@ def _left_out(
         )
     if failed:
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed)
-        listed = ", ".join(f"{label} {count}" for label, count in counts.items())
+        counts_text = ", ".join(f"{label} {count}" for label, count in counts.items())
         notes.append(
-            f"left out: {len(failed)} of {total} runs failed ({listed}); the first: "
+            f"left out: {len(failed)} of {total} runs failed ({counts_text}); the first: "
             f"{failures[failed[0][0]['folder']]}; a row is a mean over those that ended"
         )
     if unfinished:
@@ -165,11 +165,11 @@ def _warnings(runs: Sequence[RunResult]) -> list[str]:
         notes.append(
             f"{smoke} are smoke runs (a few samples and steps): their accuracies mean little"
         )
-    lost = [_lost_visits(run) for run in runs]
-    if any(lost):
+    lost_visits = [_lost_visits(run) for run in runs]
+    if any(lost_visits):
         notes.append(
-            f"clients failed, and runs went on without them: {sum(lost)} visits in "
-            f"{sum(map(bool, lost))} of {len(runs)} runs, see their failures.csv"
+            f"clients failed, and runs went on without them: {sum(lost_visits)} visits in "
+            f"{sum(map(bool, lost_visits))} of {len(runs)} runs, see their failures.csv"
         )
     return notes
 
@@ -362,9 +362,11 @@ def _check_methods(runs: DataFrame) -> None:
         folders = [run.folder for run in of_row.run]
         for key in dict.fromkeys(key for keys in keys_of for key in keys):
             values = [keys.get(key, _value_if_absent(key)) for keys in keys_of]
-            named = [pair for pair in zip(values, folders, strict=True) if pair[0] is not ABSENT]
-            first, folder = named[0]
-            for value, other in named[1:]:
+            known_values = [
+                pair for pair in zip(values, folders, strict=True) if pair[0] is not ABSENT
+            ]
+            first, folder = known_values[0]
+            for value, other in known_values[1:]:
                 check(
                     "compare",
                     label,

@@ -60,11 +60,11 @@ def _rank_notes(rank: Ranks) -> list[str]:
     """Notes on the ranks of a judge's methods."""
     order = sorted(zip(rank.ranks, rank.methods, strict=True), key=itemgetter(0))
     places = ", ".join(f"{method} {place:.2f}" for place, method in order)
-    alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
+    cliques = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
     return [
         f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: chi-square "
         f"{rank.chi_square:.2f}, p {rank.p:.2g}",
-        f"{MODELS[rank.judge]}: mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}",
+        f"{MODELS[rank.judge]}: mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {cliques}",
     ]
 
 
@@ -93,7 +93,7 @@ def _heads(compared: Compared) -> dict[str, str]:
 
 def _row_texts(row: Any) -> dict[str, str]:
     """A row as texts, by column."""
-    spread = "" if isna(row.std) else f" ± {100 * row.std:.2f}"
+    std_text = "" if isna(row.std) else f" ± {100 * row.std:.2f}"
     costs = {
         "mib": known(row.mib, "{:,.1f}".format),
         "time": known(row.seconds, seconds),
@@ -105,7 +105,7 @@ def _row_texts(row: Any) -> dict[str, str]:
     return costs | {
         "method": row.method,
         "seeds": str(row.seeds),
-        "mean": known(row.mean, "{:.2f}".format, 0.01) + spread,
+        "mean": known(row.mean, "{:.2f}".format, 0.01) + std_text,
         "worst_tenth": known(row.worst_tenth, "{:.2f}".format, 0.01),
         "harmed": known(row.harmed, "{:.0%}".format),
         "difference": known(

@@ -91,11 +91,11 @@ def within_memory(
             "not suffice, give fewer"
         )
         return most
-    first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
-    size = first + (most - 1) * further
+    first_bytes, further_bytes = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
+    size = first_bytes + (most - 1) * further_bytes
     if size <= room:
         return most
-    fits = 1 + int(max(0.0, room - first) / further) if further else 1
+    fits = 1 + int(max(0.0, room - first_bytes) / further_bytes) if further_bytes else 1
     log.say(
         f"together: {fits} at a time: {most} runs take some {log.in_bytes(size)}, and a process "
         f"may take {log.in_bytes(room)}"
@@ -223,7 +223,7 @@ def _executor_and_reason(config: Config) -> tuple[str, str]:
     """The faster executor, and the measurement or the reason why it is `loop`."""
     from fl_lightning.run import launch
 
-    single = replace(
+    single_process = replace(
         config,
         fabric=replace(
             config.fabric,
@@ -232,7 +232,7 @@ def _executor_and_reason(config: Config) -> tuple[str, str]:
         ),
     )
     try:
-        answers = launch(single, _answers_of_trainers, CLIENTS_AT_ONCE)["answers"]
+        answers = launch(single_process, _answers_of_trainers, CLIENTS_AT_ONCE)["answers"]
     except Exception as error:
         answers = [f"it cannot be measured ({one_line(error)})"]
     # an architecture that cannot be stacked gives the reason as text

@@ -83,19 +83,21 @@ class Search:
     def dimensions(self) -> list[Dimension]:
         """The hyperparameters that neither the study's methods nor its grid set. Raises `BadInput`
         if ranges differ between settings, since a trial has the same values in all."""
-        listed = set(self.entry.arguments).union(*self.entry.when.values())
-        fixed = {f"method.{name}" for name in listed}
+        listed_arguments = set(self.entry.arguments).union(*self.entry.when.values())
+        fixed = {f"method.{name}" for name in listed_arguments}
         fixed.update(self.entry.settings, *self.settings)
         first, *others = [space(self.config({}, setting), fixed) for setting in self.settings]
         ranges = {d.key: (d.space, d.start) for d in first}
         for setting, dimensions in zip(self.settings[1:], others, strict=True):
-            here = {d.key: (d.space, d.start) for d in dimensions}
-            differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
+            ranges_here = {d.key: (d.space, d.start) for d in dimensions}
+            differing = [
+                key for key in ranges | ranges_here if ranges.get(key) != ranges_here.get(key)
+            ]
             check(
                 "grid",
                 values_text(setting),
-                not differ,
-                f"{self.entry.label} has another range of {', '.join(differ)} there than in the "
+                not differing,
+                f"{self.entry.label} has another range of {', '.join(differing)} there than in the "
                 "first setting: set it in the study file, or tune these settings one by one",
             )
         return first
@@ -233,7 +235,7 @@ def tune(
         _run_study(out, options, line)
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the definition
 
 
 def _with_one_test_part(
@@ -308,15 +310,15 @@ def _write_request(
     }
     file = out / "tune.yaml"
     if file.is_file():
-        before = _read_request(file)
+        earlier = _read_request(file)
         for key in ("trials", "seed", "base", "grid"):
             check(
                 key,
                 ...,
-                before[key] == now[key],
+                earlier[key] == now[key],
                 f"the search in {out} began with another value: give this search another --out",
             )
-        now["methods"] = now["methods"] | before["methods"]
+        now["methods"] = now["methods"] | earlier["methods"]
         for search in searches:
             label = search.entry.label
             check(
@@ -326,7 +328,7 @@ def _write_request(
                 f"the search in {out} began with other settings of this label: give it another "
                 "`label`",
             )
-        earlier_code = before["code"]
+        earlier_code = earlier["code"]
         changed = owncode.changed_files(earlier_code, code)
         check(
             "code",
@@ -336,7 +338,7 @@ def _write_request(
             "another --out, or go on with --accept_changed_code",
         )
         now["code"] = earlier_code | code
-        is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
+        is_same = not now["data"] or earlier.get("data", now["data"]) == now["data"]
         check(
             "data.root",
             first.base.data.root,
@@ -515,8 +517,8 @@ def _run_study(
 ) -> None:
     """Runs the study with the chosen values in the folder `study`."""
     chosen = Study.of(studyfile.read(str(out / "tuned.yaml")))
-    inner = dataclasses.replace(options, out=str(out / "study"))
+    study_options = dataclasses.replace(options, out=str(out / "study"))
     try:
-        print(launch.run_study(chosen, [], inner, line))
+        print(launch.run_study(chosen, [], study_options, line))
     except Busy:
-        print(f"tune: another process runs the study in {inner.out}")
+        print(f"tune: another process runs the study in {study_options.out}")
