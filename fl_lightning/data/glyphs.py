@@ -86,7 +86,7 @@ def _files(root: str | None) -> list[Path]:
         )
     shown = (path for path in folder.rglob("*") if not is_hidden(path))
     files = sorted(path for path in shown if path.suffix.lower() in (".ttf", ".otf"))
-    check("data.root", root, bool(files), "it holds no .ttf or .otf file")
+    check("data.root", root, bool(files), "it holds no .ttf or .otf file: name another folder")
     for path in files:
         try:
             missing = _missing(path)

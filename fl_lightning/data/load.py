@@ -100,7 +100,9 @@ def check_name(key: str, name: str) -> None:
     if name not in SOURCES and "." not in name:
         close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise BadInput(key, name, f"{hint}`fl-train list sources` names them all")
+        raise BadInput(
+            key, name, f"there is no such source: {hint}`fl-train list sources` lists them"
+        )
 
 
 def read(data: DataConfig) -> Source:

@@ -161,9 +161,7 @@ def split_off(
         return partition.cut_off(shares, pool.strata, share, rng, by_chance)
     fewest = min(len(np.unique(pool.units[index])) for index in shares)
     key = "data.client_test" if by_chance else "data.validation"
-    problem = (
-        "some client has samples of one unit only, so none would be left for training: set it to 0"
-    )
+    problem = "some client has only one unit and would have no training samples: do without it"
     check(key, share, fewest > 1, problem)
     rests = []
     parts_cut_off = []

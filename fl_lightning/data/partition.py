@@ -353,7 +353,7 @@ def cap(
         capped_shares.append(share if is_small else share[stratified(labels[share], size, rng)])
     heir = data.rest_to
     if heir is not None:
-        requirement = f"clients are numbered 0 to {len(train) - 1}"
+        requirement = f"clients are numbered 0 to {len(train) - 1}: choose one"
         check("data.rest_to", heir, heir < len(train), requirement)
         nothing = train[0][:0]
         others = [share for client, share in enumerate(capped_shares) if client != heir]

@@ -57,7 +57,7 @@ def load(data: DataConfig) -> Source:
     )
     first = cells[chosen[0]]
     if data.tokens is not None:
-        requirement = "tokens (data.tokens) are of one column of texts: name it"
+        requirement = "data.tokens needs one column of texts: name only that"
         check("data.columns", chosen, len(chosen) == 1, requirement)
         source = source_of(data, pool, None, class_names, group_names)
         return text.as_tokens(source, first, data)

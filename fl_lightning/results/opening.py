@@ -331,7 +331,12 @@ def check_resumable(
     rows = RunFolder(folder).read("metrics")
     done = max((int(row["round"]) for row in rows), default=0)
     rounds = config.federation.rounds
-    check("federation.rounds", rounds, rounds >= done, f"the run has done {done}: ask for as many")
+    check(
+        "federation.rounds",
+        rounds,
+        rounds >= done,
+        f"the run has done {done} already: ask for as many",
+    )
     owncode.check_same(config, folder, accept_changed_code)
 
 
