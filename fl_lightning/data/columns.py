@@ -127,8 +127,8 @@ def say_merged(names: Sequence[str], numbers: ndarray) -> None:
         if loss:
             losses[names[place]] = loss
     if losses:
-        first, *others = losses
-        also = f" (and {some(others)})" if others else ""
+        first, *other_names = losses
+        also = f" (and {some(other_names)})" if other_names else ""
         remedy = "subtract a constant in the file, such as the time of the first sample"
         log.say(f"data: {first}{also}: {losses[first]}; {remedy}")
 

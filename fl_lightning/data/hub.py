@@ -145,10 +145,10 @@ def _parts(root: str | None) -> dict[str, Any]:
         raise BadInput(
             "data.root", root, f"it has no part train, only {', '.join(parts)}: rename one"
         )
-    every = {"train": parts["train"]}
+    train_and_test = {"train": parts["train"]}
     if test is not None:
-        every["test"] = test
-    return {name: _renamed(part) for name, part in every.items()}
+        train_and_test["test"] = test
+    return {name: _renamed(part) for name, part in train_and_test.items()}
 
 
 def _renamed(part: Any) -> Any:

@@ -190,13 +190,13 @@ def _topped_up(
             if (labels[train] == kind).sum() < 2:
                 break
             sizes = np.bincount(labels[test])
-            most = int(sizes.argmax())
-            if sizes[most] <= least:
+            most_frequent = int(sizes.argmax())
+            if sizes[most_frequent] <= least:
                 break
-            new = rng.choice(train[labels[train] == kind])
-            back = rng.choice(test[labels[test] == most])
-            train = np.sort(np.append(train[train != new], back))
-            test = np.sort(np.append(test[test != back], new))
+            new_index = rng.choice(train[labels[train] == kind])
+            returned_index = rng.choice(test[labels[test] == most_frequent])
+            train = np.sort(np.append(train[train != new_index], returned_index))
+            test = np.sort(np.append(test[test != returned_index], new_index))
     return train, test
 
 

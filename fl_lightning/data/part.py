@@ -122,9 +122,9 @@ class Part(ABC):
         if (start, stop) != (0, len(sizes)):
             first = sum(sizes[:start])
             sizes = sizes[start:stop]
-            here = slice(first, first + sum(sizes))
-            order = (torch.arange(len(self)) if order is None else order)[here]
-            draws = None if draws is None else draws[here]
+            chosen = slice(first, first + sum(sizes))
+            order = (torch.arange(len(self)) if order is None else order)[chosen]
+            draws = None if draws is None else draws[chosen]
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
         batches = self._in_order(order, sizes)

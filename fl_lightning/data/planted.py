@@ -106,12 +106,17 @@ def tasks(
     """
     if data.planted == "none":
         return None
-    most = clients
+    most_groups = clients
     why = "each group needs a client"
     if data.planted == "labels" and classes < clients:
-        most = classes
+        most_groups = classes
         why = "each group shifts the labels by another number, and there are no more classes"
-    check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
+    check(
+        "data.groups",
+        data.groups,
+        data.groups <= most_groups,
+        f"it can be at most {most_groups}: {why}",
+    )
     tables = None
     classes_in_order = np.arange(classes)
     if data.planted == "labels":

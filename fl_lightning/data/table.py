@@ -36,8 +36,8 @@ def load(data: DataConfig) -> Source:
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
-        plain = replace(data, impute=None)
-        labels = _features(plain, cells, Columns([label], {}))[:, 0]
+        without_imputing = replace(data, impute=None)
+        labels = _features(without_imputing, cells, Columns([label], {}))[:, 0]
     else:
         class_names, labels = _numbered(cells[label], label, data)
     groups = unit = None
