@@ -157,7 +157,7 @@ def test_clients_that_are_numbers_are_in_their_order(kind, tmp_path):
         ),
         (
             {"data": (X[:2], Y[:2], [1.0, np.nan])},
-            r"^data='client': sample 2 has none",
+            r"^data='client': sample 2 has no client",
         ),
         ({"data": X}, r"^data='ndarray': give \(x, y\), \(x, y, client\)"),
         (

@@ -132,7 +132,7 @@ def test_what_was_changed_is_refused_in_one_line(how, study, tmp_path, refused):
         "archive": "archive: it must be given once",
         "archive study --rerun x": "rerun='x'",
         "archive study --out a.tar": "it must end with .zip",
-        "archive study --out thesis.zip": "is not overwritten",
+        "archive study --out thesis.zip": "is not written over",
         "archive empty": "it holds no study.json",
         "archive a.zip --rerun runs/kapc/seed-9": "no such run",
         "archive a.zip --out b.zip": "out='b.zip'",
