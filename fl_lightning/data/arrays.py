@@ -207,7 +207,7 @@ def newcomer(
 
     Args:
         root: path of the file.
-        task: of the run; tells whether labels are classes or numbers.
+        task: task of the run; tells whether labels are classes or numbers.
     """
     setting = Setting("data", root)
     with _opened(setting) as archive:
@@ -237,7 +237,7 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
 
     Args:
         root: path of the file.
-        task: of the run; tells whether labels are classes or numbers.
+        task: task of the run; tells whether labels are classes or numbers.
     """
     setting = Setting("data", root)
     names = [f"{kind}_{part}" for part in ("train", "validation", "test") for kind in "xy"]

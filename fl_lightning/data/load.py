@@ -129,9 +129,8 @@ def made_up(
     """Synthesise noise in the shape of the source `name`, for a smoke run.
 
     Samples of an unknown source are images 3x32x32 of 10 classes; those of a table have as many
-    features as `data.columns` names. Texts are random tokens: with the source `text` the label of
-    each is the next one, otherwise a text has one class. There are as many natural groups as
-    clients.
+    features as `data.columns` names. Texts are random tokens; with the source `text` the labels are
+    the next tokens, otherwise each text has a class. There are as many natural groups as clients.
     """
     are_texts = name == "text" or data.tokens is not None
     shape, classes = shape_of(name) or ((3, 32, 32), 10)

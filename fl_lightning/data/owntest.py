@@ -32,7 +32,7 @@ def cut(
         data: the configuration.
         seed: for the draws; with folds the number of the cycle.
         fold: number of the fold that is the test part.
-        names: of the clients.
+        names: names of the clients.
 
     Raises:
         BadInput: a client has fewer samples (or units) than folds. With `data.min_samples` 1 this
@@ -153,7 +153,7 @@ def split_off(
         share: size of the share.
         rng: for the draw.
         by_chance: for test parts, whose class sizes are rounded up or down at random
-            (`partition.cut_off`); validation parts are cut without.
+            (`partition.cut_off`); validation parts always get the same sizes.
     """
     if pool.spans is not None:
         return windows.cut_off_last(shares, pool.spans, share)

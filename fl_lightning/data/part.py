@@ -151,7 +151,7 @@ class Part(ABC):
         Args:
             how: `sampler` draws samples of rare classes more often, `weights` weights the loss;
                 None removes the balance.
-            labels: of this part's samples, (n,).
+            labels: labels of this part's samples, (n,).
             classes: number of classes.
         """
         weights = 1 / labels.bincount(minlength=classes).clamp(min=1)

@@ -147,7 +147,7 @@ def true_groups(
         data: the configuration.
         clients: number of clients.
         planted: the planted groups, if any.
-        source: of the samples.
+        source: source of the samples.
         natural: whether the clients are the source's natural groups.
     """
     if planted is not None:
@@ -168,7 +168,7 @@ def relabelled(
     """Return a copy of `labels` [n] with each client's labels changed to those of its group.
 
     Args:
-        labels: of all samples.
+        labels: labels of all samples.
         shares: each client's indices.
         groups: each client's group.
         planted: the planted groups, if any.

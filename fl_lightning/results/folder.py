@@ -448,8 +448,8 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
     KAPC's journal article uses it for local and FedAvg in its Tables 1 and 2.
 
     Args:
-        rows: of `clients.csv`.
-        column: of the values.
+        rows: rows of `clients.csv`.
+        column: column of the values.
     """
     merit = COLUMNS[column].merit
     bests: dict[int, float] = {}
