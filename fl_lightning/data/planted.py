@@ -71,7 +71,7 @@ class Tasks:
 
     def drift(
         self,
-        everyone: Iterable[tuple[int, ndarray, ndarray, ndarray]],
+        clients: Iterable[tuple[int, ndarray, ndarray, ndarray]],
         train: ndarray,
         test: ndarray,
         from_round: int,
@@ -80,14 +80,14 @@ class Tasks:
         """Change all labels, in place, from the tasks of one round to those of another.
 
         Args:
-            everyone: number of each client, and its indices for training and validation (into
+            clients: number of each client, and its indices for training and validation (into
                 `train`) and for test (into `test`).
             train: labels of the training samples.
             test: labels of the test samples.
-            from_round: the round whose labels they are.
-            to_round: the round whose labels they become.
+            from_round: the round whose tasks the labels have.
+            to_round: the round whose tasks they get.
         """
-        for number, *indices in everyone:
+        for number, *indices in clients:
             groups = self.group(number, from_round), self.group(number, to_round)
             for labels, index in zip((train, train, test), indices, strict=True):
                 labels[index] = self.relabelled(labels[index], *groups)
