@@ -197,9 +197,9 @@ def pathological(
     """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et
     al. (2017).
 
-    Two classes differ by at most one in their number of holders, and the holders of a class share it
-    equally. If clients * classes_per_client is less than the number of classes, the classes without
-    a holder stay out.
+    Two classes differ by at most one in their number of holders, and the holders of a class share
+    it equally. If clients * classes_per_client is less than the number of classes, the classes
+    without a holder stay out.
     """
     k = data.classes_per_client
     key = "data.classes_per_client"
