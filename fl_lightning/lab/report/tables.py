@@ -67,7 +67,9 @@ def overview(runs: Runs) -> DataFrame:
 
 def grouped(run: RunResult) -> str:
     """The layers that are mixed within groups, and who is in each."""
-    groups = [", ".join(map(run.called, group)) for group in run.summary.get("client_groups", [])]
+    groups = [
+        ", ".join(map(run.client_label, group)) for group in run.summary.get("client_groups", [])
+    ]
     layers = ", ".join(run.summary.get("grouped_layers", []))
     return f"in {layers}: {' | '.join(groups)}" if groups else NONE
 
