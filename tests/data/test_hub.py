@@ -96,7 +96,7 @@ def test_texts(tmp_path):
         (
             {},
             {"columns": ["a", "writer"]},
-            r"data\.columns='writer'.*row 1 of train holds 'w0': no numbers",
+            r"data\.columns='writer'.*row 1 of train holds 'w0': give numbers",
         ),
         (
             {"b": [[1, 2]] * 59 + [[1]]},
