@@ -167,7 +167,7 @@ def store_version(
         The files that differ from the version before.
     """
     before = versions(folder)
-    # A resumed run goes on from an earlier checkpoint: of versions from `round` on nothing is left.
+    # a resumed run restarts at an earlier checkpoint: nothing is left of later versions' rounds
     rounds = [version for version in before if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
     current = digests(code)
