@@ -115,7 +115,7 @@ def _samples(
     """Read the samples, fit imputer and scaler, and normalise; return arguments of `FederatedData`.
 
     Args:
-        labels: of the training and of the test samples, after planted groups have changed them.
+        labels: labels of the training and of the test samples, as planted groups change them.
         held_out_clients: clients whose samples are not used to fit.
         unlabelled: the public data set, if `data.public` names one.
     """

@@ -80,9 +80,9 @@ def as_source(
             y = arrays[f"y_{part}"]
             pools[part] = _pool(setting, part, x, y, data.task, layout)
     pools, group_names = _grouped(setting, _with_units(setting, pools, arrays), arrays)
-    shape, *others = [arrays[f"x_{part}"].shape[1:] for part in pools]
-    problem = f"x_train and x_test must have samples of one shape, not {shape} and {others}"
-    setting.check(others in ([], [shape]), problem)
+    shape, *other_shapes = [arrays[f"x_{part}"].shape[1:] for part in pools]
+    problem = f"x_train and x_test must have samples of one shape, not {shape} and {other_shapes}"
+    setting.check(other_shapes in ([], [shape]), problem)
     class_names = _class_names(setting, pools, arrays) if data.task == "classification" else []
     test = pools.get("test", pools["train"]) if has_test else None
     source = source_of(data, pools["train"], test, class_names, group_names)
@@ -207,7 +207,7 @@ def newcomer(
 
     Args:
         root: path of the file.
-        task: of the run; tells whether labels are classes or numbers.
+        task: task of the run; tells whether labels are classes or numbers.
     """
     setting = Setting("data", root)
     with _opened(setting) as archive:
@@ -237,7 +237,7 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
 
     Args:
         root: path of the file.
-        task: of the run; tells whether labels are classes or numbers.
+        task: task of the run; tells whether labels are classes or numbers.
     """
     setting = Setting("data", root)
     names = [f"{kind}_{part}" for part in ("train", "validation", "test") for kind in "xy"]

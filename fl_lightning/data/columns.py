@@ -102,7 +102,7 @@ class Columns:
     def numbered(cls, shape: Sequence[int]) -> Columns | None:
         """Build columns with numbers for names, for a table that was made up in a smoke run.
 
-        `shape`: of its samples; None is returned unless it is (n, features).
+        Returns None unless the shape of its samples is (n, features).
         """
         if len(shape) != 2:
             return None
@@ -114,7 +114,7 @@ def say_merged(names: Sequence[str], numbers: ndarray) -> None:
     """Print a warning if float32 merges or coarsely rounds values of a column.
 
     Args:
-        names: of the columns.
+        names: names of the columns.
         numbers: (n, columns).
     """
     if numbers.dtype.name in EXACT or not len(numbers):
@@ -127,8 +127,8 @@ def say_merged(names: Sequence[str], numbers: ndarray) -> None:
         if loss:
             losses[names[place]] = loss
     if losses:
-        first, *others = losses
-        also = f" (and {some(others)})" if others else ""
+        first, *other_names = losses
+        also = f" (and {some(other_names)})" if other_names else ""
         remedy = "subtract a constant in the file, such as the time of the first sample"
         log.say(f"data: {first}{also}: {losses[first]}; {remedy}")
 
@@ -191,7 +191,7 @@ class Preprocessing:
 
         Args:
             data: the configuration.
-            columns: of the table; None if the samples come from no table.
+            columns: columns of the table; None if the samples come from no table.
             raw: the samples, (n, features).
 
         Raises:
@@ -236,7 +236,7 @@ class Preprocessing:
                 (into `test`).
             shared: indices of the training samples of the clients that take part, for a fit that
                 all share.
-            names: of the clients, for errors.
+            names: names of the clients, for errors.
         """
         is_one = test is train
         if not self.own:
@@ -320,7 +320,7 @@ class Preprocessing:
         raw: ndarray,
     ) -> ndarray:
         """Apply client `who`'s fit to raw samples (n, features); returns float32 of the same shape.
-        `name`: of the client, for errors."""
+        `name`: the client's, for errors."""
         samples = raw.astype(np.float32)
         if not len(raw):
             return samples

@@ -70,16 +70,16 @@ def top_up(
     """Move samples within `counts` [N, C], in place, until every client has at least `size`; return
     whether that succeeded.
 
-    A poor client gets samples of its classes in the order of its weights. Each time the largest
-    client gives that keeps at least `size` samples, and at least `keep` of the class. If none can,
-    the largest client gives of its most frequent class, whatever the weights.
+    A poor client gets samples of its classes, in the order of its weights. The giver is always the
+    largest client that can keep `size` samples, and `keep` samples of the class. If there is none,
+    the largest client gives samples of its most frequent class, whatever the weights.
 
     Args:
         counts: samples by client and class.
         size: fewest samples of a client.
-        weights: [N, C]; a client gets no class of weight 0.
-        keep: fewest samples of the class that a giving client keeps.
-        strict: give up where only the last rule would help.
+        weights: weights [N, C]; a client gets no class of weight 0.
+        keep: fewest samples of the class that a giver keeps.
+        strict: return False in place of using the last rule.
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):

@@ -101,9 +101,9 @@ class FederatedData:
         """Number of outputs of a model."""
         self.clients = len(angles)
         self.held_out = list(held_out)
-        away = {client.number for client in held_out}
-        all_clients = range(self.clients + len(away))
-        self.numbers = [client for client in all_clients if client not in away]
+        held_out_numbers = {client.number for client in held_out}
+        all_clients = range(self.clients + len(held_out_numbers))
+        self.numbers = [client for client in all_clients if client not in held_out_numbers]
         """Each client's number among all clients, including the held-out ones."""
         self.groups = groups or [0] * self.clients
         """True group of every client: the planted group, mixture or domain; all 0 without
@@ -230,14 +230,12 @@ class FederatedData:
         It has no samples of held-out clients, and is kept for the next call.
         """
         if self._common is not None and (device, dtype) not in self._common_parts:
-            everything = np.arange(len(self._common.labels))
+            index = np.arange(len(self._common.labels))
             if self.held_out and self._common is self._test:
-                everything = np.setdiff1d(
-                    everything, np.concatenate([newcomer.test for newcomer in self.held_out])
+                index = np.setdiff1d(
+                    index, np.concatenate([newcomer.test for newcomer in self.held_out])
                 )
-            self._common_parts[device, dtype] = self._part(
-                self._common, everything, 0.0, device, dtype
-            )
+            self._common_parts[device, dtype] = self._part(self._common, index, 0.0, device, dtype)
         return self._common_parts.get((device, dtype))
 
     def public(
@@ -446,9 +444,9 @@ class FederatedData:
             (newcomer.number, newcomer.train, newcomer.validation, newcomer.test)
             for newcomer in self.held_out
         ]
-        everyone = [*zip(self.numbers, *self._shares, strict=True), *unseen]
+        indices_of_clients = [*zip(self.numbers, *self._shares, strict=True), *unseen]
         tasks.drift(
-            everyone,
+            indices_of_clients,
             self._train.labels.numpy(),
             self._test.labels.numpy(),
             before,

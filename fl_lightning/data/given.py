@@ -41,7 +41,7 @@ def keep(
 
     Returns:
         The new folder, and the settings of a run on these data: source and root, and, if samples
-            name clients, the natural partition and the number of clients.
+        name clients, the natural partition and the number of clients.
 
     Raises:
         BadInput: `data` is something else, or its parts do not fit together.

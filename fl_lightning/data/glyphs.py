@@ -23,8 +23,8 @@ SIDE, VARIANTS = 28, 5
 """Pixels along an image, and images of each character: 310 of a typeface (FEMNIST: 227 of a writer
 on average)."""
 SIZES, TURNS, SHIFTS, NOISE = (16, 23), 12.0, 2, 16.0
-"""Of a character: range of heights in pixels, most degrees of rotation, most pixels of shift,
-deviation of the noise. Ours."""
+"""Range of heights in pixels, largest rotation in degrees, largest shift in pixels, and deviation
+of the noise of a character. Ours."""
 SHIPPED = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
 """Beginnings of the file names of those typefaces of matplotlib that have letters and digits."""
 
@@ -86,7 +86,7 @@ def _files(root: str | None) -> list[Path]:
         )
     shown = (path for path in folder.rglob("*") if not is_hidden(path))
     files = sorted(path for path in shown if path.suffix.lower() in (".ttf", ".otf"))
-    check("data.root", root, bool(files), "it holds no .ttf or .otf file")
+    check("data.root", root, bool(files), "it holds no .ttf or .otf file: name another folder")
     for path in files:
         try:
             missing = _missing(path)

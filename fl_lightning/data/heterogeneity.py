@@ -51,8 +51,8 @@ def measure(data: FederatedData) -> Heterogeneity:
     For `feature_shift`, inputs are projected on `DIRECTIONS` fixed random directions. The shift
     between two clients is the root mean square, over the directions, of the distance between their
     means and deviations (the 2-Wasserstein distance, if the projections were normal), in units of
-    the deviation of all clients. Two sets of a hundred samples from one distribution differ by some
-    0.15.
+    the deviation of all clients. Two clients with a hundred samples of one normal
+    distribution differ by some 0.17.
 
     `feature_shift_within` compares the means of single classes that both clients have, weighted by
     the smaller number of samples, and subtracts the value that is expected by chance. It is near 0

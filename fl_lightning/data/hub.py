@@ -43,7 +43,7 @@ def load(data: DataConfig) -> Source:
     label, group, columns = columns_of(data, train.column_names)
     for name in filter(None, (label, group, *columns)):
         for part in parts.values():
-            problem = f"its part test has no column {name!r}, which train has"
+            problem = f"its part test lacks the column {name!r} of train: add it"
             check("data.root", data.root, name in part.column_names, problem)
     names: list[str] = []
     if data.task == "regression":
@@ -142,11 +142,13 @@ def _parts(root: str | None) -> dict[str, Any]:
         raise BadInput("data.root", root, requirement) from error
     test = parts.get("test", parts.get("validation"))
     if "train" not in parts or not len(parts["train"]):
-        raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
-    every = {"train": parts["train"]}
+        raise BadInput(
+            "data.root", root, f"it has no part train, only {', '.join(parts)}: rename one"
+        )
+    train_and_test = {"train": parts["train"]}
     if test is not None:
-        every["test"] = test
-    return {name: _renamed(part) for name, part in every.items()}
+        train_and_test["test"] = test
+    return {name: _renamed(part) for name, part in train_and_test.items()}
 
 
 def _renamed(part: Any) -> Any:
@@ -207,8 +209,13 @@ def _numbered(
     for name, rows in cells.items():
         for row, cell in enumerate(rows, 1):
             where = f"column {column!r} of row {row} of {name}"
-            check("data.root", column, cell is not None, f"{where} is empty")
-            problem = f"{where} holds several values: classes and groups are one each"
+            check(
+                "data.root",
+                column,
+                cell is not None,
+                f"{where} is empty: fill it, or leave the row out",
+            )
+            problem = f"{where} holds several values: give one class or group"
             check("data.root", column, not isinstance(cell, list | dict), problem)
     values = list(range(len(names))) if names else sorted(set(cells["train"]))
     places = {value: place for place, value in enumerate(values)}
@@ -216,8 +223,8 @@ def _numbered(
         for row, cell in enumerate(rows, 1):
             where = f"column {column!r} of row {row} of {name}"
             problem = (
-                f"{where} holds {cell!r}, which training data do not have: correct the cell, or "
-                f"move a row with it to train"
+                f"{where} holds {cell!r}, which no training row does: correct the cell, or move a "
+                f"row with it to train"
             )
             check("data.root", column, cell in places, problem)
     numbers = {}
@@ -243,10 +250,10 @@ def _numbers(
                     are_numbers = bool((np.abs(numbers) < FLOAT32).all())
                 except (TypeError, ValueError):
                     are_numbers = False
-                problem = f"{shown}: no numbers, or too large for 32 bits"
+                problem = f"{shown}: give numbers that fit 32 bits"
                 check("data.columns", column, are_numbers, problem)
                 width = len(numbers) if width is None else width
-                problem = f"{shown}: {len(numbers)} numbers, where row 1 of train has {width}"
+                problem = f"{shown}, {len(numbers)} numbers: give {width}, as in row 1 of train"
                 check("data.columns", column, len(numbers) == width, problem)
                 rows.append(numbers)
             exact = np.array(rows)

@@ -36,8 +36,8 @@ def current(
 def is_seed_independent(data: DataConfig) -> bool:
     """Return whether every seed reads the same samples, so that their digest can be stored.
 
-    If models are scored on validation data, the test samples are not read. Which samples these are
-    must then not depend on the seed: a run needs `data.test_seed`, and no pooled data.
+    If models are scored on validation data, the test samples are not read. The training samples are
+    then the same for every seed only with `data.test_seed`, and without pooled data.
     """
     return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
 

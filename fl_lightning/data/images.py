@@ -106,19 +106,19 @@ def class_folders(
     setting.check(folder.is_dir(), problem)
     by_class: dict[str, list[Path]] = {}
     hidden: list[Path] = []
-    others: list[Path] = []
+    left_out: list[Path] = []
     for path in sorted(folder.iterdir()):
         if is_hidden(path):
             hidden.append(path)
         elif not path.is_dir():
-            others.append(path)
+            left_out.append(path)
         else:
             pictures = by_class.setdefault(composed(path.name), [])
             files = _files(path, frozenset(), hidden)
             for file in sorted(files, key=lambda file: (str(file.parent), file.name)):
                 is_picture = file.suffix.lower() in picture_suffixes()
-                (pictures if is_picture else others).append(file)
-    _say_left_out(folder, others, hidden)
+                (pictures if is_picture else left_out).append(file)
+    _say_left_out(folder, left_out, hidden)
     problem = f"it must be {layout} (there is no class folder in {folder.name}/)"
     setting.check(bool(by_class), problem)
     for name, pictures in by_class.items():

@@ -62,8 +62,8 @@ def load(data: DataConfig) -> Source:
     _say_empty(train, test)
     if isinstance(first, str):
         return _texts(train, test, users, data)
-    everything = [*train.values(), *test.values()]
-    labels = [label for _, y in everything for label in y]
+    samples_of_users = [*train.values(), *test.values()]
+    labels = [label for _, y in samples_of_users for label in y]
     classes = 1 + max(labels)
     samples = sum(len(y) for _, y in train.values())
     problem = f"label {classes - 1} of {samples} training samples: number classes from 0 on"

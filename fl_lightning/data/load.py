@@ -100,7 +100,9 @@ def check_name(key: str, name: str) -> None:
     if name not in SOURCES and "." not in name:
         close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise BadInput(key, name, f"{hint}`fl-train list sources` names them all")
+        raise BadInput(
+            key, name, f"there is no such source: {hint}`fl-train list sources` lists them"
+        )
 
 
 def read(data: DataConfig) -> Source:
@@ -127,9 +129,8 @@ def made_up(
     """Synthesise noise in the shape of the source `name`, for a smoke run.
 
     Samples of an unknown source are images 3x32x32 of 10 classes; those of a table have as many
-    features as `data.columns` names. Texts are random tokens: with the source `text` the label of
-    each is the next one, otherwise a text has one class. There are as many natural groups as
-    clients.
+    features as `data.columns` names. Texts are random tokens; with the source `text` the labels are
+    the next tokens, otherwise each text has a class. There are as many natural groups as clients.
     """
     are_texts = name == "text" or data.tokens is not None
     shape, classes = shape_of(name) or ((3, 32, 32), 10)

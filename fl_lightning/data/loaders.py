@@ -83,16 +83,19 @@ def samples_of_loader(
         BadInput: it is no DataLoader of torch, or it draws, repeats or changes samples.
     """
     kind = type(loader)
-    single = isinstance(loader, DataLoader) and kind.__iter__ is DataLoader.__iter__
+    is_data_loader = isinstance(loader, DataLoader) and kind.__iter__ is DataLoader.__iter__
     setting.check(
-        single, f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch"
+        is_data_loader,
+        f"its {hook}() gives a {kind.__name__}: it must give one DataLoader of torch",
     )
-    plain = loader.collate_fn in (default_collate, default_convert)
+    is_default = loader.collate_fn in (default_collate, default_convert)
     requirement = (
         f"the collate_fn {_name(loader.collate_fn)} of its {hook}() would not be called, since "
         f"clients make their"
     )
-    setting.check(plain, f"{requirement} own batches: change samples in the data set's __getitem__")
+    setting.check(
+        is_default, f"{requirement} own batches: change samples in the data set's __getitem__"
+    )
     check_data_set(setting, loader.dataset)
     indices = _indices(setting, hook, loader)
     _say_without_effect(setting, hook, loader)
@@ -148,9 +151,9 @@ def _indices(
         "clients make their own batches: choose samples by a SubsetRandomSampler or a "
         "torch.utils.data.Subset"
     )
-    usual = batches is None or type(batches) is BatchSampler
+    is_default = batches is None or type(batches) is BatchSampler
     setting.check(
-        usual,
+        is_default,
         f"the batch_sampler {_name(batches)} of its {hook}() has no effect, since {instead}",
     )
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
@@ -159,19 +162,19 @@ def _indices(
         return range(len(sampler.data_source))
     if type(sampler) is RandomSampler:
         size = len(sampler.data_source)
-        whole = not sampler.replacement and sampler.num_samples == size
+        is_whole = not sampler.replacement and sampler.num_samples == size
         how = (
             f"draws {sampler.num_samples} of {size} samples "
             f"with{'' if sampler.replacement else 'out'} replacement"
         )
         setting.check(
-            whole,
+            is_whole,
             f"{named_sampler} {how}, but clients take each sample once in an epoch: remove it",
         )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
-    indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
-    setting.check(indexed, f"{named_sampler} has no effect, since {instead}")
+    is_indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
+    setting.check(is_indexed, f"{named_sampler} has no effect, since {instead}")
     indices = [int(index) for index in chosen]
     setting.check(
         len(set(indices)) == len(indices), f"{named_sampler} repeats samples: give each index once"

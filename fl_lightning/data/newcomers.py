@@ -58,15 +58,15 @@ def with_few_labels(
     labels.
 
     Args:
-        data: of the run.
+        data: data of the run.
         who: the client.
         per_class: labelled training samples of each class, or all if it has fewer; of a regression
             or of next tokens, in all. They are the first in a random order, so a larger number
             includes the samples of a smaller one. 0: all training samples, without labels.
         validation: share of these samples that becomes the validation part.
-        seed: of the run.
-        device: for the tensors.
-        dtype: of the inputs.
+        seed: seed of the run.
+        device: device of the tensors.
+        dtype: type of the inputs.
     """
     (x, y), test = data.held_out_samples(who, device, dtype)
     if per_class:
@@ -92,7 +92,7 @@ def drawn_per_class(
         strata: class of each training sample, (n,).
         who: the held-out client.
         per_class: most samples of a class.
-        seed: of the run.
+        seed: seed of the run.
     """
     draws = generator(seed, "newcomer's samples", who.number)
     order = torch.randperm(len(strata), generator=draws).to(strata.device)

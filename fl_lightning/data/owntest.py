@@ -32,7 +32,7 @@ def cut(
         data: the configuration.
         seed: for the draws; with folds the number of the cycle.
         fold: number of the fold that is the test part.
-        names: of the clients.
+        names: names of the clients.
 
     Raises:
         BadInput: a client has fewer samples (or units) than folds. With `data.min_samples` 1 this
@@ -153,7 +153,7 @@ def split_off(
         share: size of the share.
         rng: for the draw.
         by_chance: for test parts, whose class sizes are rounded up or down at random
-            (`partition.cut_off`); validation parts are cut without.
+            (`partition.cut_off`); validation parts always get the same sizes.
     """
     if pool.spans is not None:
         return windows.cut_off_last(shares, pool.spans, share)
@@ -161,9 +161,7 @@ def split_off(
         return partition.cut_off(shares, pool.strata, share, rng, by_chance)
     fewest = min(len(np.unique(pool.units[index])) for index in shares)
     key = "data.client_test" if by_chance else "data.validation"
-    problem = (
-        "some client has samples of one unit only, so none would be left for training: set it to 0"
-    )
+    problem = "some client has only one unit and would have no training samples: do without it"
     check(key, share, fewest > 1, problem)
     rests = []
     parts_cut_off = []
@@ -192,13 +190,13 @@ def _topped_up(
             if (labels[train] == kind).sum() < 2:
                 break
             sizes = np.bincount(labels[test])
-            most = int(sizes.argmax())
-            if sizes[most] <= least:
+            most_frequent = int(sizes.argmax())
+            if sizes[most_frequent] <= least:
                 break
-            new = rng.choice(train[labels[train] == kind])
-            back = rng.choice(test[labels[test] == most])
-            train = np.sort(np.append(train[train != new], back))
-            test = np.sort(np.append(test[test != back], new))
+            new_index = rng.choice(train[labels[train] == kind])
+            returned_index = rng.choice(test[labels[test] == most_frequent])
+            train = np.sort(np.append(train[train != new_index], returned_index))
+            test = np.sort(np.append(test[test != returned_index], new_index))
     return train, test
 
 

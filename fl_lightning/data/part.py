@@ -122,9 +122,9 @@ class Part(ABC):
         if (start, stop) != (0, len(sizes)):
             first = sum(sizes[:start])
             sizes = sizes[start:stop]
-            here = slice(first, first + sum(sizes))
-            order = (torch.arange(len(self)) if order is None else order)[here]
-            draws = None if draws is None else draws[here]
+            chosen = slice(first, first + sum(sizes))
+            order = (torch.arange(len(self)) if order is None else order)[chosen]
+            draws = None if draws is None else draws[chosen]
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
         batches = self._in_order(order, sizes)
@@ -151,7 +151,7 @@ class Part(ABC):
         Args:
             how: `sampler` draws samples of rare classes more often, `weights` weights the loss;
                 None removes the balance.
-            labels: of this part's samples, (n,).
+            labels: labels of this part's samples, (n,).
             classes: number of classes.
         """
         weights = 1 / labels.bincount(minlength=classes).clamp(min=1)

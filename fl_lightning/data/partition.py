@@ -68,12 +68,12 @@ def deal(
     train_size = len(train_labels)
     test_size = len(test_labels)
     need = samples_needed(data)
-    most = train_size // need
+    most_clients = train_size // need
     problem = (
-        f"it can be at most {most}: {train_size} training samples are in use and each client needs "
-        f"{need} (data.min_samples, data.fraction)"
+        f"it can be at most {most_clients}: {train_size} training samples are in use and each "
+        f"client needs {need} (data.min_samples, data.fraction)"
     )
-    check("federation.clients", clients, clients <= most, problem)
+    check("federation.clients", clients, clients <= most_clients, problem)
     problem = (
         f"it can be at most {test_size}: each client needs a test sample and {test_size} are in "
         f"use (data.fraction)"
@@ -197,8 +197,9 @@ def pathological(
     """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et
     al. (2017).
 
-    The classes have equally many holders, up to one, who share a class equally. If clients *
-    classes_per_client is less than the number of classes, the classes without a holder stay out.
+    Two classes differ by at most one in their number of holders, and the holders of a class share
+    it equally. If clients * classes_per_client is less than the number of classes, the classes
+    without a holder stay out.
     """
     k = data.classes_per_client
     key = "data.classes_per_client"
@@ -325,11 +326,11 @@ def cap(
         BadInput: a client would have fewer samples than it needs, or `data.rest_to` is no client.
     """
     need = samples_needed(replace(data, client_test=None, folds=None))
-    most = data.samples_per_class
-    if most is not None:
+    most_of_class = data.samples_per_class
+    if most_of_class is not None:
         capped = []
         for share in train:
-            counts = np.minimum(np.bincount(labels[share]), most)
+            counts = np.minimum(np.bincount(labels[share]), most_of_class)
             [index] = draw(counts[None], labels[share], rng)
             capped.append(share[index])
         train = capped
@@ -338,7 +339,7 @@ def cap(
             f"some client would keep {fewest} samples, and each needs {need} (data.min_samples, "
             f"data.validation): raise it"
         )
-        check("data.samples_per_class", most, fewest >= need, problem)
+        check("data.samples_per_class", most_of_class, fewest >= need, problem)
     size = data.samples_per_client
     if size is None:
         return train
@@ -353,11 +354,11 @@ def cap(
         capped_shares.append(share if is_small else share[stratified(labels[share], size, rng)])
     heir = data.rest_to
     if heir is not None:
-        requirement = f"clients are numbered 0 to {len(train) - 1}"
+        requirement = f"clients are numbered 0 to {len(train) - 1}: choose one"
         check("data.rest_to", heir, heir < len(train), requirement)
         nothing = train[0][:0]
-        others = [share for client, share in enumerate(capped_shares) if client != heir]
-        others_samples = np.concatenate([nothing, *others])
+        other_shares = [share for client, share in enumerate(capped_shares) if client != heir]
+        others_samples = np.concatenate([nothing, *other_shares])
         capped_shares[heir] = np.setdiff1d(
             np.concatenate(train), others_samples, assume_unique=True
         )

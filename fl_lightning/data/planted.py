@@ -71,7 +71,7 @@ class Tasks:
 
     def drift(
         self,
-        everyone: Iterable[tuple[int, ndarray, ndarray, ndarray]],
+        clients: Iterable[tuple[int, ndarray, ndarray, ndarray]],
         train: ndarray,
         test: ndarray,
         from_round: int,
@@ -80,14 +80,14 @@ class Tasks:
         """Change all labels, in place, from the tasks of one round to those of another.
 
         Args:
-            everyone: number of each client, and its indices for training and validation (into
+            clients: number of each client, and its indices for training and validation (into
                 `train`) and for test (into `test`).
             train: labels of the training samples.
             test: labels of the test samples.
-            from_round: the round whose labels they are.
-            to_round: the round whose labels they become.
+            from_round: the round whose tasks the labels have.
+            to_round: the round whose tasks they get.
         """
-        for number, *indices in everyone:
+        for number, *indices in clients:
             groups = self.group(number, from_round), self.group(number, to_round)
             for labels, index in zip((train, train, test), indices, strict=True):
                 labels[index] = self.relabelled(labels[index], *groups)
@@ -106,12 +106,17 @@ def tasks(
     """
     if data.planted == "none":
         return None
-    most = clients
+    most_groups = clients
     why = "each group needs a client"
     if data.planted == "labels" and classes < clients:
-        most = classes
+        most_groups = classes
         why = "each group shifts the labels by another number, and there are no more classes"
-    check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
+    check(
+        "data.groups",
+        data.groups,
+        data.groups <= most_groups,
+        f"it can be at most {most_groups}: {why}",
+    )
     tables = None
     classes_in_order = np.arange(classes)
     if data.planted == "labels":
@@ -142,7 +147,7 @@ def true_groups(
         data: the configuration.
         clients: number of clients.
         planted: the planted groups, if any.
-        source: of the samples.
+        source: source of the samples.
         natural: whether the clients are the source's natural groups.
     """
     if planted is not None:
@@ -163,7 +168,7 @@ def relabelled(
     """Return a copy of `labels` [n] with each client's labels changed to those of its group.
 
     Args:
-        labels: of all samples.
+        labels: labels of all samples.
         shares: each client's indices.
         groups: each client's group.
         planted: the planted groups, if any.

@@ -120,7 +120,7 @@ def raw_samples(
         public: the result of `load_pool`.
         private: raw private samples.
         made_up: whether these are noise.
-        seed: of the run.
+        seed: seed of the run.
         smoke: whether this is a smoke run.
 
     Raises:

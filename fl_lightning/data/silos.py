@@ -260,11 +260,11 @@ def findings(
 def _rank(finding: Finding) -> tuple[int, float]:
     """Return the sort key of a finding: its kind, then its size. For units the size is the distance
     between the values relative to both."""
-    here = finding.here
+    size = finding.here
     if finding.finding == "units":
         elsewhere = finding.elsewhere
-        here = abs(here - elsewhere) / (abs(here) + abs(elsewhere) or 1)
-    return KINDS.index(finding.finding), -here
+        size = abs(size - elsewhere) / (abs(size) + abs(elsewhere) or 1)
+    return KINDS.index(finding.finding), -size
 
 
 def _others(values: Mapping[str, float], silo: str) -> float:
@@ -321,8 +321,8 @@ def _units(
     for silo in measured:
         middle = middles[silo]
         spread = spreads[silo]
-        usual = _usual(spreads, silo)
-        if abs(middle - _usual(middles, silo)) > usual:
+        usual_spread = _usual(spreads, silo)
+        if abs(middle - _usual(middles, silo)) > usual_spread:
             elsewhere = _others(middles, silo)
             words = f"median {middle:.4g}, {elsewhere:.4g} elsewhere"
             yield Finding(
@@ -333,14 +333,14 @@ def _units(
                 elsewhere,
                 words,
             )
-        elif max(spread, usual) > WIDER * min(spread, usual) > 0:
-            words = f"5 to 95 % span {spread:.4g}, {usual:.4g} elsewhere"
+        elif max(spread, usual_spread) > WIDER * min(spread, usual_spread) > 0:
+            words = f"5 to 95 % span {spread:.4g}, {usual_spread:.4g} elsewhere"
             yield Finding(
                 name,
                 silo,
                 "units",
                 spread,
-                usual,
+                usual_spread,
                 words,
             )
 
@@ -367,18 +367,20 @@ def _codings(
                 )
         return
     for silo, column in silos.items():
-        alone = {}
+        rows_of_value = {}
         for value, count in column.categories.items():
             # as many filled cells would hold it 2 * LEAST times, were it as frequent as here
-            enough = 2 * LEAST * column.filled / count
+            filled_cells = 2 * LEAST * column.filled / count
             holders = [c for c in silos.values() if value in c.categories]
-            others = [c for c in silos.values() if c not in holders]
-            others = [c for c in others if c.filled >= enough]
-            if len(others) >= len(holders):
-                alone[value] = count
-        if alone:
-            share = sum(alone.values()) / column.filled
-            words = f"{some(map(repr, alone))} in {share:.0%} of its rows, not at most others"
+            other_columns = [c for c in silos.values() if c not in holders]
+            other_columns = [c for c in other_columns if c.filled >= filled_cells]
+            if len(other_columns) >= len(holders):
+                rows_of_value[value] = count
+        if rows_of_value:
+            share = sum(rows_of_value.values()) / column.filled
+            words = (
+                f"{some(map(repr, rows_of_value))} in {share:.0%} of its rows, not at most others"
+            )
             yield Finding(
                 name,
                 silo,
@@ -395,17 +397,17 @@ def _missing(
 ) -> list[Finding]:
     """Find the silo with the largest share of empty cells."""
     shares = {silo: column.missing_share for silo, column in silos.items()}
-    most = max(shares, key=shares.__getitem__)
-    share = shares[most]
+    worst_silo = max(shares, key=shares.__getitem__)
+    share = shares[worst_silo]
     if not share:
         return []
-    elsewhere = _others(shares, most)
+    elsewhere = _others(shares, worst_silo)
     words = f"{share:.0%} missing"
     words += "" if math.isnan(elsewhere) else f", {elsewhere:.0%} elsewhere"
     return [
         Finding(
             name,
-            most,
+            worst_silo,
             "missing",
             share,
             elsewhere,
@@ -506,15 +508,15 @@ def check_table(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
         summaries[silo] = summary(of_silo, data)
     listed = findings(summaries, data)
     if group is not None and data.unit_column is None:
-        others = dict(cells)
+        feature_cells = dict(cells)
         for name in (group, label):
-            others.pop(name, None)
-        person = units.identifier(others, np.unique(silo_of_row, return_inverse=True)[1])
-        if person is not None:
+            feature_cells.pop(name, None)
+        identifier = units.identifier(feature_cells, np.unique(silo_of_row, return_inverse=True)[1])
+        if identifier is not None:
             words = "looks like an identifier of persons with several rows: if so, data.unit_column"
             listed.append(
                 Finding(
-                    person,
+                    identifier,
                     ALL,
                     "identifier",
                     math.inf,

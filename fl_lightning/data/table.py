@@ -36,8 +36,8 @@ def load(data: DataConfig) -> Source:
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
-        plain = replace(data, impute=None)
-        labels = _features(plain, cells, Columns([label], {}))[:, 0]
+        without_imputing = replace(data, impute=None)
+        labels = _features(without_imputing, cells, Columns([label], {}))[:, 0]
     else:
         class_names, labels = _numbered(cells[label], label, data)
     groups = unit = None
@@ -57,7 +57,7 @@ def load(data: DataConfig) -> Source:
     )
     first = cells[chosen[0]]
     if data.tokens is not None:
-        requirement = "tokens (data.tokens) are of one column of texts: name it"
+        requirement = "data.tokens needs one column of texts: name only that"
         check("data.columns", chosen, len(chosen) == 1, requirement)
         source = source_of(data, pool, None, class_names, group_names)
         return text.as_tokens(source, first, data)

@@ -43,9 +43,10 @@ def load(data: DataConfig) -> Source:
     encoded = [np.array(encode(text), np.int64) for text in texts]
     need = round((length + 1) / TEST_SHARE) + 1
     for file, tokens in zip(files, encoded, strict=True):
-        problem = f"{file.name} has {len(tokens)} tokens and needs {need}"
-        requirement = f"{problem}: a test sample of data.length + 1 in its last fifth"
-        check("data.length", length, len(tokens) >= need, requirement)
+        problem = (
+            f"{file.name} has {len(tokens)} tokens and needs {need} for a test sample: lower it"
+        )
+        check("data.length", length, len(tokens) >= need, problem)
     lengths = [len(tokens) for tokens in encoded]
     spans = windows.cut(lengths, length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
@@ -184,4 +185,6 @@ def _read(root: str, file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise BadInput("data.root", root, f"{file.name} is no text in UTF-8 ({error})") from error
+        raise BadInput(
+            "data.root", root, f"{file.name} is no text in UTF-8 ({error}): convert it"
+        ) from error

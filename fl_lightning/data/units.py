@@ -80,7 +80,7 @@ def check_apart(
         column: name of the unit column, for errors.
         units: unit of each sample.
         shares: each client's indices.
-        names: of the clients.
+        names: names of the clients.
     """
     is_one = len(np.unique(units)) == 1
     requirement = "all rows are of one unit: name another column"

@@ -308,8 +308,8 @@ class RunFolder:
         ]
         for row, kind in zip(rows, models, strict=bool(models)):
             row["model"] = kind
-        for row, others in zip(rows, further, strict=bool(further)):
-            row |= others
+        for row, further_columns in zip(rows, further, strict=bool(further)):
+            row |= further_columns
         self._write("final", rows)
 
     def _write(
@@ -391,9 +391,9 @@ class RunFolder:
         rows: list[Row] = [{"client": c} for c in clients]
         for name, table in pairs.items():
             for k, row in enumerate(rows):
-                others = np.delete(table[k], k).astype(np.float64)
-                if np.isfinite(others).any():
-                    row[name] = float(np.nanmean(others))
+                distances = np.delete(table[k], k).astype(np.float64)
+                if np.isfinite(distances).any():
+                    row[name] = float(np.nanmean(distances))
         self._write("heterogeneity", rows)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -448,8 +448,8 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
     KAPC's journal article uses it for local and FedAvg in its Tables 1 and 2.
 
     Args:
-        rows: of `clients.csv`.
-        column: of the values.
+        rows: rows of `clients.csv`.
+        column: column of the values.
     """
     merit = COLUMNS[column].merit
     bests: dict[int, float] = {}

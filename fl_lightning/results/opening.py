@@ -74,8 +74,8 @@ def check_name(start: Start) -> None:
     try:
         exists, is_run = folder.exists(), (folder / CONFIG).exists()
         # files of a start that was stopped, or met a full disk
-        begun = {LOCK, aside_of(folder / CONFIG).name}
-        is_empty = not exists or {path.name for path in folder.iterdir()} <= begun
+        files_of_a_start = {LOCK, aside_of(folder / CONFIG).name}
+        is_empty = not exists or {path.name for path in folder.iterdir()} <= files_of_a_start
     except (OSError, ValueError) as error:
         raise BadInput("name", start.name, f"it cannot name a folder ({error})") from None
     if launcher.rank() > 0:
@@ -331,7 +331,12 @@ def check_resumable(
     rows = RunFolder(folder).read("metrics")
     done = max((int(row["round"]) for row in rows), default=0)
     rounds = config.federation.rounds
-    check("federation.rounds", rounds, rounds >= done, f"the run has done {done}: ask for as many")
+    check(
+        "federation.rounds",
+        rounds,
+        rounds >= done,
+        f"the run has done {done} already: ask for as many",
+    )
     owncode.check_same(config, folder, accept_changed_code)
 
 

@@ -44,14 +44,16 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
 
     `parts`: the parts that are looked at; without an argument all that determine numbers.
     """
-    every = {
+    paths_by_part = {
         "method": [config.method.class_path],
         "model": [model.component.class_path for model in config.models],
         "data": [config.data.source, config.data.partition, config.data.scale or ""],
         "callbacks": [component.class_path for component in config.callbacks.values()],
     }
-    named = dict.fromkeys(path for part in parts for path in every[part])
-    return tuple(path for path in named if "." in path and not path.startswith("fl_lightning."))
+    import_paths = dict.fromkeys(path for part in parts for path in paths_by_part[part])
+    return tuple(
+        path for path in import_paths if "." in path and not path.startswith("fl_lightning.")
+    )
 
 
 def files(import_paths: Collection[str]) -> dict[str, tuple[str, Path]]:
@@ -122,8 +124,8 @@ def versions(folder: Path) -> list[dict[str, Any]]:
 def recorded_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of the code that trained the last rounds of the run in
     `folder`."""
-    every = versions(folder)
-    return dict(every[-1]["code"]) if every else {}
+    every_version = versions(folder)
+    return dict(every_version[-1]["code"]) if every_version else {}
 
 
 def changed_files(
@@ -165,7 +167,7 @@ def store_version(
         The files that differ from the version before.
     """
     before = versions(folder)
-    # A resumed run goes on from an earlier checkpoint: of versions from `round` on nothing is left.
+    # a resumed run restarts at an earlier checkpoint: nothing is left of later versions' rounds
     rounds = [version for version in before if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
     current = digests(code)
@@ -219,8 +221,8 @@ def _free(source: Path, round: int) -> Path:
     if not any(source.glob("**/*.py")):
         return source
     first = source / f"from-round-{round:04d}"
-    others = (first.with_name(f"{first.name}-{k}") for k in count(2))
-    return next(place for place in chain([first], others) if not place.exists())
+    numbered = (first.with_name(f"{first.name}-{k}") for k in count(2))
+    return next(place for place in chain([first], numbered) if not place.exists())
 
 
 # ---------------------------------------------------------------- files and imports
@@ -231,8 +233,8 @@ def _modules(path: str) -> Iterator[str]:
     class."""
     module, _, name = path.rpartition(".")
     yield from _with_packages(module)
-    named = getattr(sys.modules.get(module), name, None)
-    for base in getattr(named, "__mro__", (named,)):
+    cls = getattr(sys.modules.get(module), name, None)
+    for base in getattr(cls, "__mro__", (cls,)):
         home = getattr(base, "__module__", None)
         if isinstance(home, str):
             yield home

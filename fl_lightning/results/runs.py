@@ -130,9 +130,9 @@ def _runs_in(path: Path) -> list[Path]:
 def differing(runs: Runs) -> Iterator[tuple[str, list[Any]]]:
     """Yield each dotted configuration key whose value is not the same in all runs, and the
     values."""
-    every = [dict(flat(run.config)) for run in runs]
-    for key in dict.fromkeys(key for settings in every for key in settings):
-        values = [settings.get(key, ABSENT) for settings in every]
+    settings_of_runs = [dict(flat(run.config)) for run in runs]
+    for key in dict.fromkeys(key for settings in settings_of_runs for key in settings):
+        values = [settings.get(key, ABSENT) for settings in settings_of_runs]
         if any(value != values[0] for value in values):
             yield key, values
 
