@@ -270,13 +270,9 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
     "settings, other, says",
     [
         ({"noise": 1.0}, [Quantize()], "callbacks.quantize.*before centralprivacy"),
-        (
-            {"noise": 1.0},
-            [LocalPrivacy(clip=1.0, noise=1.0)],
-            "callbacks.localprivacy also accounts",
-        ),
+        ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "also accounts for the whole run"),
         ({"noise": 1.0, "quantile": 0.5}, [], "quantile=0.5.*noise below 0.4"),
-        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*below 1 / 4, one over"),
+        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*one over the number of clients"),
         ({"epsilon_target": 1e-9}, [], "epsilon_target=1e-09.*no noise up to"),
     ],
 )
