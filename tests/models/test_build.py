@@ -89,10 +89,10 @@ def test_trying_a_model_out_leaves_no_trace(theirs):
             (1, 28, 28),
             r"shape \(1, 28, 28\) and 10 classes, on which",
         ),
-        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"returns \(2, 4\) instead of \(2, 10\)"),
+        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"gives \(2, 4\) instead of \(2, 10\)"),
         (BUILT_IN[2], {"stem": "5x5"}, (1, 8, 8), "choose 7x7 or 3x3"),
         (BUILT_IN[2], {}, (20,), "it needs images"),
-        ("torch.nn.Identity", {}, (1, 8, 8), r"returns \(2, 1, 8, 8\) instead of"),
+        ("torch.nn.Identity", {}, (1, 8, 8), r"gives \(2, 1, 8, 8\) instead of"),
         ("torch.nn.Module", {}, (1, 8, 8), "forward"),
     ],
 )
