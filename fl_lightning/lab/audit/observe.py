@@ -29,7 +29,7 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.run import alone, ended, launch
+from fl_lightning.run import finished_federation, launch, on_one_cpu
 from fl_lightning.storage import manifest as disk
 
 Array = np.ndarray
@@ -113,12 +113,12 @@ def observe(config: Config, folder: Path) -> Observed:
         task == "classification",
         "only classification runs can be audited; name another run",
     )
-    return launch(alone(config), _observe_on_rank, folder)["observed"]
+    return launch(on_one_cpu(config), _observe_on_rank, folder)["observed"]
 
 
 def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     """Do the work of `observe` on a rank."""
-    fed = ended(fabric, config, folder, _transforms(config))
+    fed = finished_federation(fabric, config, folder, _transforms(config))
     flipped = _flip_labels(fed)
     if flipped:
         clients = ", ".join(map(str, flipped))
@@ -204,7 +204,7 @@ def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
         size = run.config.evaluation.batch_size
         trained, tested = (list(part.batches(size)) for part in (data.train, data.test))
         counts = [sum(len(y) for _, y in part) for part in (trained, tested)]
-        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(client) for x in part]
+        raw = [x.contiguous().cpu().numpy() for part in run.data.raw_samples(client) for x in part]
         digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
         batches = [*trained, *tested]
         columns = {

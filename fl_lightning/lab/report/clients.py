@@ -36,7 +36,7 @@ def splits(runs: Runs) -> list[Split]:
         counts = DataFrame(rows[:MOST_CLIENTS]).filter(like="class_").fillna(0).astype(int)
         if counts.size:
             counts.columns = counts.columns.str.removeprefix("class_")
-            counts.index = [run.called(int(row["client"])) for row in rows[:MOST_CLIENTS]]
+            counts.index = [run.client_label(int(row["client"])) for row in rows[:MOST_CLIENTS]]
             different.setdefault(repr(rows), Split([], counts)).runs.append(number)
     return list(different.values())
 
@@ -111,7 +111,7 @@ def table(runs: Runs) -> DataFrame:
     clients = sorted(split.keys() | {client for run_scores in scores for client in run_scores})
     write, rows = runs[0].metric.shown, []
     for client in clients[:MOST_CLIENTS]:
-        cells = {"client": " / ".join(dict.fromkeys(run.called(client) for run in runs))}
+        cells = {"client": " / ".join(dict.fromkeys(run.client_label(client) for run in runs))}
         if row := split.get(client):
             cells["training samples"] = f"{row['train_samples']:.0f}"
             cells["test samples"] = f"{row['test_samples']:.0f}"

@@ -98,8 +98,8 @@ def relation_heatmaps(runs: Runs) -> Figures:
         if view is None:
             continue
         meaning = f"weight in round {rounds[-1]}"
-        receivers = [run.called(client) for client in view.receivers]
-        sources = [run.called(client) for client in view.sources]
+        receivers = [run.client_label(client) for client in view.receivers]
+        sources = [run.client_label(client) for client in view.sources]
         names = ("source client", "receiving client", f"{meaning}, mean over the layers")
         drawn[f"relation-{number}"] = heat(
             view.rows.mean(axis=1),
@@ -338,7 +338,7 @@ def certainty(run: RunResult, number: int) -> Figures:
     by_client = itertools.islice(table.groupby("client"), len(COLOURS))
     for colour, (client, rows) in zip(COLOURS, by_client, strict=False):
         style: dict[str, Any] = {"color": colour, "linewidth": 1.2}
-        name = legend_label(run.called(client))
+        name = legend_label(run.client_label(client))
         if is_binary and rows.true.nunique() == 2:
             false_rate, true_rate, _ = roc_curve(rows.true, rows.probability)
             area = roc_auc_score(rows.true, rows.probability)

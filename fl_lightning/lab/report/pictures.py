@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.results.ledger import unread
+from fl_lightning.results.ledger import unread_note
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.runs import Runs
 
@@ -107,7 +107,7 @@ def relations(runs: Runs) -> dict[str, Any]:
                 layers = view.layers
                 sentences.add(_words_if_alike(view))
                 pictures[number] = _round(view, details[run.name])
-        run.notes["relation"] += unread(unread_rounds)
+        run.notes["relation"] += unread_note(unread_rounds)
         constant = sentences.pop() if len(sentences) == 1 else ""
         entry = {
             "layers": layers,

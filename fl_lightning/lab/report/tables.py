@@ -18,7 +18,7 @@ from fl_lightning.lab.report.words import NONE, model_words, text
 from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
-from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
+from fl_lightning.results.result import AXES, MIB, RunResult, one_class_note, worst_tenth
 from fl_lightning.results.runs import CommonScore, Runs, differing, differing_keys, have_same_seeds
 
 MOST_TARGETS = 8
@@ -69,7 +69,9 @@ def overview(runs: Runs) -> DataFrame:
 
 def client_groups(run: RunResult) -> str:
     """List the layers that are mixed within groups of clients, and the groups' members."""
-    groups = [", ".join(map(run.called, group)) for group in run.summary.get("client_groups", [])]
+    groups = [
+        ", ".join(map(run.client_label, group)) for group in run.summary.get("client_groups", [])
+    ]
     layers = ", ".join(run.summary.get("grouped_layers", []))
     return f"in {layers}: {' | '.join(groups)}" if groups else NONE
 
@@ -100,7 +102,7 @@ def remarks(runs: Runs) -> list[str]:
         elif run.setting("smoke"):
             smoke = "a smoke run (a few samples and steps): its accuracies mean little"
             lines.append(f"{run.name} is {smoke}.")
-        if alike := one_class(run):
+        if alike := one_class_note(run):
             lines.append(f"{run.name}: {alike}.")
     return lines + judges(runs)
 
@@ -141,9 +143,9 @@ def incomparable(runs: Runs) -> list[str]:
 def _have_other_samples(runs: Runs) -> bool:
     """Whether runs are known to have trained on different data sets, or runs of the same seed on
     different samples."""
-    if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
+    if len({provenance.source_digest(run.folder) for run in runs} - {None}) > 1:
         return True
-    digests = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
+    digests = {(repr(run.setting("seed")), provenance.data_digest(run.folder)) for run in runs}
     seeds = [seed for seed, digest in digests if digest is not None]
     return len(seeds) > len(set(seeds))
 
@@ -248,12 +250,12 @@ def _at_best(
 ) -> str:
     """Format the score in the column `shown`, in the round that is best by `column`."""
     best = run.best(column)[1]
-    rows = [row for row in run.judged(shown) if row["round"] == best]
+    rows = [row for row in run.rows_with(shown) if row["round"] == best]
     return _in_round(run, rows, shown)
 
 
 def _last(run: RunResult, column: str) -> str:
-    return _in_round(run, run.judged(column), column)
+    return _in_round(run, run.rows_with(column), column)
 
 
 def _in_round(
@@ -396,7 +398,7 @@ def scores(runs: Runs) -> DataFrame:
 
 def _agreement(run: RunResult) -> str:
     """Format the last `rand_index`; a dash if planted groups are not known."""
-    judged = run.judged("rand_index")
+    judged = run.rows_with("rand_index")
     return f"{judged[-1]['rand_index']:.2f}" if judged else NONE
 
 

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fl_lightning.configuration.config import check
-from fl_lightning.drawing.heatmap import MISSING, NEGATIVE, WEIGHT_TICKS, extension, weight_scale
+from fl_lightning.drawing.heatmap import (
+    MISSING,
+    NEGATIVE,
+    WEIGHT_TICKS,
+    colour_bar_ends,
+    weight_scale,
+)
 from fl_lightning.foundation.files import write_whole
 
 if TYPE_CHECKING:
@@ -219,7 +225,7 @@ def heat(
         interpolation="nearest",
     )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
-    ends: Any = extension(float(low), float(high), 1.0)
+    ends: Any = colour_bar_ends(float(low), float(high), 1.0)
     figure.colorbar(picture, ax=axes, label=names[2], extend=ends, **ticks).minorticks_off()
     label_axes(axes, columns, rows, names[0], names[1])
     return figure

@@ -12,7 +12,7 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import FURTHER
-from fl_lightning.results.columns import shown
+from fl_lightning.results.columns import viewer_name
 from fl_lightning.results.opening import check_out
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     "Further metrics, where evaluation.metrics asks for them": tuple(
         Panel(
             f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge",
-            (shown(metric.of("mean")),),
+            (viewer_name(metric.of("mean")),),
         )
         for metric in FURTHER.values()
     ),

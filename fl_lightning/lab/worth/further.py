@@ -16,7 +16,7 @@ from scipy import stats
 from fl_lightning.configuration.config import Config
 from fl_lightning.foundation.log import in_bytes
 from fl_lightning.lab.statistics import LEVEL, holm
-from fl_lightning.lab.study.grid import place as folder_of
+from fl_lightning.lab.study.grid import label_folder as folder_of
 from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, row_name, statistics, words
 from fl_lightning.lab.worth.measure import best_alone
 from fl_lightning.lab.worth.page import Section

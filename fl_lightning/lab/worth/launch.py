@@ -23,7 +23,7 @@ from fl_lightning.lab.study.grid import Study, StudyRun
 from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
 from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row_name
 from fl_lightning.lab.worth.statistics import Name
-from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.opening import say_when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Row
@@ -262,7 +262,7 @@ def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[S
         },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, pairs = resolved(definition, over=[*plan.layers, fixed], beneath=[beneath])
+    base, pairs = resolved(definition, overrides=[*plan.layers, fixed], defaults=[beneath])
     return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
@@ -286,7 +286,7 @@ def prepare(plan: WorthPlan, may_skip_pooling: bool = False) -> Prepared:
     metric = _named_metric(plan, base)
     folder = plan.folder
     folder.check(definition, to_settings(base), [run for run, _ in runs])
-    changed = ", ".join(code.changes(folder, runs))
+    changed = ", ".join(code.changed_files(folder, runs))
     check(
         "code",
         changed,
@@ -294,7 +294,7 @@ def prepare(plan: WorthPlan, may_skip_pooling: bool = False) -> Prepared:
         f"runs in {folder.path} were trained with another version of these files; change them "
         "back, or give another --out",
     )
-    samples.check_same(folder, runs, runs)
+    samples.check_data_unchanged(folder, runs, runs)
     # in another process: this one forks workers and must not start torch's threads
     facts = in_a_process(facts_of, runs[0][1])
     if may_skip_pooling and "partialpooling" in plan.methods and not facts.pools:
@@ -431,7 +431,7 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
     from fl_lightning.lab.study.workers import run_all
     from fl_lightning.results import provenance
 
-    provenance.look()  # here, so that forked workers need not import it again
+    provenance.collect_environment()  # here, so that forked workers need not import it again
     jobs = [task for task in tasks if not task.done]
     if not jobs:
         return 0
@@ -455,7 +455,7 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
         check_time,
     )
     start = time.monotonic()
-    with when_stopped(stopped), contextlib.closing(work) as all_ended:
+    with say_when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:

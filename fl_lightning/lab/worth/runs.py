@@ -135,7 +135,7 @@ class ScoreWriter(Observer):
             judged, vector, buffers = evaluator.final_model(client)
         handle = evaluator.at_rest(client, buffers)
         handle.ready(judged, vector)
-        batches: scoring.Seen = []
+        batches: scoring.ScoredBatches = []
         scoring.score(
             judged,
             handle,
@@ -185,8 +185,8 @@ def _table(
         pairs = zip(outputs.split(1), y.split(1), strict=True)
         right = torch.stack([data.metric.total(*pair, classes) for pair in pairs]).double()
     return {
-        "sample": data.tested_rows(client),
-        "unit": data.units(client)[1],
+        "sample": data.test_sample_ids(client),
+        "unit": data.unit_ids(client)[1],
         "client": np.full(count, data.numbers[client]),
         "label": labels,
         "right": right.numpy(),
@@ -203,7 +203,7 @@ def _plain_scores(run: RunContext, kind: str, client: int) -> Table:
         kind,
         train,
         x,
-        run.data.units(client)[0],
+        run.data.unit_ids(client)[0],
         run.data.num_classes,
     )
     return _table(
@@ -240,14 +240,14 @@ def facts_of(config: Config) -> SiloFacts:
     data = parts[0]
     # unique: a silo of 3 samples tests some of them twice
     tested = [
-        np.unique(np.concatenate([part.tested_rows(client) for part in parts]))
+        np.unique(np.concatenate([part.test_sample_ids(client) for part in parts]))
         for client in range(data.clients)
     ]
     pool = source.train.followed_by(source.test) if config.data.pooled else source.train
     rows = pool.read_all()
     is_table = rows.ndim == 2
     if pool.spans is not None:
-        copies = pool.numbers
+        copies = pool.sample_ids
     elif is_table and rows.dtype != np.int64 and pool.labels.ndim == 1:
         copies = units.copies(np.column_stack([rows, pool.labels]))
     else:
@@ -264,8 +264,8 @@ def facts_of(config: Config) -> SiloFacts:
         sizes=[len(numbers) for numbers in tested],
         copies=copies,
         kind=kind,
-        counts=[len(np.unique(pool.independent[numbers])) for numbers in tested] if kind else (),
+        counts=[len(np.unique(pool.unit_ids[numbers])) for numbers in tested] if kind else (),
         plain=plain,
         pools=is_table and rows.shape[1] <= MOST_POOLED and not source.vocabulary,
-        notes=silos.lines(config.data),
+        notes=silos.warning_lines(config.data),
     )

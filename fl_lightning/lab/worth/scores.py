@@ -10,7 +10,7 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.errors import BadInput
-from fl_lightning.lab.study.grid import place as folder_of
+from fl_lightning.lab.study.grid import label_folder as folder_of
 from fl_lightning.lab.worth import FOLDS
 from fl_lightning.lab.worth.silos import Silo, SiloFacts
 from fl_lightning.lab.worth.statistics import Array, ScoredSamples, Scores
