@@ -84,7 +84,7 @@ class FedCP(PersonalPart):
         z = module.features
         if not self.lam:
             return task
-        received, _ = module.under(tensors["received"], batch[0])
+        received, _ = module.outputs_at(tensors["received"], batch[0])
         return task + self.lam * mmd(z, received)
 
     def upload(self, client: Client, payload: Payload) -> Payload:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.vectors import fetched
+from fl_lightning.core.vectors import copy_models
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods import (
@@ -107,8 +107,8 @@ class FedFomo(Method):
             scores = server.memory["affinity"][c]
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
         payloads = group.send(dict.fromkeys(group.here, group.initial))
-        for c, models in fetched(group, sources).items():
-            payloads[c].sent[:] = False  # only the candidates are sent
+        for c, models in copy_models(group, sources).items():
+            payloads[c].sent[:] = False  # no block of it: the candidates alone travel
             payloads[c].further = group.send(models)
         return payloads
 

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fl_lightning.callbacks.propagation import Propagation, told_basis
+from fl_lightning.callbacks.propagation import Propagation, uploaded_basis
 from fl_lightning.methods import (
     Beside,
     Client,
@@ -122,5 +122,5 @@ class FEDORA(OwnStatistics):
         """Upload the model; with the first upload also the basis of the client's data."""
         upload = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
-            upload.extra["basis"] = told_basis(client)
+            upload.extra["basis"] = uploaded_basis(client)
         return upload

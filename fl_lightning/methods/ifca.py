@@ -51,7 +51,7 @@ class IFCA(KClusters):
         others = range(1, self.clusters)
         for k in others:
             if name_of(k) not in group:
-                group[name_of(k)] = group.group.another(key(seed, "model", k))
+                group[name_of(k)] = group.group.draw_initial(key(seed, "model", k))
         for payload in payloads.values():
             payload.further = group.send({k: group[name_of(k)] for k in others})
         return payloads

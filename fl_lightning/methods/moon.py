@@ -91,8 +91,8 @@ class MOON(Method):
         """Return the task loss plus the contrastive term with features under the `received` and the
         `last` model, shape ()."""
         task = module.task_loss(batch)
-        near, _ = module.under(models["received"], batch[0])
-        far, _ = module.under(models["last"], batch[0])
+        near, _ = module.outputs_at(models["received"], batch[0])
+        far, _ = module.outputs_at(models["last"], batch[0])
         return task + self.mu * contrast(module.features, near, far, self.tau)
 
 

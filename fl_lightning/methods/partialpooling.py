@@ -187,7 +187,7 @@ class ClientFits:
             strata = y
             bound = 0.5  # upper bound on a softmax's curvature
         rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
-        parts = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
+        parts = units.folds(run.data.unit_ids(client.id)[0], strata.numpy(), FOLDS, rng)
         self.left_out = torch.from_numpy(parts)[None] == torch.arange(FOLDS + 1)[:, None]
         """(fits, n): the samples that a fit leaves out; the fit `ALL` leaves out none."""
         weights = (~self.left_out).double()

@@ -100,7 +100,7 @@ class PFedGraph(Method):
         loss = PureLoss(self.loss, {"direction": payload.further[0].vector})
         yield Phase(objective=Objective(loss=loss))
         layout = client.layout
-        numbers = int(layout.numbers[layout.is_parameter].sum())
+        numbers = int(layout.sizes[layout.is_parameter].sum())
         client.flops += 8 * numbers * client.fits[-1].steps
 
     def loss(

@@ -254,7 +254,7 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound):
 def test_a_classifier_of_two_layers_is_refused(federation):
     run = federation(FedAvg()).run
     run.groups[0].head = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    with refuses("one linear layer"):
+    with refuses("a single nn.Linear"):
         FedProto().init_server(run)
 
 

@@ -14,7 +14,7 @@ def client_of(x, y, id):
     part = SimpleNamespace(batches=lambda size: iter([(torch.tensor(x), torch.tensor(y))]))
     data = SimpleNamespace(
         num_classes=1 if y.dtype.kind == "f" else int(y.max()) + 1,
-        units=lambda c: (np.arange(len(y)) // 2, np.arange(0)),
+        unit_ids=lambda c: (np.arange(len(y)) // 2, np.arange(0)),
     )
     run = SimpleNamespace(config=SimpleNamespace(seed=0), data=data)
     return SimpleNamespace(run=run, id=id, data=SimpleNamespace(train=part))

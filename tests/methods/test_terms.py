@@ -46,7 +46,7 @@ def test_a_pass_under_another_vector_leaves_no_trace(federation, net):
     module.model.train()
     module.model(x)
     seen, before = module.features, [client["model"].clone(), other.clone()]
-    features, scores = module.under(other, x)
+    features, scores = module.outputs_at(other, x)
     assert_close((scores, features), want)
     assert not scores.requires_grad and module.features is seen and module.model.training
     assert all(m.training for m in module.model.modules())
@@ -94,7 +94,7 @@ def test_moons_loss_is_of_received_and_last_model(federation):
     z = module.features
     client["model"][client.layout.parameters.stop :] = buffers
     task = module.task_loss(batch)
-    others = [module.under(v, batch[0])[0] for v in (received + 0.01, last)]
+    others = [module.outputs_at(v, batch[0])[0] for v in (received + 0.01, last)]
     assert_close(value, task + 2 * contrast(z, *others, 0.5))
     train(fed, client, phase)
     assert same([client["last"], received], kept)
