@@ -115,7 +115,7 @@ def test_a_class_stands_for_its_import_path(here):
     class Inside(Method):
         """Nobody can import it."""
 
-    with refuses(r"<locals>.*it must be at the top of a module"):
+    with refuses(r"<locals>.*define it at the top level of a module"):
         fit({**QUIET, "method": Inside})
 
 
@@ -123,7 +123,7 @@ def test_a_class_stands_for_its_import_path(here):
     "config, said",
     [
         (["--seed"], r"^seed: it needs a value"),
-        (["--seed", 3], r"^config=3: flags are text"),
+        (["--seed", 3], r"^config=3: it must be a text"),
         (
             3,
             r"^config=3: it must be a mapping, a config file or its name, or "

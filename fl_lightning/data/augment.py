@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 
 PAD = 4
 """Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He
@@ -40,10 +40,10 @@ class Augmentation:
     ) -> Tensor:
         """Augment images `x` [b, channels, height, width] as `draws` [b, 3] says, a row for each
         image."""
-        draws = sent(draws, x.device)
+        draws = to_device(draws, x.device)
         if self.crop:
             b, channels, height, width = x.shape
-            black = sent(self.black.to(x.dtype), x.device)
+            black = to_device(self.black.to(x.dtype), x.device)
             frame = black.expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
             frame[:, :, PAD:-PAD, PAD:-PAD] = x
             windows = frame.unfold(2, height, 1).unfold(3, width, 1)

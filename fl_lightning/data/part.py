@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]
@@ -54,16 +54,16 @@ class Samples:
         pixel, black corners), and normalised."""
         raw = self.raw[index]
         if raw.dtype == torch.int64:
-            return sent(raw, device)
+            return to_device(raw, device)
         if angle and len(index):
             from torchvision.transforms.functional import rotate
 
             raw = rotate(raw, angle)
         return (
-            sent(raw, device)
+            to_device(raw, device)
             .float()
-            .sub_(sent(self.mean, device))
-            .div_(sent(self.std, device))
+            .sub_(to_device(self.mean, device))
+            .div_(to_device(self.std, device))
             .to(dtype)
         )
 
@@ -238,7 +238,7 @@ class ResidentPart(Part):
         x = self.x
         y = self.y
         if order is not None:
-            order = sent(order, x.device)
+            order = to_device(order, x.device)
             # indexing keeps the memory format, in which pooling grey images is 7 times faster
             x = x[order]
             y = y[order]
@@ -306,7 +306,9 @@ class TargetPart(Part):
         sizes: list[int],
     ) -> Batches:
         targets = (
-            self._targets if order is None else self._targets[sent(order, self._targets.device)]
+            self._targets
+            if order is None
+            else self._targets[to_device(order, self._targets.device)]
         )
         inputs = (x for x, _ in self._part._in_order(order, sizes))
         return zip(inputs, targets.split(sizes), strict=True)
@@ -333,7 +335,7 @@ class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
         """Return inputs and labels at `index`, which indexes all of `samples`, not only this
         part."""
         x = self.samples.inputs(index, self.angle, self.device, self.dtype)
-        return x, sent(self.samples.labels[index], self.device)
+        return x, to_device(self.samples.labels[index], self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return a whole batch, of all indices that the DataLoader passes at once."""

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.files import drop_gone
+from fl_lightning.configuration.files import drop_removed_keys
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import hint_if_missing, require
@@ -450,7 +450,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     check("run", name, isinstance(config, dict), "its config.yaml cannot be read: restore it")
-    drop_gone(config)
+    drop_removed_keys(config)
     return config
 
 

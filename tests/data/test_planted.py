@@ -79,7 +79,7 @@ def test_images_of_a_group_or_client_are_turned_alike(change, clients):
         (
             {"planted": "labels", "global_test": True},
             4,
-            r"data\.planted='labels'.*one meaning of its labels",
+            r"data\.planted='labels'.*all clients share one test set",
         ),
         (
             {"planted": "labels", "task": "regression"},

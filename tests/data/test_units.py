@@ -53,7 +53,7 @@ def test_the_unit_column_is_no_feature(tmp_path):
     [
         ({"clash": True}, {}, "Aarau and Basel have rows of the same unit"),
         ({}, {"unit_column": "clinic"}, "there is no such column"),
-        ({}, {"columns": ["a", "patient"]}, "it is no feature: leave it out"),
+        ({}, {"columns": ["a", "patient"]}, "it cannot be a feature or the label: leave it out"),
         ({"persons": 3}, {"folds": 4}, "Aarau has 3 units: set it to at most"),
         ({"persons": 1}, {"client_test": 0.2}, "only one unit"),
         ({}, {"public": "held_back"}, "public samples may come from"),

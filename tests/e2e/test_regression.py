@@ -98,7 +98,7 @@ def test_status_test_and_resume(fit, table, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     {
-        "--method fedproto": "data.task='regression'.*fedproto works with classes",
+        "--method fedproto": "data.task='regression'.*fedproto needs classes",
         "--method fedhkd": "data.task='regression'.*fedhkd",
         "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
         "--callbacks.attack.share 0.4": "label_flip",

@@ -38,7 +38,7 @@ def test_what_is_no_run_is_refused(make_run, tmp_path):
         load([tmp_path / "nowhere"])
     with refuses(r"has no config\.yaml"):
         load([tmp_path])
-    with refuses("named twice"):
+    with refuses("name it once"):
         load([path, path / ".." / path.name])
     (path / "config.yaml").write_text("a: [")
     with refuses("cannot be read"):
