@@ -22,7 +22,7 @@ from workloads import workloads
 
 from fl_lightning.configuration.config import Component, Config, DataConfig
 from fl_lightning.foundation.files import make_folder
-from fl_lightning.lab.study.together import drive
+from fl_lightning.lab.study.together import serve_together
 from fl_lightning.run import fit
 
 FEDAVG = "fedavg.FedAvg"
@@ -68,7 +68,7 @@ def together(configs: Sequence[Config]) -> None:
     """Train as a study with `--together N`."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = iter([(n, (config, Path(folder) / str(n))) for n, config in enumerate(configs)])
-        for _ in drive(run, lambda waits: next(jobs, None)):
+        for _ in serve_together(run, lambda waits: next(jobs, None)):
             pass
 
 

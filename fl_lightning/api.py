@@ -27,7 +27,7 @@ from fl_lightning.configuration.signatures import checked, plain
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.metric import JudgeMetric
 from fl_lightning.foundation.newprocess import in_new_process
-from fl_lightning.lab.given import ConfigLike, flags_of, handed_over, layers_of
+from fl_lightning.lab.given import ConfigLike, flags_of, layers_of, object_settings
 from fl_lightning.lab.worth.answer import Worth as Worth
 from fl_lightning.results.result import RunResult
 
@@ -199,7 +199,7 @@ def fit(
     others = multiprocessing.active_children()
     out = start_of(layers_of(config, {})[0]).out
     try:
-        with handed_over(objects, Path(out)) as layer:
+        with object_settings(objects, Path(out)) as layer:
             from fl_lightning.lab.fitting import train
 
             return Run(train(*layers_of(config, layer)))
@@ -212,10 +212,10 @@ def resolved(config: ConfigLike = ()) -> str:
     """Return a run's resolved config as YAML, which `config` accepts as a file."""
     from fl_lightning.configuration.resolve import to_yaml
     from fl_lightning.lab.fitting import config_of_run
-    from fl_lightning.results.opening import saved_of
+    from fl_lightning.results.opening import settings_to_resume
 
     layers, config_name = layers_of(config, {})
-    saved = saved_of(start_of(layers))
+    saved = settings_to_resume(start_of(layers))
     return to_yaml(config_of_run(layers, config_name, saved))
 
 
@@ -454,7 +454,7 @@ def check_data(
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.lab.datacheck.checking import check_data as compared
 
-    with tempfile.TemporaryDirectory() as folder, handed_over(objects, Path(folder)) as layer:
+    with tempfile.TemporaryDirectory() as folder, object_settings(objects, Path(folder)) as layer:
         layers, _ = layers_of(config or {}, layer)
         return compared(resolve(layers).data, _text(out))
 
@@ -793,7 +793,7 @@ def worth(
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.launch import worth as launch
 
-    with handed_over(objects, Path(out).parent) as layer:
+    with object_settings(objects, Path(out).parent) as layer:
         measured = launch(
             layers_of(config, layer)[0],
             Path(out),
@@ -902,7 +902,7 @@ def _of_a_study(
     `work(content, layers, *further)` in a new process (`in_new_process`); return its result."""
     from fl_lightning.lab.study.studyfile import read
 
-    with handed_over(objects, Path(out).parent) as layer:
+    with object_settings(objects, Path(out).parent) as layer:
         is_name = isinstance(definition, str | os.PathLike)
         content = read(str(definition)) if is_name else plain(definition)
         if layer and isinstance(content, dict):

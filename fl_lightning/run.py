@@ -36,13 +36,13 @@ from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.joining import architecture, rule_of
+from fl_lightning.engine.joining import find_group, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.engine.probe import try_evaluation
+from fl_lightning.engine.probe import scoring_is_pure
 from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 from fl_lightning.exporting.calibration import NONE, CalibrationRule
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
@@ -144,7 +144,7 @@ def join(
         data: npz file with the client's data.
         out: the file to write.
         rounds: number of rounds in which the client trains; None: `evaluation.newcomer_rounds`.
-        model: the client's architecture, as `engine.joining.architecture` takes it.
+        model: the client's architecture, as `engine.joining.find_group` takes it.
 
     Returns:
         As for `export`, and: whether the data are `labelled`, the rule by which the method serves
@@ -237,7 +237,7 @@ def _test(
     """Score the final models of a checkpoint."""
     fed = finished_federation(fabric, config, folder)
     _restore(fed, which)
-    try_evaluation(fed.run, fed.worker.trainers)
+    scoring_is_pure(fed.run, fed.worker.trainers)
     scores = _without_tables(fed.evaluator.everyone())
     return {"round": fed.run.server.round, **scores}
 
@@ -249,7 +249,7 @@ def finished_federation(
     checkpoint. A line is printed if the data have changed since the run."""
     fed = assemble(fabric, config, folder, list(callbacks))
     data = fed.run.data
-    before = provenance.data_of(folder)
+    before = provenance.data_digest(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
         line = (
             "data: the data have changed since the run trained on them: what is computed from "
@@ -293,7 +293,7 @@ def _export(
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
-    called = fed.run.data.called(number)
+    called = fed.run.data.client_label(number)
     fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
     facts = write_model(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
@@ -324,7 +324,7 @@ def calibrated(
     bound.ready(kind, vector)
     scores, labels = network_scores(bound, bound.data.validation)
     data = evaluator.run.data
-    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
+    return calibration.fitted(scores, labels, list(data.class_names), data.client_label(client))
 
 
 def _predictor(
@@ -354,7 +354,7 @@ def _join(
         requirement = "no client can join: blurrelation would not change the mix that it receives"
         check("run", str(folder), kind is not BlurRelation, requirement)
     fed = finished_federation(fabric, config, folder)
-    group = architecture(fed.run, model)
+    group = find_group(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(
@@ -368,7 +368,7 @@ def _join(
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
-        "rule": rule.says,
+        "rule": rule.description,
         "trained": rounds if trains else 0,
         **scores,
         **facts,
@@ -415,7 +415,7 @@ def write_model(
     module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # own memory in place of a part of the vector
-    about_data = about(data, data.numbers[client] if who is None else who) | dict(fitted or {})
+    about_data = described(data, data.numbers[client] if who is None else who) | dict(fitted or {})
     if form != "safetensors":  # the exported graph takes float32
         model.float()
     write(model, form, out, inputs(2, data.input_shape, data.text), about_data)
@@ -464,7 +464,7 @@ def assemble(
         # one rank downloads
         with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    config = imbalance.judged(config, data)
+    config = imbalance.with_metric(config, data)
     data.balance = config.data.balance
     per_position = data.text is not None and data.text.per_position
     balanced = data.balance is not None and per_position

@@ -12,7 +12,7 @@ from refusals import refuses
 import fl_lightning
 from fl_lightning.exporting import plain
 from fl_lightning.exporting.calibration import CalibrationRule, best_temperature, best_threshold
-from fl_lightning.lab.given import handed_over
+from fl_lightning.lab.given import object_settings
 from fl_lightning.lab.report.figures import certainty
 
 SITES = ("Aarau", "Basel", "Chur")
@@ -107,19 +107,21 @@ def test_frames_that_cannot_be_predicted(change, line, run):
     [
         (None, {"label": "outcome"}, "label='outcome'.*a DataFrame"),
         ((np.zeros((9, 2)), np.zeros(9)), {"group": "g"}, "group='g'.*a DataFrame"),
-        (patients().T, {"label": 3}, "label=3.*a column's name is text"),
+        (patients().T, {"label": 3}, "label=3.*it must be a column's name, a text"),
         (pd.DataFrame({("a", "b"): [1]}), {}, "data=.*2 levels"),
     ],
 )
 def test_columns_that_are_none(data, columns, line, tmp_path):
-    with refuses(line), handed_over({"data": data, **columns}, tmp_path / "out"):
+    with refuses(line), object_settings({"data": data, **columns}, tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_an_index_with_a_name_is_a_column(tmp_path):
     frame = patients().set_index("hospital")
-    with handed_over({"data": frame, "label": "outcome", "group": "hospital"}, tmp_path) as layer:
+    with object_settings(
+        {"data": frame, "label": "outcome", "group": "hospital"}, tmp_path
+    ) as layer:
         assert layer["federation"] == {"clients": 3}
         assert layer["data"]["group_column"] == "hospital"
 
@@ -185,8 +187,13 @@ def test_the_threshold_is_the_best_of_all(cost):
     "wanted, labels, names, line",
     [
         ({"temperature": True}, [], ["a", "b"], "temperature=.*data.validation 0.2"),
-        ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold=.*two classes, not 3"),
-        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*one class alone"),
+        (
+            {"threshold": "youden"},
+            [0, 1],
+            ["a", "b", "c"],
+            "threshold=.*two classes, and the model has 3",
+        ),
+        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*only one class"),
         (
             {"threshold": "cost", "cost": 2.0, "case": "c"},
             [0, 1],
@@ -197,9 +204,9 @@ def test_the_threshold_is_the_best_of_all(cost):
             {"threshold": "cost", "cost": 2.0},
             [0, 1],
             ["a", "b"],
-            "case=None.*needs cost and case",
+            "case=None.*give cost and case with threshold cost",
         ),
-        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*no other rule"),
+        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*and only then"),
     ],
 )
 def test_what_cannot_be_chosen(wanted, labels, names, line):

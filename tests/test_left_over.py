@@ -45,8 +45,8 @@ def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose():
 
 def test_a_few_seeds_that_differ_alike_have_no_interval():
     same = [[np.array([0.1, 0.3])], [np.array([0.3, 0.1])]]
-    assert statistics.alike(same)
-    assert not statistics.alike([*same, [np.array([0.1, 0.1])]])
+    assert statistics.have_equal_means(same)
+    assert not statistics.have_equal_means([*same, [np.array([0.1, 0.1])]])
 
 
 def test_the_artifact_has_the_table_of_clients(tmp_path):
@@ -78,6 +78,16 @@ def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, mak
     summary = keeper.summarize(run)
     assert summary["rounds"] == 2
     assert not {"best_mean_accuracy", "best_round", "last_mean_accuracy"} & summary.keys()
+
+
+def test_the_seconds_of_a_resumed_run_hold_those_of_all_rounds_before(tmp_path, make_run):
+    run = make_run(FedAvg())
+    run.resumed_from = 2
+    folder = RunFolder(tmp_path)
+    rows = [_row() | {"round": t, "seconds": 1000.0 * t} for t in (1, 2, 3)]
+    folder.read = lambda table: rows if table == "metrics" else []  # type: ignore[method-assign]
+    summary = RunFolderWriter(folder).summarize(run)
+    assert summary["wall_seconds"] == pytest.approx(3000, abs=500)
 
 
 def _row():

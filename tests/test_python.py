@@ -153,11 +153,11 @@ def test_clients_that_are_numbers_are_in_their_order(kind, tmp_path):
         ),
         (
             {"data": (X[:3], np.array(["a", None, "b"], object))},
-            r"^data='y': sample 2 has none \(None or NaN\)",
+            r"^data='y': sample 2 has no y \(None or NaN\)",
         ),
         (
             {"data": (X[:2], Y[:2], [1.0, np.nan])},
-            r"^data='client': sample 2 has none",
+            r"^data='client': sample 2 has no client",
         ),
         ({"data": X}, r"^data='ndarray': give \(x, y\), \(x, y, client\)"),
         (
@@ -178,7 +178,7 @@ def test_what_cannot_work_leaves_no_file(given, line, workplace):
 
 
 def test_given_twice_or_beside_flags_is_refused():
-    with refuses(r"^method='ditto': it is given twice"):
+    with refuses(r"^method='ditto': it is set both in the config and by keyword"):
         fit({**QUIET, "method": "ditto"}, method="fedavg")
     with refuses("it must be a mapping or a file"):
         fit(["--seed=1"], data=(X, Y, SITES))
@@ -199,7 +199,7 @@ def test_keywords_go_over_the_base_of_a_mapping(workplace):
     assert (run.config["method"]["name"], run.config["data"]["source"]) == ("fedavg", "arrays")
     assert run.config["federation"]["clients"] == 3 and run.config["federation"]["rounds"] == 2
     for given in ({"data.source": "digits"}, {"data": {"root": "other"}}):
-        with refuses(r"^data\.(source|root)='\w+': it is given twice"):
+        with refuses(r"^data\.(source|root)='\w+': it is set both in the config and by keyword"):
             fit({**QUIET, **given}, data=(X, Y, SITES))
 
 

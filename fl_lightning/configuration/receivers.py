@@ -33,7 +33,7 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     words_of_kind: dict[str, list[str]] = {}
     for entry in entries:
         if entry.values != "public":
-            words_of_kind.setdefault(entry.kind, []).append(entry.words)
+            words_of_kind.setdefault(entry.kind, []).append(entry.description)
     uploads += [f"{', '.join(words)} (`{kind}`)" for kind, words in words_of_kind.items()]
     uploaded = "; ".join(filter(None, uploads))
     relation = method.relation()
@@ -56,8 +56,8 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 def _refusal(callback: str, method: Any) -> str | None:
     """Return why the module `callback` refuses a method; None: it does not."""
     module = importlib.import_module(f"fl_lightning.callbacks.{callback}")
-    refusal: str | None = module.refusal(method)
-    return refusal
+    reason: str | None = module.why_uncovered(method)
+    return reason
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:

@@ -1,4 +1,5 @@
-"""What a script hands over, as settings: mappings, classes, objects, arrays."""
+"""Settings from Python: mappings, classes, objects and arrays that a script passes to
+`fl_lightning.fit`."""
 
 from __future__ import annotations
 
@@ -19,13 +20,22 @@ from fl_lightning.configuration.signatures import plain
 from fl_lightning.foundation.errors import BadInput
 
 ConfigLike = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
-TWICE = "it is given twice: here and by keyword"
+TWICE = "it is set both in the config and by keyword: remove one"
+"""The message for a value that is both in the config and an argument of the call."""
 
 
 @contextlib.contextmanager
-def handed_over(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
-    """The settings of data, model and method that a script hands over (`objects`), whose files are
-    written below `out`, and removed where `BadInput` is raised inside."""
+def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
+    """Context manager: the settings that stand for the data, model and method objects of a call.
+
+    Objects that a config cannot hold are written to files in `out/given`; a `BadInput` inside the
+    context removes them again.
+
+    Args:
+        objects: `data`, `model`, `method`, and of a DataFrame the column names `label`, `group`,
+            `unit`; each may be None or missing.
+        out: folder of the runs.
+    """
     folder = out / "given"
     layer: Layer = {}
     before = set(folder.rglob("*"))
@@ -35,26 +45,30 @@ def handed_over(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
         names = {key: objects.get(key) for key in ("label", "group", "unit")}
         is_frame = hasattr(data, "to_csv")
         for key, name in names.items():
-            requirement = "it names a column of a DataFrame, which data must be"
-            check(key, name, name is None or is_frame, requirement)
+            check(
+                key,
+                name,
+                name is None or is_frame,
+                "it is only for a DataFrame as `data`: leave it out",
+            )
             check(
                 key,
                 name,
                 isinstance(name, str | None),
-                "a column's name is text",
+                "it must be a column's name, a text",
             )
         if is_frame:
             layer |= tables.keep_frame(data, folder, names)
         elif data is not None:
-            from fl_lightning.data import given as own_data
+            from fl_lightning.data import given as given_data
 
-            layer |= own_data.keep(data, folder)[1]
+            layer |= given_data.keep(data, folder)[1]
         if isinstance(model, str | type | Mapping):
             layer["model"] = plain(model)
         elif model is not None:
-            from fl_lightning.models import given as own_models
+            from fl_lightning.models import given as given_models
 
-            layer |= own_models.keep(model, folder)[1]
+            layer |= given_models.keep(model, folder)[1]
         if method is not None:
             layer["method"] = plain(method)
         yield layer
@@ -68,14 +82,19 @@ def handed_over(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
 
 
 def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | None]:
-    """Returns layers in the order of a call: files and bases, what a script hands over (`objects`),
-    the mapping's own keys; and the config file that names the run."""
+    """Returns the settings of a call, later layers winning, and the config file that names the run.
+
+    Args:
+        config: a mapping, a config file or its name, or flags.
+        objects: the settings of `object_settings`; they go over config files and `base`, and
+            under the keys of the mapping.
+    """
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
         return [*read_config(name), objects], name
     if isinstance(config, Mapping):
         settings = plain(config)
-        files = _files_of(settings)
+        files = _take_config_files(settings)
         layers = [layer for file in files for layer in read_config(str(file))]
         for key in ("model", "method"):
             check(
@@ -84,7 +103,7 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
                 key not in settings or key not in objects,
                 TWICE,
             )
-        if "base" in settings:  # what is handed over goes over the base, too
+        if "base" in settings:  # objects go over the base, too
             layers += layers_in("fit", {"base": settings.pop("base")}, Path())
         over = layers_in("fit", settings, Path())
         for layer in over if "data" in objects else ():
@@ -92,30 +111,38 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
                 value = layer.get("data", {}).get(key)
                 check(f"data.{key}", value, value is None, TWICE)
         return [*layers, objects, *over], str(files[0]) if files else None
-    requirement = "it must be a mapping, a config file or its name, or flags"
-    check("config", config, isinstance(config, Iterable), requirement)
+    check(
+        "config",
+        config,
+        isinstance(config, Iterable),
+        "it must be a mapping, a config file or its name, or flags",
+    )
     flags = [*config]
     for flag in flags:
-        check("config", flag, isinstance(flag, str), "flags are text: --key=value")
-    requirement = "with data, model or method by keyword it must be a mapping or a file"
-    check("config", " ".join(flags), not objects, requirement)
+        check("config", flag, isinstance(flag, str), "it must be a text, --key=value")
+    check(
+        "config",
+        " ".join(flags),
+        not objects,
+        "it must be a mapping or a file if data, model or method are given by keyword",
+    )
     return layers_of_flags(read_flags(flags)[1])
 
 
-def _files_of(settings: dict[str, Any]) -> list[Any]:
-    """Takes the config files out of `settings`, and returns them."""
+def _take_config_files(settings: dict[str, Any]) -> list[Any]:
+    """Removes the key `config` from `settings`, and returns its files."""
     files = settings.pop("config", None) or []
     return files if isinstance(files, list) else [files]
 
 
 def flags_of(config: ConfigLike) -> list[str]:
-    """Returns `config` as flags of a command line."""
+    """Returns `config` as flags of the command line."""
     if isinstance(config, str | os.PathLike):
         return [f"--config={os.fspath(config)}"]
     if not isinstance(config, Mapping):
         return [*config]
     settings = plain(config)
-    names = _files_of(settings)
+    names = _take_config_files(settings)
     if "base" in settings:
         names.append(settings.pop("base"))
     flags = [f"--config={name}" for name in names]
@@ -123,7 +150,8 @@ def flags_of(config: ConfigLike) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    """Returns `value` as a command line has it: text as it is, all else as YAML in one line."""
+    """Returns `value` as the command line has it: text unchanged, other values as YAML in one
+    line."""
     if isinstance(value, str):
         return value
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).splitlines()[0]

@@ -1,4 +1,4 @@
-"""A client's model as a file that others can use, with the code that loads it."""
+"""Exports a client's model to a file, with a Python file that loads it and predicts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ SUFFIXES = {
     "torch_export": ".pt2",
     "onnx": ".onnx",
 }
-"""How a file ends that is exported in each format."""
+"""Suffix of the exported file by format."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that were written; `str` says how they are used."""
+    """The exported files; `str` gives lines of Python that use them."""
 
     model: Path
     loader: Path
     facts: dict[str, Any]
-    """Kind of the model, its round, what its class is called with; of a new client its scores."""
+    """The kind of model, its round and the arguments of its class; for a new client also its
+    scores."""
     lines: list[str]
 
     def __str__(self) -> str:
@@ -47,9 +48,16 @@ def export(
     calibration: CalibrationRule,
     of_site: Callable[[Path, int, Path, CalibrationRule], tuple[Any, dict[str, Any]]],
 ) -> Exported:
-    """Writes one client's model, and beside it the file that loads it and predicts raw rows.
+    """Writes one client's model, and beside it a file that loads the model and predicts raw rows.
 
-    `of_site` writes the model instead where `run` is a deployed site's folder.
+    Args:
+        run: run folder, or the folder of a deployed site.
+        client: number or name of the client.
+        out: path of the model; the loader has the same stem and the suffix `.py`.
+        format: a key of `SUFFIXES`.
+        checkpoint: which checkpoint, `last` or `best`.
+        calibration: how probabilities and the threshold are fitted to validation data.
+        of_site: exports the model if `run` is a deployed site's folder.
     """
     model = Path(out)
     opening.check_path("run", run)
@@ -60,14 +68,14 @@ def export(
             "format",
             format,
             is_plain,
-            "a site's folder exports safetensors only",
+            "a site's model is exported as safetensors: leave --format out",
         )
         is_number = client.isdecimal()
         check(
             "client",
             client,
             is_number,
-            "for a site's folder give the client's number",
+            "a site's folder has no names of clients: give the client's number",
         )
         _, facts = of_site(run, int(client), model, calibration)
     else:
@@ -93,7 +101,15 @@ def join(
     rounds: int | None,
     architecture: str | None,
 ) -> Exported:
-    """Writes a new client's model, and beside it the file that loads it; the run stays as it is."""
+    """Writes a model for a new client, and beside it a file that loads it; the run is not changed.
+
+    Args:
+        run: run folder.
+        data: npz file with `x_train`, `y_train` and, to score the model, `x_test`, `y_test`.
+        out: path of the model.
+        rounds: rounds of local training on `data`; None: the run's `evaluation.newcomer_rounds`.
+        architecture: name or number of the model's architecture if the run has several.
+    """
     model = Path(out)
     config = opening.config_of(run)
     loader = _new_loader_path(model, out)
@@ -107,21 +123,25 @@ def join(
     names = ["labelled", "rule", *scores, "loss"]
     exported.lines.extend(f"# {name}: {facts[name]}" for name in names if name in facts)
     if "loss" in facts:
-        trained = f"# rounds of local training before this score: {facts['trained']} (--rounds)"
-        exported.lines.append(f"{trained}; the run had {config.federation.rounds}")
+        exported.lines.append(
+            f"# rounds of local training before this score: {facts['trained']} (--rounds); the "
+            f"run had {config.federation.rounds}"
+        )
     return exported
 
 
 def _check_importable(run: Path) -> None:
-    """Raise `BadInput` for a class that the run's script has defined."""
-    for _, path in flat(opening.saved_layer(run) or {}):
+    """Raise `BadInput` if the run's config names a class that was defined in a script
+    (`__main__`)."""
+    for _, path in flat(opening.saved_settings(run) or {}):
         if str(path).startswith("__main__."):
             name = path.rpartition(".")[2]
-            requirement = (
+            raise BadInput(
+                "run",
+                str(run),
                 f"{name} was defined in a script (__main__), which export cannot import: move the "
-                f"class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
+                f"class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml",
             )
-            raise BadInput("run", str(run), requirement)
 
 
 def _new_loader_path(
@@ -132,7 +152,7 @@ def _new_loader_path(
     """Returns the path of the loader beside `model`.
 
     Raises:
-        BadInput: a wrong suffix, a file that exists, or a name that hides a module.
+        BadInput: `out` has the wrong suffix, a file exists, or the loader would hide a module.
     """
     stem = re.sub(r"^(?=\d)|\W", "_", opening.check_out("out", out, suffix).stem)
     imported = {
@@ -142,15 +162,19 @@ def _new_loader_path(
         "safetensors",
         "onnxruntime",
     }
-    requirement = f"the {stem}.py beside it would hide the module {stem}; choose another name"
-    check("out", out, stem not in imported, requirement)
+    check(
+        "out",
+        out,
+        stem not in imported,
+        f"the {stem}.py beside it would hide the module {stem}; choose another name",
+    )
     loader = model.with_name(f"{stem}.py")
     for path in (model, loader):
         check(
             "out",
             out,
             not path.exists(),
-            f"{path} exists, and is not written over",
+            f"{path} exists; choose another path",
         )
     return loader
 
@@ -163,17 +187,20 @@ def _with_loader(
     facts: dict[str, Any],
     format: str = "safetensors",
 ) -> Exported:
-    from fl_lightning.exporting.loader import loader as code_of
+    from fl_lightning.exporting.loader import loader_source
 
-    code = code_of(run, whose, model, facts, format)
+    code = loader_source(run, whose, model, facts, format)
     try:
         write_whole(loader, code)
-    except RunFailed:  # a full disk: once it has room, the same command is to find its names free
+    except RunFailed:  # a full disk: leave both names free for another try
         model.unlink(missing_ok=True)
         raise
     head = [line for line in code.splitlines()[:2] if line.startswith("#")]
-    use = f"{loader}: predict(rows) gives the class, of a regression the number, of each raw row"
-    lines = [*head, f"from {loader.stem} import predict  # {use}"]
+    lines = [
+        *head,
+        f"from {loader.stem} import predict  # {loader}: predict(rows) gives the class, of a "
+        "regression the number, of each raw row",
+    ]
     about = facts.get("about", {})
     if about.get("class_names"):
         lines.append(f"from {loader.stem} import predict_proba  # probabilities by class")

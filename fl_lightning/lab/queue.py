@@ -1,5 +1,5 @@
-"""What waits at SLURM: `submit` writes down which job has which runs, `status` asks squeue what has
-become of it."""
+"""Runs in SLURM's queue: `submit` records the runs of each job, `status` asks squeue for the jobs'
+states."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.log import now
 
 State = Literal["queued", "starting", "submitted", "gone"]
-"""`queued`: the job waits; `starting`: it runs, its run does not yet; `submitted`: unknown, SLURM
-cannot be asked here; `gone`: the job has left the queue."""
+"""`queued`: the job waits; `starting`: the job has begun, its run has not; `submitted`: unknown,
+since squeue does not answer; `gone`: the job has left the queue."""
 ALIVE = ("queued", "starting")
-"""SLURM has the job."""
+"""States of a job that is in SLURM's queue."""
 WAITS = (
     "PENDING",
     "REQUEUED",
@@ -30,19 +30,19 @@ WAITS = (
     "SPECIAL_EXIT",
     "SUSPENDED",
 )
-"""SLURM's states of a job that is to run, or to run again."""
+"""SLURM's states of a job that waits to run, or to run again."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A run that a job is to do."""
+    """A run that a submitted job carries out, and the job's state."""
 
     folder: Path
     method: str
     rounds: int
     state: State
     why: str = ""
-    """SLURM's reason: `Priority`, `Resources`, ..."""
+    """SLURM's reason for a job that waits: `Priority`, `Resources` and others."""
 
 
 def record_job(
@@ -51,8 +51,14 @@ def record_job(
     answer: str,
     runs: Iterable[tuple[Path, str, int]],
 ) -> None:
-    """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder,
-    method, rounds."""
+    """Record which runs a submitted job carries out.
+
+    Args:
+        jobs: folder of the records.
+        name: name of the job script.
+        answer: the line of sbatch that has the job's number; without a number nothing is recorded.
+        runs: folder, method and number of rounds of each run.
+    """
     number = re.search(r"\d+", answer)
     if number is None:
         return
@@ -66,10 +72,8 @@ def record_job(
 
 
 def queued(out: Path) -> list[Queued]:
-    """The runs that jobs submitted into `out` are to do, and the state of each.
-
-    Of a run twice submitted: as in the job that SLURM still has, else in the last.
-    """
+    """The runs of all jobs submitted into `out`, with their states. Of a run that several jobs
+    carry out, the entry of a job that is still in the queue, else of the last job."""
     jobs = list(_jobs(out))
     states = _squeue() if jobs else None
     latest: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
@@ -92,8 +96,10 @@ def queued(out: Path) -> list[Queued]:
 
 
 def states_of(out: Path, places: Iterable[Path]) -> dict[Path, State]:
-    """The state of those of the runs `places` that jobs submitted into `out` are to do; prints a
-    line where nobody knows."""
+    """The states of the runs in `places` that were submitted into `out`.
+
+    Prints a warning if squeue does not answer.
+    """
     every = {run.folder.resolve(): run.state for run in queued(out)}
     states = {place: every[place] for place in places if place in every}
     if "submitted" in states.values():
@@ -109,7 +115,8 @@ def submitted_names(out: Path) -> set[str]:
 
 
 def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
-    """The jobs submitted into `out`: number, when, runs (folder, method, rounds)."""
+    """Yield the recorded jobs of `out`: number, a key that orders them by time, and runs (folder,
+    method, rounds)."""
     for file in (out / "jobs").glob("*.json"):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -123,8 +130,8 @@ def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
 
 
 def _squeue() -> dict[str, tuple[State, str]] | None:
-    """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an
-    answer."""
+    """The state of each of the user's jobs by number (`4711`, of an array `4711_3`), and SLURM's
+    reason for those that wait; None if squeue does not answer."""
     line = [
         "squeue",
         "--noheader",

@@ -1,5 +1,5 @@
-"""Statistics of paired comparisons: numbers in, numbers out. Which interval and why:
-docs/decisions/0023."""
+"""Statistics of paired comparisons between methods, on plain numbers. docs/decisions/0023 says why
+these intervals."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.05
-"""Of tests and, as 1 - LEVEL, of intervals. The field's custom."""
+"""Significance level of tests; intervals are of 1 - LEVEL. The field's custom."""
 MIN_PAIRS = 6
-"""Fewer have no test: of 5 pairs, Wilcoxon's two-sided p is never below 2 / 2**5 = 0.0625."""
+"""Fewest pairs for a test: of 5 pairs, Wilcoxon's two-sided p is never below 2 / 2**5 = 0.0625."""
 FEW = 5
-"""Seeds below which an interval is Student's: there are too few to draw from
+"""Seeds below which an interval is Student's t alone: too few for a bootstrap
 (docs/decisions/0023)."""
 EQUAL = 5e-7
-"""Scores, in 0..1, and differences of them that lie no further apart are the same. Scores come from
-float32: each is off by 3e-8 at most where it is one quotient, by a few times that where it is made
-of several, and so are means."""
+"""Scores in 0..1, or differences of scores, that are at most this far apart count as equal. Scores
+come from float32: a quotient is off by at most 3e-8, a score of several quotients by a few times
+that, and so are means."""
 ONE_SIDED = 1.645
-"""Standard errors: about 5 % of independent errors are beyond it where test samples are many. The
-field's custom."""
+"""Standard errors beyond which about 5 % of independent errors lie, on one side, if test samples
+are many. The field's custom."""
 RESAMPLES = 9_999
-"""Of a bootstrap. Davison and Hinkley (1997) ask for 1,000 or more at 95 %; these cost well under a
-second."""
+"""Resamples of a bootstrap. Davison and Hinkley (1997) ask for 1,000 or more at 95 %; these take
+well under a second."""
 
 Differences = Sequence[Sequence[np.ndarray]]
-"""Paired differences between two methods, [seed][setting] -> array (..., clients); leading axes are
-studies that share the draws of a bootstrap."""
+"""Paired differences between two methods, [seed][setting] -> array of shape (..., clients). Leading
+axes are studies that share the draws of a bootstrap."""
 
 
 def seed_means(differences: Differences) -> np.ndarray:
-    """Of each seed: the mean over settings of the means over clients, (..., seeds)."""
+    """The mean difference of each seed, shape (..., seeds): the mean over settings of the means
+    over clients."""
     means = []
     for settings in differences:
         of_settings = [clients.mean(axis=-1) for clients in settings]
@@ -42,8 +43,8 @@ def seed_means(differences: Differences) -> np.ndarray:
     return np.stack(means, axis=-1)
 
 
-def alike(differences: Differences) -> bool:
-    """Whether the mean differences of all seeds are the same (`EQUAL`)."""
+def have_equal_means(differences: Differences) -> bool:
+    """Whether the mean differences of all seeds are equal within `EQUAL`."""
     spread = np.ptp(seed_means(differences))
     return bool(spread <= EQUAL)
 
@@ -51,45 +52,47 @@ def alike(differences: Differences) -> bool:
 def interval(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[float, float, Literal["t", "bootstrap"]] | None:
-    """The 1 - `level` interval of the mean difference of new seeds, and how it came about.
+    """The interval of level 1 - `level` for the mean difference of new seeds, and its kind.
 
-    None for one seed, or if all seeds have the same difference: without a spread it would claim
-    certainty.
+    Returns None for one seed, and if all seeds have the same difference: without a spread the
+    interval would claim certainty.
 
-    Seeds are what is independent. Below `FEW` of them it is Student's t over their means; else the
-    outer ends of that and of the hierarchical bootstrap, unless the bootstrap is infinite, as where
-    all but a seed or two are equal. Alone, t covers skewed seeds too rarely (88 to 93 %), and the
-    bootstrap 91 to 94 %; the outer ends 92 to 97 % (docs/decisions/0023).
+    Seeds are the independent units. With fewer than `FEW` seeds, the interval is Student's t over
+    the seeds' means. With `FEW` or more, it reaches from the lower to the upper end of Student's t
+    and the hierarchical bootstrap; if the bootstrap is infinite, which happens when all but one or
+    two seeds are equal, it is Student's t. Of skewed seeds, t alone covers too few (88 to 93 %) and
+    the bootstrap alone 91 to 94 %; both together cover 92 to 97 % (docs/decisions/0023).
     """
-    if len(differences) < 2 or alike(differences):
+    if len(differences) < 2 or have_equal_means(differences):
         return None
     if len(differences) >= FEW:
         low, high = map(float, outer(differences, level, resamples))
         if math.isfinite(low) and math.isfinite(high):
             return low, high, "bootstrap"
-    low, high = map(float, students(differences, level))
+    low, high = map(float, t_interval(differences, level))
     return low, high, "t"
 
 
 def outer(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Any, Any]:
-    """The outer ends of the intervals of Student's t and of the bootstrap."""
+    """The lower of the two lower ends, and the higher of the two upper ends, of Student's t and the
+    bootstrap."""
     lows, highs = zip(
-        students(differences, level),
+        t_interval(differences, level),
         bootstrap(differences, level, resamples),
         strict=True,
     )
     return np.minimum(*lows), np.maximum(*highs)
 
 
-def students(differences: Differences, level: float = LEVEL) -> tuple[Any, Any]:
-    """Student's t over the means of seeds."""
-    return _students_of(seed_means(differences), level)
+def t_interval(differences: Differences, level: float = LEVEL) -> tuple[Any, Any]:
+    """Student's t interval of the mean over seeds."""
+    return _t_interval_of_mean(seed_means(differences), level)
 
 
-def _students_of(means: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
-    """Student's interval of the mean of `means`, (..., n)."""
+def _t_interval_of_mean(means: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
+    """Student's t interval of the mean over the last axis of `means`."""
     middle = means.mean(axis=-1)
     quantile = stats.t.ppf(1 - level / 2, means.shape[-1] - 1)
     reach = quantile * stats.sem(means, axis=-1)
@@ -99,17 +102,18 @@ def _students_of(means: np.ndarray, level: float = LEVEL) -> tuple[Any, Any]:
 def bootstrap(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Any, Any]:
-    """Hierarchical bootstrap-t: seeds are drawn with replacement, then clients within each of them.
+    """Hierarchical bootstrap-t interval: seeds are drawn with replacement, then clients within each
+    drawn seed.
 
-    Studentised by the spread over seeds (Davison and Hinkley, 1997, section 5.2.1). Each call draws
-    the same.
+    Studentised by the spread over seeds (Davison and Hinkley, 1997, section 5.2.1). The draws are
+    the same in each call.
     """
     means = seed_means(differences)
     middle = means.mean(axis=-1)
     error = stats.sem(means, axis=-1)
     drawn = resampled(differences, resamples, np.random.default_rng(0))
     distances = drawn.mean(axis=-1) - middle[..., None]
-    # all draws of one seed whose clients are alike
+    # 0 / 0 if only one seed was drawn and its clients are equal
     with np.errstate(divide="ignore", invalid="ignore"):
         t = distances / stats.sem(drawn, axis=-1)
     tails = [level / 2, 1 - level / 2]
@@ -122,8 +126,8 @@ def resampled(
     resamples: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Means of drawn seeds over drawn clients, (..., resamples, seeds); clients are drawn anew each
-    time that a seed is drawn."""
+    """Means over drawn clients for each drawn seed, shape (..., resamples, seeds). Clients are
+    drawn anew each time a seed is drawn."""
     count = len(differences)
     seeds = rng.integers(count, size=(resamples, count))
     *studies, _ = differences[0][0].shape
@@ -141,32 +145,36 @@ def _drawn_means(
     times: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The mean of each of `times` draws of all clients with replacement, (..., times)."""
+    """Means over clients drawn with replacement, `times` times, shape (..., times)."""
     count = clients.shape[-1]
     shares = np.full(count, 1 / count)
     counts = rng.multinomial(count, shares, size=times)
     return np.asarray(clients @ counts.T / count)
 
 
-def of_means(values: np.ndarray) -> tuple[float, float] | None:
-    """Student's interval of the mean of `values`; None of fewer than two, or of equal ones."""
+def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
+    """Student's t interval of the mean of `values`; None for fewer than two values, or if all are
+    equal."""
     if len(values) < 2 or np.ptp(values) <= EQUAL:
         return None
-    low, high = _students_of(values)
+    low, high = _t_interval_of_mean(values)
     return float(low), float(high)
 
 
-def welch(
+def welch_interval(
     ours: Sequence[float],
     mean: float,
     std: float | None,
     count: int,
 ) -> tuple[float, float]:
-    """Welch's interval for the mean of `ours`, two values or more, less another `mean`.
+    """Welch's interval for the difference of two means: the mean of `ours` minus `mean`.
 
     Args:
-        mean: of `count` values with the standard deviation `std`.
-        std: None: not known; then that of `ours` stands in, with the degrees of freedom of `ours`.
+        ours: two or more values.
+        mean: the mean of `count` other values.
+        std: the standard deviation of the other values; None if unknown: then the deviation and the
+            degrees of freedom of `ours` are taken.
+        count: number of the other values.
     """
     number = len(ours)
     spread = float(np.std(ours, ddof=1))
@@ -184,19 +192,24 @@ def welch(
     return difference - reach, difference + reach
 
 
-def noise(
+def noise_threshold(
     ours: np.ndarray,
     alone: np.ndarray,
     tested: np.ndarray,
 ) -> np.ndarray:
-    """The difference of two accuracies on the same `tested` samples that chance alone may give,
-    one-sided at 5 %; `EQUAL` where no samples are.
+    """The greatest difference of two accuracies on the same test samples that chance may explain,
+    one-sided at 5 %.
 
     The variance is that of two independent proportions, (a (1 - a) + b (1 - b)) / n: an upper bound
-    where both models are wrong about the same samples. One sample is never enough. With few samples
-    more than 5 % are beyond it, if the errors of the two models are independent: up to 10.9 % with
-    3 samples, 10.2 with 7, 7.5 with 8 to 30. That another training would score otherwise is left
-    out.
+    if both models are wrong about the same samples. A difference of one sample is never beyond it.
+    With few samples, and independent errors of the two models, more than 5 % of differences are
+    beyond it: up to 10.9 % with 3 samples, 10.2 with 7, 7.5 with 8 to 30. The variation between
+    trainings is left out.
+
+    Args:
+        ours: accuracies in 0..1.
+        alone: accuracies of training alone.
+        tested: number of test samples; 0 gives `EQUAL`.
     """
     samples = np.where(tested > 0, tested, np.inf)
     variance = ours * (1 - ours) + alone * (1 - alone)
@@ -208,9 +221,10 @@ def noise(
 
 
 def levelled(values: Any) -> np.ndarray:
-    """`values`, (n,), with each group of the same ones (`EQUAL`) set to the least of the group.
+    """`values`, shape (n,), with each group of equal values (`EQUAL`) set to the least of the
+    group.
 
-    Rounding to a grid would separate some near ones, and ranks would not tie.
+    Rounding to a grid would separate some values that are close, and their ranks would not tie.
     """
     levels = np.array(values, dtype=float)
     order = np.argsort(levels, kind="stable")
@@ -222,35 +236,35 @@ def levelled(values: Any) -> np.ndarray:
 
 
 def _signed(differences: Sequence[float]) -> np.ndarray:
-    """Differences whose sizes, and 0 among them, are `levelled`."""
+    """Differences whose sizes, and 0, are `levelled`."""
     signs = np.sign(differences)
     sizes = np.abs(differences)
     return np.asarray(signs * levelled([0.0, *sizes])[1:])
 
 
 def wilcoxon(differences: Sequence[float]) -> float:
-    """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy
-    has it exact."""
+    """Two-sided p of Wilcoxon's signed-rank test, without pairs that are equal; exact if scipy
+    computes it exactly."""
     signed = _signed(differences)
     unequal = signed[signed != 0]
     return float(stats.wilcoxon(unequal).pvalue) if len(unequal) else 1.0
 
 
-def over_seeds(differences: Differences) -> float:
-    """Two-sided p of Student's t over the means of seeds, at least two.
+def t_test_over_seeds(differences: Differences) -> float:
+    """Two-sided p of Student's t test on the seeds' mean differences, of two seeds or more.
 
-    Where these are all the same there is no spread to go by: then that of their signs, 2 / 2^n, or
-    1 if they are 0.
+    If all seeds have the same difference, p is that of the sign test, 2 / 2^n, or 1 for a
+    difference of 0.
     """
     means = seed_means(differences)
-    if alike(differences):
+    if have_equal_means(differences):
         differ = abs(means.mean()) > EQUAL
         return 2 / 2 ** len(means) if differ else 1.0
     return float(stats.ttest_1samp(means, 0).pvalue)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm, 1979), in the order of `p`."""
+    """The p values corrected for multiple tests (Holm, 1979), in the order of `p`."""
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")
     factors = np.arange(len(values), 0, -1)
@@ -261,8 +275,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(comparisons: int) -> int:
-    """The fewest pairs from which Wilcoxon's p, corrected for so many comparisons, can be at or
-    below `LEVEL`.
+    """The fewest pairs with which Wilcoxon's p, corrected for the number of comparisons, can reach
+    `LEVEL`.
 
     The least p of n pairs is 2 / 2**n.
     """
@@ -272,7 +286,7 @@ def pairs_needed(comparisons: int) -> int:
 
 
 def tally(differences: Sequence[float]) -> tuple[int, int, int]:
-    """How many differences are above, at and below 0: wins, ties, losses."""
+    """Numbers of wins, ties and losses: of differences above, at and below 0."""
     signed = _signed(differences)
     wins, losses = int((signed > 0).sum()), int((signed < 0).sum())
     return wins, len(signed) - wins - losses, losses
@@ -280,26 +294,25 @@ def tally(differences: Sequence[float]) -> tuple[int, int, int]:
 
 def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
     """Friedman's chi-square and p over settings, and the mean rank of each method (1 is best; ties
-    share theirs).
+    share a rank).
 
     Args:
-        scores: (settings, methods), higher is better.
+        scores: shape (settings, methods), higher is better.
     """
     scores = np.apply_along_axis(levelled, 1, scores)
     ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
     spreads = np.ptp(scores, axis=1)
-    if spreads.max() == 0:  # nothing differs anywhere, and the statistic is 0 / 0
+    if spreads.max() == 0:  # all methods are equal, and the statistic is 0 / 0
         return 0.0, 1.0, ranks
     test = stats.friedmanchisquare(*scores.T)
     return float(test.statistic), float(test.pvalue), ranks
 
 
 def pairwise(scores: np.ndarray) -> np.ndarray:
-    """Wilcoxon's p between all methods over settings, Holm-corrected, (methods, methods); 1 on the
-    diagonal.
+    """Wilcoxon's p between all pairs of methods over settings, Holm-corrected, shape (methods,
+    methods); 1 on the diagonal.
 
-    In place of ranks' differences, which depend on the other methods (Benavoli, Corani, Mangili,
-    JMLR 2016).
+    Differences of ranks would depend on the other methods (Benavoli, Corani, Mangili, JMLR 2016).
     """
     methods = scores.shape[1]
     rows, columns = np.triu_indices(methods, k=1)
@@ -310,11 +323,11 @@ def pairwise(scores: np.ndarray) -> np.ndarray:
 
 
 def cliques(ranks: np.ndarray, p: np.ndarray) -> list[list[int]]:
-    """The largest groups of methods next to each other in rank, best first, of which no two differ
-    at `LEVEL`."""
+    """The largest groups of methods with neighbouring ranks, best first, in which no two methods
+    differ at `LEVEL`."""
     order = np.argsort(ranks, kind="stable").tolist()
     groups: list[list[int]] = []
-    end = 0  # behind the last method of a group
+    end = 0  # place after the last group's last method
     for first in range(len(order)):
         group = order[first : first + 1]
         for method in order[first + 1 :]:

@@ -1,4 +1,4 @@
-"""The state of all runs of a folder, or of a study."""
+"""The states of all runs in a folder, or of a study's runs."""
 
 from __future__ import annotations
 
@@ -24,31 +24,34 @@ from fl_lightning.results.opening import CONFIG, LOCK, check_path
 from fl_lightning.results.result import RunResult
 
 STALE = 3.0
-"""Without a lock to ask, a run counts as running if it wrote a round within so many times its usual
-round."""
+"""Without a lock file, a run counts as running until it has been silent for this many of its usual
+rounds, and for a minute at least."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of one run, by its folder."""
+    """The state of one run, as its folder shows it."""
 
     name: str
     state: str
+    """`finished`, `running`, `starting`, `stopped`, `waiting`, `failed`, `unreadable`, or the state
+    of its SLURM job."""
     method: str = ""
     done: int = 0
     rounds: int = 0
     metric: Metric = ACCURACY
     judge: str = ""
-    """The kind of model that `last` and `best` speak of; empty while that is not known."""
+    """The kind of model that `last` and `best` score; empty if unknown."""
     last: float = math.nan
-    """The judge's mean in the last judged round; NaN before there is one."""
+    """Mean score of the judge in the last scored round; NaN before the first."""
     best: float = math.nan
+    """Best mean score of the judge in any round."""
     left: float | None = None
-    """Seconds to the end, by the median of the last rounds, where it is running."""
+    """Seconds to the end, by the median of the last rounds; None unless the run is at work."""
     silent: float | None = None
-    """Seconds since it wrote; None where it never has."""
+    """Seconds since the run wrote its config or tables; None if it has no folder yet."""
     why: str = ""
-    """What a queued job waits for, in SLURM's word."""
+    """SLURM's reason why a queued job waits."""
 
 
 def standing(
@@ -56,35 +59,44 @@ def standing(
     now: float,
     job: Queued | None = None,
 ) -> Standing:
-    """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM
-    says of it.
+    """The state of the run in `folder`.
 
-    The first that holds decides: it has a summary; a process is at work; SLURM has the job;
-    failure.txt is newer than the tables; else it has stopped, or waits.
+    The first condition that holds decides: the run has a summary; a process is at work; SLURM has
+    the job; failure.txt is newer than the tables; the run has written something (stopped), else it
+    waits.
+
+    Args:
+        folder: run folder.
+        now: current time in seconds since the epoch.
+        job: the run's entry in SLURM's queue, if any.
     """
     name = folder.name
+    unreadable = Standing(name, "unreadable", silent=0.0)
     try:
         run = RunResult(folder)
         rows = run.rows("metrics")
         if run.rounds_asked is None or not run.config.get("method") or run.notes["accuracy"]:
-            raise BadInput("status", str(folder), "its tables cannot be read")
+            return unreadable
     except BadInput:
-        return Standing(name, "unreadable", silent=0.0)
+        return unreadable
     done, rounds = run.rounds_done, run.rounds_asked
     mean = run.metric.of("mean")
-    judged = run.judged(mean)
-    wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
-    usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
+    judged = run.rows_with(mean)
+    last_write = max(
+        p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists()
+    )
+    usual_seconds = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
+    failure = folder / "failure.txt"
     state: str = "stopped" if rows or (folder / "log.txt").exists() else "waiting"
     if run.finished:
         state = "finished"
-    elif _at_work(folder, now - wrote, usual):
+    elif _at_work(folder, now - last_write, usual_seconds):
         state = "running" if rows else "starting"
     elif job is not None and (job.state in ALIVE or not rows):
         state = job.state
-    elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
+    elif failure.exists() and failure.stat().st_mtime >= last_write:
         state = "failed"
-    to_come = (rounds - done) * usual if state == "running" and usual else None
+    seconds_left = (rounds - done) * usual_seconds if state == "running" and usual_seconds else None
     why = job.why if job is not None and state == "queued" else ""
     return Standing(
         name,
@@ -96,14 +108,14 @@ def standing(
         judge=run.judge or "",
         last=judged[-1][mean] if judged else math.nan,
         best=run.best(mean)[0],
-        left=to_come,
-        silent=now - wrote,
+        left=seconds_left,
+        silent=now - last_write,
         why=why,
     )
 
 
 def standings(out: Path) -> list[Standing]:
-    """All runs in `out`, by name.
+    """The states of all runs in the folder `out`, by name; `out` may be a run folder itself.
 
     Raises:
         BadInput: there is no such folder, or no run in it.
@@ -130,13 +142,18 @@ def standings(out: Path) -> list[Standing]:
                         why=job.why,
                     )
                 )
-    requirement = f"it holds no run: no {CONFIG} in it or in a folder of it"
-    check("status", str(out), bool(runs), requirement)
+    check(
+        "status",
+        str(out),
+        bool(runs),
+        f"there is no run (no {CONFIG} in it or in its folders): give the folder of runs",
+    )
     return runs
 
 
 def locked(folder: Path) -> bool | None:
-    """Whether a process holds the lock of `folder`; None if there is none to ask."""
+    """Whether a process holds the lock of the run in `folder`; None if there is no lock file to
+    test."""
     with (
         contextlib.suppress(OSError),
         (folder / LOCK).open(encoding="utf-8") as file,
@@ -150,13 +167,13 @@ def locked(folder: Path) -> bool | None:
 
 
 def table(out: Path) -> Table:
-    """Returns a table of the runs in a folder, or of the study in it."""
+    """The table that `fl-train status` prints, of the runs in a folder or of the study in it."""
     check_path("status", out)
-    return _of_study(out) or _of_runs(out)
+    return _study_table(out) or _runs_table(out)
 
 
-def _of_study(out: Path) -> Table | None:
-    """The state of a study's runs, by method and setting; None if the folder holds none."""
+def _study_table(out: Path) -> Table | None:
+    """The state of a study's runs, by method and setting; None if the folder holds no study."""
     folder = StudyFolder(out)
     if not folder:
         return None
@@ -173,7 +190,7 @@ def _of_study(out: Path) -> Table | None:
     return board
 
 
-def _of_runs(out: Path) -> Table:
+def _runs_table(out: Path) -> Table:
     table = Table()
     for column in ("run", "method", "judged"):
         table.add_column(column, no_wrap=True)
@@ -195,12 +212,12 @@ def _of_runs(out: Path) -> Table:
 def _at_work(
     folder: Path,
     silent: float,
-    usual: float,
+    usual_seconds: float,
 ) -> bool:
-    """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its
-    silence."""
+    """Whether a process is at work in `folder`: its lock is held, or, without a lock file, its last
+    write is recent."""
     lock = locked(folder)
-    return silent < max(60.0, STALE * usual) if lock is None else lock
+    return silent < max(60.0, STALE * usual_seconds) if lock is None else lock
 
 
 def _shown(metric: Metric, value: float) -> str:

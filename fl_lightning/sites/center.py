@@ -21,7 +21,7 @@ from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
 from fl_lightning.core.run import ModelGroup
-from fl_lightning.engine.evaluation import unjudged
+from fl_lightning.engine.evaluation import missing_scores
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer
 from fl_lightning.engine.worker import Worker
@@ -275,7 +275,7 @@ class RemoteVisits:
             results,
             wire.final_of,
         )
-        return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
+        return finals | {failure.client: missing_scores(failure) for failure, _ in results.failures}
 
     def _ask(
         self,

@@ -81,7 +81,7 @@ def deploy(
         config.seed,
         config.smoke,
     )
-    config = imbalance.judged(config, data)  # its server will not know the classes' shares
+    config = imbalance.with_metric(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
         notes.append(_rehearsed(two_rounds_of(config)))

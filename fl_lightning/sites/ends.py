@@ -64,13 +64,13 @@ def center(
     begun = (run_folder / opening.CONFIG).exists()
     start = Start(out=out, name=name, resume=begun)
     opening.check_name(start)
-    saved = opening.saved_layer(run_folder)
+    saved = opening.saved_settings(run_folder)
     if saved:
-        opening.check_goes_on(saved, config, run_folder)
+        opening.check_resumable(saved, config, run_folder)
     public = settings.get("public")
     public_file = Path(str(public)) if public else None
     limits = {key: float(settings[key]) for key in ("gather", "visit", "again") if key in settings}
-    with opening.opened(start, name, config) as folder:
+    with opening.open_run_folder(start, name, config) as folder:
         exchange = Exchange(
             transport,
             run_id(folder, app_fingerprint),

@@ -40,7 +40,7 @@ from fl_lightning.sites.data import (
     with_loop,
 )
 from fl_lightning.storage import manifest as disk
-from fl_lightning.storage.state import MODEL, spent_by
+from fl_lightning.storage.state import MODEL, privacy_spent
 
 MODELS_FILE = "received.safetensors"
 """File in a site's folder with the last message that contained the server's models, for exports."""
@@ -81,11 +81,11 @@ class Outbox(Transform):
 class ServerModel:
     """Gives the `Evaluator` at a site the server's model for its client, from the last message."""
 
-    whole = False
+    has_global = False
     """Whether the server has a model for every client."""
     model: Tensor | None = None
 
-    def of(self, client: int) -> Tensor | None:
+    def global_model(self, client: int) -> Tensor | None:
         """Return the server's model; None: the server has none for the site's client."""
         return self.model
 
@@ -261,7 +261,7 @@ class Site:
             if visits < counted_visits or not saved_rounds:
                 have = f"the site has the state after {visits} visits"
                 raise wire.Unreadable(f"{have}, the centre counts {counted_visits}")
-            spent = spent_by(run.states.get(self.client))
+            spent = privacy_spent(run.states.get(self.client))
             restore(run, folder, saved_rounds[0])
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
@@ -344,7 +344,7 @@ class Site:
         group = self.group
         layout = group.layout
         size = len(layout.blocks)
-        self.server_model.whole = bool(message["has_global"])
+        self.server_model.has_global = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)

@@ -135,7 +135,7 @@ def unpack_into(
     Raises:
         Unreadable: `numbers` has another length or dtype than the blocks.
     """
-    count = int(layout.numbers[blocks].sum())
+    count = int(layout.sizes[blocks].sum())
     shape = tuple(numbers.shape)
     if (shape, numbers.dtype) != ((count,), vector.dtype):
         arrived = f"{shape} of {numbers.dtype}"

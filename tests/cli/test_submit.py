@@ -135,18 +135,18 @@ REFUSED = {
     "--time 00:01:00": "warning=120.*shorter than the time limit, 60 s",
     "--time 0-1:00 --warning 3600": "time limit, 3600 s",
     "--nodes 0": "nodes",
-    "--nodes 11": "at most one for each of 10 clients",
-    "--nodes 4 --gpus-per-node 4": "at most one for each of 10 clients",
+    "--nodes 11": "at most one process for each client",
+    "--nodes 4 --gpus-per-node 4": "at most one process for each client",
     "--cpus-per-task 0": "cpus_per_task",
     "--mem 3TB": "mem='3TB': it must be SLURM's",
     "--setup 'if true'": "setup='if true': ",
     "--array seed": "array",
-    "--array 'data.root=a/x,a_x' --data.source digits": "two of its runs would be called",
+    "--array 'data.root=a/x,a_x' --data.source digits": "two runs would be called",
     "--fabric.devices 4": "fabric.devices",
     "--sbatch --dry-run": "sbatch: it needs a value",
     "--method fedavg --callbacks krum --callbacks.krum.attackers 5": "callbacks.krum.attackers=5",
-    "--callbacks attack --callbacks.attack.kind noise": "either clients or share says who attacks",
-    "--callbacks topk,quantize": "it excludes quantize",
+    "--callbacks attack --callbacks.attack.kind noise": "give exactly one of clients and share",
+    "--callbacks topk,quantize": "it cannot run with quantize",
     "--method ditto --callbacks layerselection": "callbacks.layerselection",
     "--callbacks wireless --callbacks.wireless.near 500": "callbacks.wireless.far=289",
     "--method fedmd": "data.public",
@@ -215,7 +215,7 @@ def test_names_are_not_given_twice(ask, refused, commands):
     # already.
     taken = {"a": "a", "b --array seed=0-2": "b-seed0", "b-seed0": "b-seed0"}
     for words, name in taken.items():
-        line = f"name='{name}': SLURM has a job that is to do this run"
+        line = f"name='{name}': a job in SLURM's queue trains this run"
         assert line in refused(f"{BASE} --name {words}")
     commands(squeue="")
     assert ask(f"{BASE} --name a")[0] == 0

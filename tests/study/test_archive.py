@@ -90,7 +90,10 @@ def test_the_search_that_chose_a_studys_settings_comes_along(study, tmp_path, mo
     assert members(Path()) == set(archive.SEARCH)
     archive.read_index(tmp_path / "a.zip")
     line = refused(f"archive {tmp_path}")
-    assert f"it is no study: it holds no study.json; the study of this search is {study}" in line
+    assert (
+        f"it is no study (no study.json): give a study's folder; the study of this search is {study}"
+        in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,8 +135,8 @@ def test_what_was_changed_is_refused_in_one_line(how, study, tmp_path, refused):
         "archive": "archive: it must be given once",
         "archive study --rerun x": "rerun='x'",
         "archive study --out a.tar": "it must end with .zip",
-        "archive study --out thesis.zip": "is not written over",
-        "archive empty": "it holds no study.json",
+        "archive study --out thesis.zip": "it exists: move it",
+        "archive empty": "(no study.json)",
         "archive a.zip --rerun runs/kapc/seed-9": "no such run",
         "archive a.zip --out b.zip": "out='b.zip'",
     }.items(),

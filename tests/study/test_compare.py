@@ -14,7 +14,7 @@ from scipy import stats
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report import vector
 from fl_lightning.lab.study import clients, listing, picture, scores, tables
-from fl_lightning.lab.study.compare import compare
+from fl_lightning.lab.study.compare import compare_runs
 from fl_lightning.lab.study.groups import ALL
 
 LOCAL, OURS = [0.5, 0.6, 0.7, 0.8], [0.6, 0.7, 0.8, 0.7]
@@ -39,7 +39,7 @@ def plan(seeds, gains=None, settings=(0.1,)):
 
 
 def compared(path, *more, judge=None, **options):
-    return compare(scores.read([path, *more], judge)[0], **options)
+    return compare_runs(scores.read([path, *more], judge)[0], **options)
 
 
 def rows(comparison):
@@ -199,7 +199,7 @@ def test_ranks_over_settings(make_study):
     assert ranks.ranks == [3.0, 1.0, 2.0]
     assert (ranks.settings, ranks.chi_square) == (8, pytest.approx(16.0))
     assert ranks.cliques == []  # 3 comparisons at 2 / 2**8
-    assert "Friedman over 8 settings" in listing.table(tables.listing_of(comparison))
+    assert "Friedman over 8 settings" in listing.table(tables.comparison_listing(comparison))
     few = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings[:5]), name="few"))
     assert few.ranks == []
     assert any(
@@ -230,7 +230,7 @@ def test_a_damaged_run_is_left_out_and_named(file, text, what, make_study, refus
         f"it again"
     )
     assert notes == [whole]
-    assert row(compare(comparison), "kapc").seeds == 1
+    assert row(compare_runs(comparison), "kapc").seeds == 1
     line = f"archive={str(run)!r}: {what}; delete the folder"
     assert refused(f"archive {study}").startswith(line)
     assert not study.with_suffix(".zip").exists()
@@ -267,12 +267,14 @@ def test_a_row_whose_runs_failed_is_named(make_study):
 
 def test_columns_of_a_label_with_commas_can_be_chosen(make_study):
     path = make_study([cell(), cell("fedper, slow", OURS, method="fedper")])
-    listing_of_clients = clients.listing_of(scores.read([path])[0])
-    chosen = listing.choose(listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow")
+    listing_of_clients = clients.clients_listing(scores.read([path])[0])
+    chosen = listing.choose_columns(
+        listing_of_clients, "seeds,fedper, slow-difference,alone, fedper, slow"
+    )
     expected = ["seeds", "fedper, slow-difference", "alone", "fedper, slow"]
     assert list(chosen.words) == ["client", *expected]
     with refuses("'fedper': no such column"):
-        listing.choose(listing_of_clients, "seeds,fedper,alone")
+        listing.choose_columns(listing_of_clients, "seeds,fedper,alone")
 
 
 def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study, refused, fl_train):
@@ -337,7 +339,7 @@ def test_labels_seeds_and_settings_are_read_off_run_folders(make_run):
 def test_all_by_one_judge(make_run):
     both = {"after": [0.7] * 4}
     runs = [make_run("a", OURS), make_run("b", LOCAL, "fedavg", judge="global", others=both)]
-    with refuses(r"judges are not mixed .*--judge KIND"):
+    with refuses(r"methods that different kinds of model judge are not compared .*--judge KIND"):
         compared(*runs)
     comparison = compared(*runs, judge="after", baseline="fedavg")
     assert row(comparison, "fedavg").mean == pytest.approx(0.7)
@@ -416,7 +418,7 @@ def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
 
 def test_curves_are_means_and_bands_over_seeds(make_study):
     read_cells = scores.read([make_study(plan(3))])[0]
-    drawn = picture.draw(read_cells, compare(read_cells))
+    drawn = picture.draw(read_cells, compare_runs(read_cells))
     (axes,) = drawn["accuracy-by-round"][0].axes
     ours = axes.lines[1]
     means = [run.column("mean_accuracy")[1] for run in read_cells.run[read_cells.method == "kapc"]]
@@ -425,7 +427,7 @@ def test_curves_are_means_and_bands_over_seeds(make_study):
     at_end = band[band[:, 0] == 2][:, 1]
     assert at_end.max() - at_end.min() == pytest.approx(2 * np.std(means, ddof=1))
     (axes,) = drawn["differences-to-local"][0].axes
-    expected = row(compare(read_cells), "kapc")
+    expected = row(compare_runs(read_cells), "kapc")
     assert list(axes.lines[0].get_xdata()) == pytest.approx(
         [100 * expected.low, 100 * expected.high]
     )
@@ -512,14 +514,14 @@ def altered(file, **changes):
         "s --format xlsx": "format",
         "s --out none/a.csv": "no folder",
         "": "must be given",
-        "none": "there is no such folder",
-        "s s": "one study, or several run folders",
+        "none": "it must be a run folder, but does not exist",
+        "s s": "give it alone, or several run folders",
         "s --judge finetuned": "judge='finetuned'",
         "s --columns maen": "no such column .did you mean mean",
-        "s --format csv --columns mean": "csv has all columns",
-        "s --caption x": "caption='x': it is for --format latex",
+        "s --format csv --columns mean": "--format csv writes all columns",
+        "s --caption x": "caption='x': it is only for --format latex",
         "s --label x": "label='x': ",
-        "s --clients --target 0.5": "leave out --clients",
+        "s --clients --target 0.5": "leave it or --clients out",
     }.items(),
 )
 def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monkeypatch):
@@ -534,8 +536,8 @@ def test_flags_that_cannot_work(words, said, make_study, tmp_path, refused, monk
     {
         "none of its 2 runs has ended yet": [cell("local", None), cell("kapc", None)],
         "there are no pairs": [cell(), cell("kapc", OURS, 1)],
-        "one method alone": [cell(), cell(seed=1)],
-        "runs of 'kapc' are judged differently": [
+        "it is the only method": [cell(), cell(seed=1)],
+        "runs of 'kapc' have different judges": [
             cell(),
             cell("kapc", OURS),
             cell("kapc", OURS, 1, judge="before"),
@@ -553,7 +555,7 @@ def test_studies_that_cannot_be_paired(make_study, refused, said, cells):
 def test_what_cannot_be_read_is_refused(make_study, make_run, refused):
     first, second, local = make_run("a", OURS), make_run("b", OURS), make_run("c", LOCAL, "local")
     line = refused(f"compare {first} {second} {local}")
-    assert "are 'kapc' alike, and cannot be told apart" in line
+    assert "are both 'kapc': leave one out" in line
     config = yaml.safe_load((local / "config.yaml").read_text())
     (local / "config.yaml").write_text(yaml.safe_dump(config | {"seed": None}))
     assert "its config.yaml names no seed" in refused(f"compare {first} {local}")
@@ -619,7 +621,7 @@ def test_by_another_metric(make_run, refused):
         (run / "final.csv").write_text("\n".join(lines))
     comparison, notes = scores.read(runs, metric="auroc")
     assert [dict(one) for one in comparison.scores] == [{1: v, 2: v} for v in values]
-    kapc = row(compare(comparison), "kapc")
+    kapc = row(compare_runs(comparison), "kapc")
     assert kapc.mean == pytest.approx(0.6) and kapc.difference == pytest.approx(0.45)
     assert any("AUROC" in note and "not accuracies" in note for note in notes)
     line = refused(f"compare {' '.join(map(str, runs))} --metric f1")

@@ -12,7 +12,7 @@ from pandas import DataFrame, Series
 from scipy.special import ndtr, ndtri
 
 from fl_lightning.lab import statistics
-from fl_lightning.lab.study.compare import compare
+from fl_lightning.lab.study.compare import compare_runs
 from fl_lightning.lab.study.scores import COLUMNS
 from fl_lightning.results.result import RunResult
 
@@ -63,11 +63,11 @@ def bca(differences):
 
 
 def intervals(made):
-    """Those that `compare` gives: 3,999 draws leave 0.25 points in each tail, which do not average
+    """Those that `compare_runs` gives: 3,999 draws leave 0.25 points in each tail, which do not average
     out over studies."""
     few = made.shape[1] < statistics.FEW
     found = at_once(
-        made, statistics.students if few else partial(statistics.outer, resamples=3_999)
+        made, statistics.t_interval if few else partial(statistics.outer, resamples=3_999)
     )
     for study in (0, len(made) - 1):
         low, high, kind = statistics.interval(
@@ -134,7 +134,7 @@ def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
             for m, k, s in units
         ]
         runs = DataFrame(rows, columns=[*COLUMNS, "scores"])
-        starred += any(compare(runs, "0").table.star == "*")
+        starred += any(compare_runs(runs, "0").table.star == "*")
     assert 0 < starred <= 0.05 * STUDIES
 
 
@@ -148,7 +148,7 @@ if __name__ == "__main__":
             for seeds in (3, 4, 5, 6, 10):
                 made = studies(np.random.default_rng(seeds), seeds, spread, draw)
                 kinds = {
-                    "t": at_once(made, statistics.students),
+                    "t": at_once(made, statistics.t_interval),
                     "bootstrap-t": at_once(made, partial(statistics.bootstrap, resamples=3_999)),
                     "outer ends": at_once(made, partial(statistics.outer, resamples=3_999)),
                     "BCa": at_once(made, bca),

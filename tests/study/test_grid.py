@@ -3,7 +3,7 @@
 import pytest
 from refusals import refuses
 
-from fl_lightning.lab.study.grid import LONGEST, Study, safe
+from fl_lightning.lab.study.grid import MAX_LABEL_BYTES, Study, safe
 
 PLAIN = {
     "base": "kapc_exact_digits",
@@ -129,7 +129,9 @@ def test_names_of_folders_are_safe_and_differ():
     found = [safe(text) for text in texts]
     assert len(set(found)) == len(texts)
     for name in found:
-        assert "/" not in name and not name.startswith(".") and len(name.encode()) <= LONGEST
+        assert (
+            "/" not in name and not name.startswith(".") and len(name.encode()) <= MAX_LABEL_BYTES
+        )
         assert safe(name) == name
     assert safe("kapc lam=0.5") == "kapc lam=0.5"
 
@@ -155,7 +157,7 @@ def test_bad_seeds(given):
         ({"methods": []}, "methods="),
         ({"methods": ["kapc", "kapk"]}, r"methods\[1\]='kapk'.*did you mean kapc"),
         ({"methods": [{"lam": 0.5}]}, r"methods\[0\]=.*which method"),
-        ({"methods": ["kapc", "KAPC"]}, r"methods\[1\]='kapc'.*methods\[0\] is called so"),
+        ({"methods": ["kapc", "KAPC"]}, r"methods\[1\]='kapc'.*methods\[0\] has the same label"),
         (
             {"methods": [{"name": "kapc", "label": "fedavg after"}]},
             r"forced='fedavg after'.*methods\[0\]",

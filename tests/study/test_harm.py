@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pandas import DataFrame, Series
 
-from fl_lightning.lab.statistics import noise
+from fl_lightning.lab.statistics import noise_threshold
 from fl_lightning.lab.study.compare import share_harmed
 from fl_lightning.lab.study.scores import COLUMNS
 
@@ -37,7 +37,7 @@ def test_with_few_test_samples_more_are_counted_by_chance():
     def counted(n, skill):
         chances = np.array([comb(n, k) * skill**k * (1 - skill) ** (n - k) for k in range(n + 1)])
         ours, alone = np.meshgrid(*[np.arange(n + 1) / n] * 2, indexing="ij")
-        above = alone - ours > noise(ours, alone, np.array(n))
+        above = alone - ours > noise_threshold(ours, alone, np.array(n))
         return float(chances @ above @ chances)
 
     most = {n: max(counted(n, p / 100) for p in range(50, 100)) for n in (3, 7, 8, 10, 20, 30)}

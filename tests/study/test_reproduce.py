@@ -19,15 +19,15 @@ from fl_lightning.foundation.csvtable import CsvTable
 from fl_lightning.lab.study import listing, papers, studyfile
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study
-from fl_lightning.lab.study.papers import Ours, cells_of, reason
+from fl_lightning.lab.study.papers import OurNumber, cells_of, reason_for
 from fl_lightning.lab.study.reproduce import (
     AGREES,
     DIFFERS,
     NOT_RUN,
     ONE,
     OPEN,
-    beside,
-    figure,
+    compare_with_paper,
+    number_of_run,
     verdict_on,
 )
 from fl_lightning.results.folder import RunFolder
@@ -81,7 +81,7 @@ def test_shipped_studies_are_whole(cells_by_study):
     for name, cells in cells_by_study.items():
         assert len(cells) >= 8, name
         for cell in cells:
-            assert cell.ours or (cell.absent and cell.absent != papers.HERE), name
+            assert cell.ours or (cell.absent and cell.absent != papers.NOT_LISTED), name
 
 
 def test_a_number_is_as_fine_as_its_column(cells_by_study):
@@ -95,8 +95,8 @@ def test_a_number_is_as_fine_as_its_column(cells_by_study):
 
 
 def test_reasons_are_of_cells_that_exist(cells_by_study):
-    known_reasons = {reason(cell)[0] for cells in cells_by_study.values() for cell in cells}
-    assert {row["reason"] for row in papers.reasons()} <= known_reasons
+    known_reasons = {reason_for(cell)[0] for cells in cells_by_study.values() for cell in cells}
+    assert {row["reason"] for row in papers.known_reasons()} <= known_reasons
 
 
 # ---------------------------------------------------------------- the verdict
@@ -189,14 +189,17 @@ def test_figures(name, value, two, tmp_path):
         for c, a in ((0, 0.5), (1, 0.8))
     ]
     alone = run(tmp_path / "alone", rows, clients)
-    assert figure(Ours("kapc", {}, name), two, alone) == pytest.approx(value)
-    assert math.isnan(figure(Ours("kapc", {}, name, kind="global"), two, alone))
+    assert number_of_run(OurNumber("kapc", {}, name), two, alone) == pytest.approx(value)
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, name, kind="global"), two, alone))
 
 
 def test_figures_of_a_column(two):
-    assert figure(Ours("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
-    assert math.isnan(figure(Ours("kapc", {}, "mean", column="nothing"), two))
-    assert math.isnan(figure(Ours("kapc", {}, "relative"), two))
+    assert (
+        number_of_run(OurNumber("kapc", {}, "mean", column="upload_parameter_bytes"), two)
+        == 2 * 2.0**20
+    )
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, "mean", column="nothing"), two))
+    assert math.isnan(number_of_run(OurNumber("kapc", {}, "relative"), two))
 
 
 def test_a_row_of_a_study_brings_its_judge(make_study):
@@ -213,7 +216,7 @@ def test_a_row_of_a_study_brings_its_judge(make_study):
     study = Study.of(
         {**TINY, "forced": True, "paper": {**PAPER, "figures": {METRIC: "best"}, "rows": rows}}
     )
-    lines = beside(cells_of(study), StudyFolder(folder))
+    lines = compare_with_paper(cells_of(study), StudyFolder(folder))
     means = {row["method"]: row["mean"] for row in listing.records(lines)}
     assert (means["FedAvg"], means["FedBABU"], means["KAPC"], means["MOON"]) == (
         50.0,
@@ -255,7 +258,7 @@ def test_end_to_end(ask, tmp_path):
         assert rows[method]["seeds"] == "2"
     why = {name: rows[name]["why"] for name in ("FedBN", "MOON", "FedProto")}
     numberless = "its runs have no such number"
-    assert why == {"FedBN": "it has none", "MOON": papers.HERE, "FedProto": numberless}
+    assert why == {"FedBN": "it has none", "MOON": papers.NOT_LISTED, "FedProto": numberless}
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
     assert len(before) == 4
 
@@ -276,9 +279,9 @@ def test_end_to_end(ask, tmp_path):
     [
         ("kapc/tabel1", {}, "study='kapc/tabel1'.*did you mean kapc/table1"),
         ("tiny.yaml --methods kapc,kap", {}, "methods='kap'.*did you mean kapc"),
-        ("tiny.yaml --no-run", {}, "out='studies/tiny'.*no study yet"),
+        ("tiny.yaml --no-run", {}, "out='studies/tiny'.*there is no study in it"),
         ("tiny.yaml --data.alpha 1", {}, "data.alpha='1'.*grid sets it"),
-        ("tiny.yaml --method.lam 1", {}, "method=.*lists its methods"),
+        ("tiny.yaml --method.lam 1", {}, "method=.*list methods in the study file"),
         ("tiny.yaml --data.root none --data.source mnist", {}, "data.root="),
         ("kapc/ablation", {}, "paper=None"),
         *(
@@ -299,9 +302,9 @@ def test_end_to_end(ask, tmp_path):
         (
             "tiny.yaml",
             {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
-            "paper.settings.10 clients.* one setting of the grid has, not 2",
+            "paper.settings.10 clients.* 2 settings of the grid have these keys",
         ),
-        ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*like itself"),
+        ("tiny.yaml", {"like": "tiny.yaml"}, "like='tiny.yaml'.*leads back to the study itself"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, changes, said, ask, tmp_path):
@@ -314,7 +317,7 @@ def test_studies_like_each_other_are_named(tmp_path):
     (folder := tmp_path / "x").mkdir()
     for one, other in ("ab", "ba"):
         (folder / f"{one}.yaml").write_text(f"like: ../x/{other}.yaml")
-    with refuses("the study is like itself"):
+    with refuses("leads back to the study itself"):
         studyfile.read(str(folder / "a.yaml"))
 
 

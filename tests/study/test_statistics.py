@@ -60,7 +60,7 @@ def test_drawn_means_are_of_drawn_seeds_and_their_clients():
 def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count():
     values = np.random.default_rng(1).gamma(1.0, 0.01, size=(6, 10)).tolist()
     low, high, kind = statistics.interval(seeds_of(values))
-    ends = statistics.students(seeds_of(values)), statistics.bootstrap(seeds_of(values))
+    ends = statistics.t_interval(seeds_of(values)), statistics.bootstrap(seeds_of(values))
     assert kind == "bootstrap"
     assert (low, high) == (min(low for low, _ in ends), max(high for _, high in ends))
     assert low < np.mean(values) < high
@@ -105,7 +105,7 @@ def test_what_differs_by_the_rounding_of_float32_is_equal():
     assert statistics.tally([gap, -gap, 0.1]) == (1, 2, 0)
     # nothing to draw from
     assert statistics.interval(seeds_of([[gap * k] for k in range(6)])) is None
-    assert statistics.over_seeds(seeds_of([[gap * (1 + k / 9)] for k in range(6)])) == 1.0
+    assert statistics.t_test_over_seeds(seeds_of([[gap * (1 + k / 9)] for k in range(6)])) == 1.0
     scores = np.array([[1 / 128, 1 / 128 + gap, 0.0]] * 6)
     assert statistics.friedman(scores)[2].tolist() == [1.5, 1.5, 3.0]
     assert statistics.pairwise(scores)[0, 1] == 1.0
@@ -116,9 +116,9 @@ def test_what_differs_by_the_rounding_of_float32_is_equal():
 @pytest.mark.parametrize("seeds", [2, 3, 6])
 def test_seeds_without_a_spread_are_not_certain(seeds):
     """Their signs are what is left: Student's t would have p 0."""
-    assert statistics.over_seeds(seeds_of([[0.1, 0.1]] * seeds)) == 2 / 2**seeds
-    assert statistics.over_seeds(seeds_of([[0.1], [0.1 + 1e-8]])) == 0.5
-    assert statistics.over_seeds(seeds_of([[0.0, 0.0]] * seeds)) == 1.0
+    assert statistics.t_test_over_seeds(seeds_of([[0.1, 0.1]] * seeds)) == 2 / 2**seeds
+    assert statistics.t_test_over_seeds(seeds_of([[0.1], [0.1 + 1e-8]])) == 0.5
+    assert statistics.t_test_over_seeds(seeds_of([[0.0, 0.0]] * seeds)) == 1.0
 
 
 def test_holms_correction():

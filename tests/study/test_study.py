@@ -89,7 +89,7 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask, tmp_path):
     assert (config["federation"]["rounds"], config["data"]["resident"]) == (1, "never")
     assert config["method"]["init_args"]["lam"] == 7.0
     other = [{"name": "kapc", "when": {"data.alpha=0.5": {"lam": 8.0}}}]
-    assert "in this study 'kapc' is" in refused_line(ask(words, methods=other, grid=grid))
+    assert "in this study 'kapc' was" in refused_line(ask(words, methods=other, grid=grid))
     # the study has run with another base
     assert "base.federation.rounds=2" in refused_line(ask(methods=methods, grid=grid))
     whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())
@@ -101,7 +101,7 @@ def test_a_row_of_which_no_run_has_begun_may_change(ask, tmp_path):
     row = {"name": "kapc", "label": "mine", "lam": 7.0}
     assert ask("--workers 1 --methods local", methods=["local", row])[0] == 0
     assert ask(methods=["local", row | {"lam": 8.0}])[0] == 0
-    assert "in this study 'mine' is" in refused_line(ask(methods=["local", row]))
+    assert "in this study 'mine' was" in refused_line(ask(methods=["local", row]))
 
 
 def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
@@ -215,7 +215,7 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
     "said, changes",
     {
         "methods[0].lamda=1": {"methods": [{"name": "kapc", "lamda": 1}]},
-        "methods[1]='kapc lam=0.05': it comes to the same as methods[0]": {
+        "methods[1]='kapc lam=0.05': it has the same config as methods[0]": {
             "methods": ["kapc", {"name": "kapc", "lam": 0.05}]
         },
         "methods[0]='no.such.Method'": {"methods": ["no.such.Method"]},
@@ -224,10 +224,10 @@ def test_a_study_grows_and_does_not_change(ask, tmp_path):
         "base=3": {"base": [3]},
         "base.out='x'": {"base": {"out": "x"}},
         "optimizer.lr='x'": {"methods": [{"name": "kapc", "optimizer.lr": "x"}]},
-        "methods[1]='a,b': methods[0] is called so, too": {
+        "methods[1]='a,b': methods[0] has the same label": {
             "methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]
         },
-        "forced='fedavg personalised': methods[0] is called so, too": {
+        "forced='fedavg personalised': methods[0] has the same label": {
             "methods": [{"name": "fedavg", "label": "fedavg,personalised"}],
             "forced": True,
         },
@@ -244,12 +244,12 @@ def test_a_bad_study_is_one_line_before_anything_is_written(said, changes, ask, 
         "": "study: it must be given once",
         "study.yaml": "out: it must be given",
         "study.yaml --out s --workers 0": "workers=0",
-        "study.yaml --out s --time 3": "it needs slurm",
+        "study.yaml --out s --time 3": "give --slurm, too",
         "study.yaml --out s --slurm": "time=None",
-        "study.yaml --out s --slurm --time 3 --together 2": "together=2: with slurm",
+        "study.yaml --out s --slurm --time 3 --together 2": "together=2: leave it out: with --slurm",
         "study.yaml --out s --together many": "together=.*a whole number from 1, or auto",
         "study.yaml --out s --together 0": "together=.*a whole number from 1, or auto",
-        "study.yaml --out other": "something else",
+        "study.yaml --out other": "it has other files",
         "bad.yaml --out s": "line 1, column",
         "study.yaml --out s --methods kapc,kap": "methods='kap'.*has no such method",
         "study.yaml --out s --seeds x": "seeds='x'",
@@ -269,12 +269,12 @@ def test_another_study_that_came_between_is_seen(ask, tmp_path, monkeypatch):
     """Between the first look at the folder and its lock data may be loaded, for minutes."""
 
     def meanwhile(configs):
-        monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", lambda configs: None)
+        monkeypatch.setattr("fl_lightning.lab.study.launch.fetch_datasets", lambda configs: None)
         assert (
             ask(base=["kapc_exact_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
         )
 
-    monkeypatch.setattr("fl_lightning.lab.study.launch.fetch", meanwhile)
+    monkeypatch.setattr("fl_lightning.lab.study.launch.fetch_datasets", meanwhile)
     line = refused_line(ask())
     assert "base.optimizer.lr=0.05" in line and "for another base give another --out" in line
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]

@@ -95,13 +95,15 @@ def configs_of(study):
 def choose(tmp_path, wanted, **changes):
     """What a study in the folder `s` is to keep."""
     _, pairs = resolved(Study.of(MORE | changes))
-    return together.with_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
+    return together.choose_executors(StudyFolder(tmp_path / "s"), pairs, wanted, pairs)[1]
 
 
 @pytest.mark.slow
 def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     measured = []
-    monkeypatch.setattr(together, "_measured", lambda config: measured.append(config) or "vmap")
+    monkeypatch.setattr(
+        together, "_faster_executor", lambda config: measured.append(config) or "vmap"
+    )
     long = {"base": [*MORE["base"], {"federation.rounds": 200}]}
     assert list(choose(tmp_path, "auto").values()) == ["loop"]  # too short to be worth it
     assert not measured
@@ -109,7 +111,7 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
     assert list(known.values()) == ["vmap"]
     assert len(measured) == 1  # one kind of run
     (tmp_path / "s").mkdir()
-    together.keep(StudyFolder(tmp_path / "s"), known)
+    together.write_executors(StudyFolder(tmp_path / "s"), known)
     assert (
         choose(tmp_path, "auto", **long)
         == choose(tmp_path, 1, **long)
@@ -123,7 +125,9 @@ def test_auto_measures_once_and_goes_by_it(tmp_path, monkeypatch):
 def test_jobs_have_the_executor_of_the_study(ask, tmp_path, monkeypatch, commands):
     """A row's seeds train alike, whether a process here or a job trains them."""
     commands(sbatch="echo Submitted batch job 42", squeue="exit 0")
-    monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
+    monkeypatch.setattr(
+        together, "_faster_executor", lambda config: pytest.fail("jobs are not measured")
+    )
     few = {"methods": ["fedprox"], "forced": False}
     code, _, err = ask(
         "--workers 1 --together 2", **few, seeds=[0], grid={"federation.batch_size": [16]}

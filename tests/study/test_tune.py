@@ -17,6 +17,7 @@ import pytest
 import yaml
 from forked import forked
 from lines import run_line
+from pandas import DataFrame
 from refusals import refused_line, refuses
 
 from fl_lightning.cli import main
@@ -37,12 +38,12 @@ from fl_lightning.configuration.search import (
 from fl_lightning.data import digits
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
-from fl_lightning.lab.study.chosen import chosen as values_chosen
+from fl_lightning.lab.study.chosen import chosen_values
 from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Trials, best
 from fl_lightning.lab.study.tuned import Tuned
-from fl_lightning.lab.study.tuning import Search
+from fl_lightning.lab.study.tuning import Search, _run_trial
 from fl_lightning.methods.fedprox import FedProx
 
 from .small import SMALL
@@ -159,7 +160,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask, tmp_path,
     code, out, err = ask(line, **study)
     assert (code, out) == (2, "") and "has trained this run" in err
     other = refused_line(ask("--out t --trials 4 --workers 1", **study))
-    assert "trials: " in other and "--out of its own" in other
+    assert "trials: " in other and "give this search another --out" in other
     assert (before, choices) == (stamps(tmp_path / "t"), tables(tmp_path / "t"))
 
 
@@ -180,7 +181,7 @@ def test_a_damaged_record_of_choices_is_one_line(content, tmp_path):
     (tmp_path / "study.json").write_text("[]")
     (tmp_path / "tuned.csv").write_text(content)
     with refuses(r"tuned\.csv is damaged") as caught:
-        values_chosen(tmp_path)
+        chosen_values(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -214,8 +215,8 @@ def test_choices_are_those_of_the_searchs_own_study(tmp_path):
     for name in ("study", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "study.json").write_text("{}")
-    assert values_chosen(tmp_path / "study") == ({"fedprox": "mu=0.1"}, [])
-    assert values_chosen(tmp_path / "other") == ({}, [])
+    assert chosen_values(tmp_path / "study") == ({"fedprox": "mu=0.1"}, [])
+    assert chosen_values(tmp_path / "other") == ({}, [])
 
 
 def test_what_a_method_refuses_is_a_trial_too(ask, tmp_path):
@@ -287,7 +288,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         ("--out t", {"grid": {"data.test_seed": [1, None]}}, "data.test_seed=None"),
         ("--out t", {"grid": {"data.validation": [0.2, 0.0]}}, "data.validation=0.0"),
         ("--out t", {"grid": {"optimizer.name": ["sgd", "adam"]}}, "grid='optimizer.name=adam'"),
-        ("--out full", {}, "something else"),
+        ("--out full", {}, "it has other files"),
         (
             "--out t --untuned",
             {"methods": [{"name": "local", "label": "x" * 93}]},
@@ -296,7 +297,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask, tmp_path):
         (
             "--out t --untuned",
             {"methods": ["local", {"name": "ditto", "label": "local untuned"}]},
-            "another method is",
+            "another method has",
         ),
     ],
 )
@@ -318,7 +319,7 @@ def score(values):
 
 def tell(claim, score):
     claim.tell(score)
-    claim.let_go()
+    claim.release()
 
 
 def carry_on(folder, kills):
@@ -332,7 +333,7 @@ def carry_on(folder, kills):
             return trials.ended()
         if number not in kills:
             claim.tell(score(claim.values)) if claim.number != 5 else claim.refuse("it is five")
-        claim.let_go()
+        claim.release()
         number += 1
 
 
@@ -406,7 +407,7 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path, monkeypatch):
                 Trials(folder, "mine", TWO, 3, seed=3).claim()
         second = Trials(folder, "mine", TWO, 3, seed=3).claim()
         assert second.number == 1
-        second.let_go()
+        second.release()
         return second.values
 
     assert begun(tmp_path / "killed", True) == begun(tmp_path / "whole", False)
@@ -418,6 +419,19 @@ def tuned(folder, scores, metric):
     for one in scores:
         tell(trials.claim(), one)
     return Tuned(ListedMethod("methods[0]", "m", "m"), trials.ended(), BY_TASK[metric])
+
+
+def test_of_errors_the_least_is_the_best_trial(tmp_path, monkeypatch):
+    """A trial's score is the mean error's merit."""
+    errors = DataFrame({"metric": "mae", "value": [1.0, 3.0]})
+    monkeypatch.setattr("fl_lightning.lab.study.tuning.tidy", lambda runs: errors)
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "summary.json"):  # its run has ended
+        (tmp_path / "run" / name).write_text("{}")
+    search = Mock(settings=[{}], **{"metric.return_value": BY_TASK["regression"]})
+    claim = Mock(folder=tmp_path, number=0, values={})
+    _run_trial(search, claim)
+    claim.tell.assert_called_once_with(-2.0)
 
 
 def test_scores_that_are_no_numbers_are_one_line(tmp_path):
@@ -443,7 +457,7 @@ def test_processes_share_a_journal_and_no_trial(tmp_path):
     assert theirs.claim() is None  # the others are at work
     with (tmp_path / "journal.log").open("ab") as file:
         file.write(b'{"op_code": 6, "wor')  # a process was killed over a line
-    second.let_go()
+    second.release()
     again = theirs.claim()
     assert (again.number, again.values) == (1, second.values)
     for claim, score in ((again, 0.25), (third, 0.75)):

@@ -1,1 +1,1 @@
-"""What every method must hold, tried on one that somebody has written: `fl-train check-method`."""
+"""Checks that a user's method behaves as every method must: `fl-train check-method`."""

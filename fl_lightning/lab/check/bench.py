@@ -1,4 +1,4 @@
-"""Small runs of one method in a folder that is thrown away, and in what two of them differ."""
+"""Short runs of the checked method in a temporary folder, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -21,38 +21,49 @@ from fl_lightning.lab.study.archive import checkpoint_digest
 from fl_lightning.sites.rehearsal import unlike
 
 
-class Wrong(Exception):
-    """A check fails; the text says in what, and what is mostly the reason."""
+class CheckFailed(Exception):
+    """A check has failed; the text says what is wrong and the usual reason."""
 
 
 @dataclass
 class Bench:
-    """Where the runs of a method lie, and what they are changed from."""
+    """The folder and the base config of a method's check runs, with methods that train variants."""
 
     config: Config
-    """Of all runs, unless a check changes it."""
+    """The base config of all runs."""
     path: Path
     runs: dict[str, Path] = field(default_factory=dict)
-    """Runs that several checks look at, by name."""
+    """Folders of runs that several checks use, by name."""
 
     @property
     def half(self) -> int:
-        """The round after which a run is stopped to be continued."""
+        """The number of rounds after which a run is stopped, to be resumed."""
         return self.config.federation.rounds // 2
 
-    def changed(self, components: dict[str, Any] | None = None, **groups: dict[str, Any]) -> Config:
-        """The configuration with other values in its groups, and with other `components` (models,
-        callbacks)."""
+    def with_settings(
+        self, components: dict[str, Any] | None = None, **groups: dict[str, Any]
+    ) -> Config:
+        """The base config with some settings replaced.
+
+        Args:
+            components: new values of `models` or `callbacks`.
+            groups: new values within a group of settings: `federation={"rounds": 2}`.
+        """
         values = {}
         for name, settings in groups.items():
             values[name] = replace(getattr(self.config, name), **settings)
         return replace(self.config, **values, **(components or {}))
 
-    def failing(self, policy: str, **arguments: int) -> Config:
-        """The configuration with a client that fails, and what is then to be done."""
-        part = Component("fl_lightning.lab.check.parts.Failing", dict(arguments))
-        callbacks = {"failing": part, **self.config.callbacks}
-        return self.changed({"callbacks": callbacks}, federation={"on_bad_client": policy})
+    def with_failing_client(self, policy: str, **arguments: int) -> Config:
+        """The base config with a client whose upload fails.
+
+        Args:
+            policy: `federation.on_bad_client`.
+            arguments: round, client and number of failures: those of `parts.Failing`.
+        """
+        failing = Component("fl_lightning.lab.check.parts.Failing", dict(arguments))
+        callbacks = {"failing": failing, **self.config.callbacks}
+        return self.with_settings({"callbacks": callbacks}, federation={"on_bad_client": policy})
 
     def fit(
         self,
@@ -61,90 +72,96 @@ class Bench:
         resume: bool = False,
         fresh: bool = True,
     ) -> Path:
-        """Run `config` (None: as it is) in this process; gives its folder.
+        """Train a run in this process, and return its folder.
 
-        With `fresh` the method's own module is imported again first, as a new process would do.
+        Args:
+            name: name of the run's folder.
+            config: None: the base config.
+            resume: whether to resume the run in the folder.
+            fresh: whether to import the method's module again first, as a new process would.
 
         Raises:
-            Wrong: it did not run to the end.
-            BadInput: the method, or the engine for it, refuses this setting.
+            CheckFailed: the run failed.
+            BadInput: the method, or the engine for it, refuses this config.
         """
         config = config or self.config
-        with self.about_to(name, config, fresh) as folder:
+        with self.new_run(name, config, fresh) as folder:
             engine.fit(config, folder, resume)
         return folder
 
-    def launch(
+    def run_on_ranks(
         self,
         name: str,
         work: Callable[..., dict[str, Any]],
         config: Config,
         *arguments: Any,
     ) -> dict[str, Any]:
-        """Returns what `work` returns, called on every rank with its Fabric, `config`, a folder of
-        this name and `arguments`."""
-        with self.about_to(name, config) as folder:
+        """Calls `work(fabric, config, folder, *arguments)` on every rank, with a new folder `name`;
+        returns the result of rank 0."""
+        with self.new_run(name, config) as folder:
             return engine.launch(config, work, folder, *arguments)
 
     @contextlib.contextmanager
-    def about_to(
+    def new_run(
         self,
         name: str,
         config: Config,
         fresh: bool = True,
     ) -> Iterator[Path]:
-        """Make the folder of a run; the block that runs it is quiet and `explained`. `fresh`: as in
-        `fit`."""
+        """Context manager: make the folder of a run. Inside, output is hidden and errors become
+        `CheckFailed`. `fresh`: as for `fit`."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         if fresh:
-            forget(config.method.class_path)
-        with quiet(), self.explained(config):
+            unload_package(config.method.class_path)
+        with quiet(), self.explaining_errors(config):
             yield folder
 
-    def in_two_parts(self, name: str, config: Config | None = None) -> Path:
-        """The same run, stopped after half of its rounds, and continued as by another process."""
+    def fit_in_two_parts(self, name: str, config: Config | None = None) -> Path:
+        """Train a run for half of its rounds, resume it with the method's module imported again,
+        and return its folder."""
         config = config or self.config
         first = replace(config, federation=replace(config.federation, rounds=self.half))
         self.fit(name, first)
         return self.fit(name, config, resume=True)
 
-    def on_two(self, jobs: dict[str, Config]) -> dict[str, Path]:
-        """Runs on two processes, one after the other, by name; gives their folders. Raises as
-        `fit`."""
+    def fit_on_two_ranks(self, jobs: dict[str, Config]) -> dict[str, Path]:
+        """Train the configs `jobs`, by name, one after the other on two processes; return the run
+        folders by name. Raises as `fit`."""
         folders = {name: self.path / name for name in jobs}
         for folder in folders.values():
             folder.mkdir()
         work = [(config, folders[name]) for name, config in jobs.items()]
-        with quiet(), self.explained(self.config):
+        with quiet(), self.explaining_errors(self.config):
             two = replace(self.config, fabric=replace(self.config.fabric, devices=2))
             engine.launch(two, _one_after_the_other, work)
         return folders
 
     @contextlib.contextmanager
-    def explained(self, config: Config) -> Iterator[None]:
-        """What runs within fails in words, with the line of the method's own file at which it
-        was."""
+    def explaining_errors(self, config: Config) -> Iterator[None]:
+        """Context manager: turn an error inside, except `BadInput`, into `CheckFailed` with the
+        error's text and the line in the method's file."""
         try:
             yield
         except BadInput:
             raise
         except Exception as error:
             place = _line_of(error.__cause__ or error, config.method.class_path)
-            raise Wrong(f"{_message(error)}{place}") from error
+            raise CheckFailed(f"{_message(error)}{place}") from error
 
 
 def _one_after_the_other(
     fabric: Fabric, config: Config, work: list[tuple[Config, Path]]
 ) -> dict[str, Any]:
-    """On every rank."""
+    """Train runs on every rank, one after the other."""
     for of_run, folder in work:
         engine.fit_on_rank(fabric, of_run, folder, False)
     return {}
 
 
-def forget(class_path: str) -> None:
-    """Have the package of a user's own class be imported anew when it is next asked for."""
+def unload_package(class_path: str) -> None:
+    """Remove the package of a user's class from `sys.modules`, so that the next import reads its
+    files again."""
     package = class_path.partition(".")[0]
     if package != "fl_lightning":
         for name in list(sys.modules):
@@ -153,16 +170,16 @@ def forget(class_path: str) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
-    """Keep what is printed within from the screen."""
+def quiet() -> Iterator[None]:
+    """Context manager: capture output to stdout and stderr."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        yield output
+        yield
 
 
 def difference(run: Path, other: Path) -> str | None:
-    """In what two runs differ, in words, but for seconds and memory; None: they agree to the last
-    bit."""
+    """The first difference between two runs, as text; None if they are bit-identical. Seconds and
+    memory are not compared."""
     for table, _, row, other_row, columns in unlike(run, other):
         rounds = {**row, **other_row}
         place = f"from round {int(rounds['round'])} on" if "round" in rounds else "at the end"
@@ -174,7 +191,8 @@ def difference(run: Path, other: Path) -> str | None:
 
 
 def _message(error: Exception) -> str:
-    """An error in one line; one of another process comes with its traceback, which ends with it."""
+    """The error's text in one line. The text of an error from another process is a traceback, whose
+    last line is the error."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, ProcessRaisedException):
         return lines[-1]
@@ -183,7 +201,8 @@ def _message(error: Exception) -> str:
 
 
 def _line_of(error: BaseException, class_path: str) -> str:
-    """` (my_methods.py, line 12)` where the error came out of the method's own file."""
+    """The last line of the method's file in the error's traceback, ` (my_methods.py, line 12)`;
+    empty if there is none."""
     module = sys.modules.get(class_path.rpartition(".")[0])
     file = getattr(module, "__file__", None)
     frames = traceback.extract_tb(error.__traceback__)

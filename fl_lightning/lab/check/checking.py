@@ -1,4 +1,5 @@
-"""What every method must hold, tried on a user's own: a line for each check."""
+"""The command `fl-train check-method`: trains short runs of a method and prints a line for each
+check."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ BASE: Layer = {
     },
     "callbacks": {"heatmaps": None, "progress": None},
 }
-"""Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held
-back for validation and as public data, so that methods which ask for either find it."""
+"""Settings under the user's: some 700 digits of five clients, a few seconds for all runs. A part of
+the data is for validation and another is public, since some methods need them."""
 SAVED: Layer = {
     "callbacks": {
         "checkpoint": {
@@ -43,9 +44,11 @@ SAVED: Layer = {
         }
     }
 }
+"""Settings over the user's: a checkpoint after each round."""
 WIDTH = 12
+"""Columns of a check's name in the output."""
 QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
-"""The checks of `--quick`, which need no second process and no other data or networks."""
+"""The checks of `--quick`: they need no second process, no other data and no other networks."""
 
 
 def check_method(
@@ -55,15 +58,22 @@ def check_method(
     out: str | None,
     layers: list[Layer],
 ) -> None:
-    """Prints a line for each check: what holds, and what does not and why.
+    """Runs the checks and prints a line for each: its result, or what is wrong and why.
+
+    Args:
+        method: name or import path.
+        only: names of checks, with commas; None: all.
+        quick: whether to run the checks of `QUICK` in three rounds.
+        out: folder for the runs; None: a temporary one.
+        layers: settings of the user.
 
     Raises:
-        BadInput: there is no such method, or it cannot work with these settings at all.
+        BadInput: there is no such method, or it refuses these settings.
         RunFailed: some checks fail.
     """
     config = _config(method, [{"federation": {"rounds": 3}}, *layers] if quick else layers)
-    new = out is None or not Path(out).exists()
-    check("out", out, new, "it exists; the runs need a new folder")
+    is_new = out is None or not Path(out).exists()
+    check("out", out, is_new, "it exists; give a new folder")
     from fl_lightning.lab.check.checks import NAMES
 
     check(
@@ -75,35 +85,43 @@ def check_method(
     chosen = only or ",".join(QUICK if quick else NAMES)
     names = [name.strip() for name in chosen.split(",")]
     for name in names:
-        missing = f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}"
-        check("only", name, name in NAMES, missing)
+        check(
+            "only",
+            name,
+            name in NAMES,
+            f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}",
+        )
     folder = contextlib.nullcontext(out) if out is not None else tempfile.TemporaryDirectory()
     with folder as place:
         Path(place).mkdir(parents=True, exist_ok=True)
-        failed = _checked(config, Path(place), names)
+        failed = _failed_checks(config, Path(place), names)
     if failed:
         raise RunFailed(f"{method}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
 
 
 def _config(method: str, layers: list[Layer]) -> Config:
+    """Returns the base config of the check runs."""
     class_path = catalogue.find("methods", "method", method).class_path
-    settings = [_without_others(layer, class_path) for layer in layers]
+    settings = [_without_other_method(layer, class_path) for layer in layers]
     config = resolve([BASE, {"method": method}, *settings, SAVED])
     rounds, clients = config.federation.rounds, config.federation.clients
-    requirement = "it must be at least 3: client 1 fails in 2"
-    check("federation.rounds", rounds, rounds >= 3, requirement)
+    check(
+        "federation.rounds",
+        rounds,
+        rounds >= 3,
+        "it must be at least 3, since a check lets client 1 fail in round 2",
+    )
     check(
         "federation.clients",
         clients,
         config.clients >= 3,
-        "at least 3 must take part",
+        "it must be at least 3",
     )
     return config
 
 
-def _without_others(layer: Layer, class_path: str) -> Layer:
-    """Returns a config's settings without its method, where that is another than the one that is
-    checked."""
+def _without_other_method(layer: Layer, class_path: str) -> Layer:
+    """Returns the settings without their method if that is not the checked method `class_path`."""
     method = layer.get("method")
     name = method
     if isinstance(method, dict):
@@ -115,13 +133,13 @@ def _without_others(layer: Layer, class_path: str) -> Layer:
     return {key: value for key, value in layer.items() if key != "method"}
 
 
-def _checked(
+def _failed_checks(
     config: Config,
     folder: Path,
     names: list[str],
 ) -> list[str]:
-    """Make the checks and print their results; gives the names of those that fail."""
-    from fl_lightning.lab.check.bench import Bench, Wrong
+    """Run the checks `names`, print their results, and return the names of those that fail."""
+    from fl_lightning.lab.check.bench import Bench, CheckFailed
     from fl_lightning.lab.check.checks import CHECKS
 
     bench, failed = Bench(config, folder), []
@@ -133,12 +151,12 @@ def _checked(
             verdict, result = "ok", one_check.run(bench)
         except BadInput as error:
             if not bench.runs:
-                raise  # with these settings it cannot work at all
+                raise  # the method refuses even the base config
             verdict, result = "refused", f"in one line: {error}"
-        except Wrong as error:
+        except CheckFailed as error:
             verdict, result = "FAILS", str(error)
             failed.append(name)
-        print(f"{verdict:8}{name:{WIDTH}} {one_check.says}: {result}", flush=True)
+        print(f"{verdict:8}{name:{WIDTH}} {one_check.claim}: {result}", flush=True)
         if name == "runs" and failed:
             print("the other checks are not made: they would say the same")
             break

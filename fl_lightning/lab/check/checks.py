@@ -1,5 +1,5 @@
-"""The checks, in the order in which they are made: each says what it has seen, or raises
-`Wrong`."""
+"""The checks of a method, in the order in which they are run. Each returns a text on its result, or
+raises `CheckFailed`."""
 
 from __future__ import annotations
 
@@ -17,42 +17,45 @@ from fl_lightning import run as engine
 from fl_lightning.configuration.config import Component, Config, ModelConfig
 from fl_lightning.data import ResidentPart
 from fl_lightning.foundation.metric import BY_TASK
-from fl_lightning.lab.check.bench import Bench, Wrong, difference
+from fl_lightning.lab.check.bench import Bench, CheckFailed, difference
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 
 DRAWS = (
     "draw from client.generator(...) or fl_lightning.foundation.rng, never from random, "
     "numpy.random, torch or an unseeded one"
 )
-KEEPS = (
+"""Advice for a run that draws other random numbers."""
+STATE = (
     "what outlives a round belongs into slots, init_client or init_server, not into the object, "
     "its class or module"
 )
-UNSEEN = 1.02
-"""Operations that torch may see for each one that is counted: 2 % for sums that are in no
-formula."""
+"""Advice for a run that keeps state outside of the checkpoint."""
+TOLERANCE = 1.02
+"""Most operations that torch may count for each one that the run counts: 2 % for sums that no
+formula has."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold."""
+    """A named check of a method."""
 
     name: str
-    says: str
-    """What is tried, in words."""
+    claim: str
+    """What the check tests, in words."""
     run: Callable[[Bench], str]
-    """Returns what it has seen; raises `Wrong`, or `BadInput` where the method refuses it."""
+    """Returns a text on the result; raises `CheckFailed`, or `BadInput` if the method refuses the
+    config."""
 
 
-def _reference(bench: Bench) -> Path:
-    """The run that most checks compare with."""
+def _whole_run(bench: Bench) -> Path:
+    """The folder of the uninterrupted run with the base config, with which most checks compare."""
     if "whole" not in bench.runs:
         bench.runs["whole"] = bench.fit("whole")
     return bench.runs["whole"]
 
 
-def _partial(bench: Bench) -> Config:
-    return bench.changed(federation={"participation": 0.5})
+def _half_cohort(bench: Bench) -> Config:
+    return bench.with_settings(federation={"participation": 0.5})
 
 
 def _check_same(
@@ -61,48 +64,48 @@ def _check_same(
     problem: str,
     advice: str,
 ) -> None:
-    """Raise `Wrong` where two runs differ."""
-    differs = difference(run, other)
-    if differs is not None:
-        raise Wrong(f"{problem}: {differs}; {advice}")
+    """Raise `CheckFailed` with `problem` and `advice` if two runs differ."""
+    first_difference = difference(run, other)
+    if first_difference is not None:
+        raise CheckFailed(f"{problem}: {first_difference}; {advice}")
 
 
 def _final_scores(folder: Path, config: Config) -> str:
-    """The mean of the final scores in words; `Wrong` where one is no number."""
+    """The mean of the final scores as text; raises `CheckFailed` if a score is not finite."""
     metric = BY_TASK[config.data.task]
     scores = [row.get(metric.name, float("nan")) for row in RunFolder(folder).read("final")]
     if not scores or not all(map(isfinite, scores)):
-        raise Wrong(f"a final {metric.words} is no number")
+        raise CheckFailed(f"a final {metric.words} is no number")
     return f"{metric.mean_words} {metric.shown(float(np.mean(scores)))}"
 
 
 def _runs(bench: Bench) -> str:
     federation = bench.config.federation
-    scores = _final_scores(_reference(bench), bench.config)
+    scores = _final_scores(_whole_run(bench), bench.config)
     return f"{federation.rounds} rounds of {bench.config.clients} clients; {scores} at the end"
 
 
 def _seed(bench: Bench) -> str:
     again = bench.fit("again", fresh=False)
     problem = "a second run with the same seed, in the same process, is another"
-    _check_same(_reference(bench), again, problem, f"{DRAWS}; {KEEPS}")
+    _check_same(_whole_run(bench), again, problem, f"{DRAWS}; {STATE}")
     return "a second run in the same process has the same bits"
 
 
 def _resume(bench: Bench) -> str:
-    parts = bench.in_two_parts("parts")
+    parts = bench.fit_in_two_parts("parts")
     stopped = f"stopped after round {bench.half} and continued"
     _check_same(
-        _reference(bench),
+        _whole_run(bench),
         parts,
         f"{stopped}, it is another run",
-        f"{KEEPS}; {DRAWS}",
+        f"{STATE}; {DRAWS}",
     )
     return f"{stopped}: the same bits"
 
 
 def _cohort(bench: Bench) -> str:
-    config = _partial(bench)
+    config = _half_cohort(bench)
     problem = "with a partial cohort, stopped and continued, it is another run"
     result = _in_parts(bench, "partial", config, problem)
     bench.runs["partial"] = bench.path / "partial"
@@ -116,55 +119,60 @@ def _in_parts(
     config: Config,
     problem: str,
 ) -> str:
-    """A run and the same one stopped and continued, which is to be no other."""
+    """Train a run, and the same run stopped and resumed; raise `CheckFailed` with `problem` if they
+    differ."""
     folder = bench.fit(name, config)
     scores = _final_scores(folder, config)
-    _check_same(folder, bench.in_two_parts(f"{name}-parts", config), problem, KEEPS)
+    _check_same(folder, bench.fit_in_two_parts(f"{name}-parts", config), problem, STATE)
     return f"{scores}; stopped and continued: the same bits"
 
 
 def _skip(bench: Bench) -> str:
-    config = bench.failing("skip", at=2)
+    config = bench.with_failing_client("skip", at=2)
     folder = bench.fit("skipped", config)
     scores = _final_scores(folder, config)
-    lost = [(row["client"], row["round"]) for row in RunFolder(folder).read("failures")]
-    if lost != [(1, 2)]:
-        raise Wrong(f"client 1 was made to fail in round 2, but those who failed are {lost}")
-    clean = bench.fit("never", bench.failing("retry", at=0))
-    tried = bench.fit("retried", bench.failing("retry", at=2, times=1))
+    failures = [(row["client"], row["round"]) for row in RunFolder(folder).read("failures")]
+    if failures != [(1, 2)]:
+        raise CheckFailed(
+            f"client 1 was made to fail in round 2, but those who failed are {failures}"
+        )
+    never_failed = bench.fit("never", bench.with_failing_client("retry", at=0))
+    retried = bench.fit("retried", bench.with_failing_client("retry", at=2, times=1))
     problem = "a client whose upload failed once and that was tried again leaves a trace"
-    _check_same(clean, tried, problem, KEEPS)
+    _check_same(never_failed, retried, problem, STATE)
     return f"without client 1 in round 2: {scores}; tried again it leaves no trace"
 
 
 def _normed(bench: Bench) -> str:
     model = ModelConfig(Component("fl_lightning.lab.check.parts.Normed"))
-    config = bench.changed({"models": [model]})
+    config = bench.with_settings({"models": [model]})
     return _in_parts(bench, "normed", config, "stopped and continued, it is another run")
 
 
-def _on(bench: Bench, partition: str) -> str:
-    """Runs on clients that a partition of `parts` deals."""
+def _with_partition(bench: Bench, partition: str) -> str:
+    """Train on clients with a partition of `parts`; return the final scores as text."""
     data = {
         "partition": f"fl_lightning.lab.check.parts.{partition}",
         "min_samples": 2,
     }
-    config = bench.changed(data=data)
+    config = bench.with_settings(data=data)
     return _final_scores(bench.fit(partition, config), config)
 
 
 def _bytes(bench: Bench) -> str:
-    folder = RunFolder(_reference(bench))
+    folder = RunFolder(_whole_run(bench))
     rows = folder.read("metrics")
     for row in rows:
         traffic = folder.read_traffic(int(row["round"]))
         down, up = traffic.bytes.sum((0, 2, 3)).tolist()
         if (down, up) != (row["download_bytes"], row["upload_bytes"]):
-            begin = f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up"
-            raise Wrong(f"{begin}, metrics.csv others")
+            raise CheckFailed(
+                f"round {int(row['round'])}: the ledger has {down} bytes down and {up} up, "
+                "but metrics.csv has other numbers"
+            )
     for way in ("up", "down"):
         if not any(row[f"{way}load_bytes"] for row in rows):
-            _check_apart(bench, way)
+            _check_no_hidden_traffic(bench, way)
             break
     parts = traffic.bytes.sum((0, 1, 2))
     named = zip(traffic.kinds, parts, strict=True)
@@ -176,27 +184,32 @@ def _bytes(bench: Bench) -> str:
     return f"{down:,.1f} KiB down and {up:,.1f} KiB up for a client and round{shares}"
 
 
-def _check_apart(bench: Bench, way: str) -> None:
-    """Raise `Wrong` if client 0's training data change the other clients' models, although no byte
-    goes this way."""
-    vectors, with_negated = (
-        bench.launch(f"negated-{negated}", _others, bench.config, negated)
+def _check_no_hidden_traffic(bench: Bench, way: str) -> None:
+    """Raise `CheckFailed` if client 0's training data change the other clients' models, although no
+    byte is counted in a direction.
+
+    Args:
+        way: that direction, `up` or `down`.
+    """
+    vectors, vectors_if_negated = (
+        bench.run_on_ranks(f"negated-{negated}", _vectors_of_others, bench.config, negated)
         for negated in (False, True)
     )
-    if not all(torch.equal(vectors[name], with_negated[name]) for name in vectors):
-        reason = "something travels that is not in a Payload"
-        changes = "what client 0 holds changes the models of others"
-        raise Wrong(f"no byte goes {way}, yet {changes}: {reason}")
+    if not all(torch.equal(vectors[name], vectors_if_negated[name]) for name in vectors):
+        raise CheckFailed(
+            f"no byte goes {way}, yet what client 0 holds changes the models of others: something "
+            "travels that is not in a Payload"
+        )
 
 
-def _others(
+def _vectors_of_others(
     fabric: Fabric,
     config: Config,
     folder: Path,
     negated: bool,
 ) -> dict[str, Any]:
-    """The vectors of all clients but client 0, whose training samples are `negated` or not, after
-    three rounds."""
+    """The vectors of all clients but client 0 after three rounds. `negated`: whether client 0's
+    training samples are negated."""
     fed = engine.assemble(fabric, config, folder, [])
     part = fed.run.data.client(0).train
     if negated and isinstance(part, ResidentPart):
@@ -212,19 +225,21 @@ def _others(
 
 
 def _operations(bench: Bench) -> str:
-    config = bench.changed(evaluation={"every": bench.config.federation.rounds})
-    result = bench.launch("counted", _counted, config)
+    config = bench.with_settings(evaluation={"every": bench.config.federation.rounds})
+    result = bench.run_on_ranks("counted", _round_operations, config)
     columns, by_torch = result["counted"], result["by_torch"]
     names = (*CLIENT_FLOPS, "flops_server")
-    unknown = [name for name in names if not isfinite(columns.get(name, float("nan")))]
-    if unknown:
-        steps = "a hook changes the model, and no pass through it shows how"
-        raise Wrong(f"{', '.join(unknown)} could not be counted: {steps}")
+    uncounted = [name for name in names if not isfinite(columns.get(name, float("nan")))]
+    if uncounted:
+        raise CheckFailed(
+            f"{', '.join(uncounted)} could not be counted: a hook changes the model, and no pass "
+            "through it shows how"
+        )
     counted = sum(columns[name] for name in names if name != "flops_penalty")
     millions = f"{counted / 1e6:,.2f} million"
     torch_millions = f"{by_torch / 1e6:,.2f} million"
-    if by_torch > UNSEEN * counted:
-        raise Wrong(
+    if by_torch > TOLERANCE * counted:
+        raise CheckFailed(
             f"torch sees {torch_millions} operations in a round, and {millions} are counted; what "
             "a hook computes beside passes of the client's model it adds to client.flops or "
             "server.flops"
@@ -232,12 +247,13 @@ def _operations(bench: Bench) -> str:
     return f"{millions} in a round; torch sees {torch_millions}"
 
 
-def _counted(
+def _round_operations(
     fabric: Fabric,
     config: Config,
     folder: Path,
 ) -> dict[str, Any]:
-    """What torch sees in the second round, in which nothing is scored, and what its row counts."""
+    """The operations of round 2, in which nothing is scored: as torch counts them, and as the
+    round's record does."""
     from torch.utils.flop_counter import FlopCounterMode
 
     fed = engine.assemble(fabric, config, folder, [])
@@ -251,11 +267,11 @@ def _counted(
 def _ranks(bench: Bench) -> str:
     jobs = {"two": bench.config}
     if "partial" in bench.runs:
-        jobs["two-partial"] = _partial(bench)
-    folders = bench.on_two(jobs)
+        jobs["two-partial"] = _half_cohort(bench)
+    folders = bench.fit_on_two_ranks(jobs)
     problem = "on two processes it is another run"
-    advice = f"{KEEPS}; what runs on the server must be the same on every process"
-    _check_same(_reference(bench), folders["two"], problem, advice)
+    advice = f"{STATE}; what runs on the server must be the same on every process"
+    _check_same(_whole_run(bench), folders["two"], problem, advice)
     if "two-partial" not in folders:
         return "on two processes the same bits"
     partial = bench.runs["partial"]
@@ -278,12 +294,12 @@ CHECKS = [
     Check(
         "one-class",
         "every client holds one class",
-        lambda bench: _on(bench, "one_class"),
+        lambda bench: _with_partition(bench, "one_class"),
     ),
     Check(
         "few-samples",
         "clients with fewer samples than a batch",
-        lambda bench: _on(bench, "few_samples"),
+        lambda bench: _with_partition(bench, "few_samples"),
     ),
     Check("bytes", "all bytes are in the ledger", _bytes),
     Check("operations", "all operations are counted", _operations),

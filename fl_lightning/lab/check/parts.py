@@ -1,5 +1,5 @@
-"""What methods are checked with: a network with BatchNorm, a client that fails, clients with hardly
-any data."""
+"""Parts with which methods are checked: a network with BatchNorm, a client that fails, and clients
+with little data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from fl_lightning.core import Client, Payload
 
 Shares = list[np.ndarray]
 FEW = 6
-"""Samples of a client that has few: less than any batch, and enough to hold some back for
-validation."""
+"""Samples of a client with few: fewer than any batch, but enough for a validation part."""
 
 
 class Normed(nn.Module):
-    """One hidden layer and a BatchNorm, for samples of any shape."""
+    """A network with one hidden layer and BatchNorm, for samples of any shape."""
 
     head = "out"
 
@@ -36,13 +35,13 @@ class Normed(nn.Module):
         self.out = nn.Linear(width, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Returns class scores."""
         scores: torch.Tensor = self.out(self.norm(self.body(x.flatten(1))).relu())
         return scores
 
 
 class Failing(Transform):
-    """The upload of client `client` fails in round `at` (0: never), `times` times."""
+    """The first `times` uploads of client `client` in round `at` (0: never) fail."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Failing(Transform):
         self.at, self.client, self.left = at, client, times
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """Fail where that is asked for."""
+        """Raise an error if this upload is to fail."""
         if client.id == self.client and client.round == self.at and self.left:
             self.left -= 1
             raise OSError("made to fail by fl-train check-method")
@@ -66,7 +65,7 @@ def one_class(
     data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """Every client holds a single class."""
+    """A partition in which every client holds a single class."""
     classes = np.unique(train_labels)
     sharing = -(-clients // len(classes))
 
@@ -84,8 +83,8 @@ def few_samples(
     data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """Client 0 has as much as all others could have; of the others each has `FEW` training and test
-    samples."""
+    """A partition in which client 0 has up to 100 times `FEW` samples, and every other client has
+    `FEW` training and `FEW` test samples."""
 
     def shares(labels: np.ndarray) -> Shares:
         order = rng.permutation(len(labels))

@@ -1,1 +1,1 @@
-"""What is odd about the columns of the silos' tables: `fl-train check-data`."""
+"""Suspicious columns in the silos' tables: `fl-train check-data`."""

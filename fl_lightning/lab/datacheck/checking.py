@@ -1,4 +1,5 @@
-"""Findings about the columns of a table, as a frame, on the screen and as a page."""
+"""Compares a table's columns between silos: findings as a DataFrame, for the screen and as a
+page."""
 
 from __future__ import annotations
 
@@ -25,15 +26,19 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
     """Compares the columns of a table between its silos.
 
     Args:
-        data: which table, and its columns.
-        out: the page to write; None: none.
+        data: names the table and its columns.
+        out: HTML file to write; None: no file.
 
     Returns:
         A row for each `Finding`, the worst first.
     """
     require("report", "check-data", data.root)
-    requirement = "its columns cannot be compared: name a table, --data.root FILE.csv"
-    check("data.source", data.source, silos.is_table(data), requirement)
+    check(
+        "data.source",
+        data.source,
+        silos.is_table(data),
+        "its columns cannot be compared: name a table, --data.root FILE.csv",
+    )
     page = (
         None
         if out is None
@@ -45,7 +50,7 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
             "page of check-data",
         )
     )
-    findings, summaries = silos.checked(data)
+    findings, summaries = silos.check_table(data)
     import pandas as pd
 
     table = pd.DataFrame(findings, columns=list(silos.Finding._fields))
@@ -68,7 +73,7 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
 
 
 def shown(findings: DataFrame) -> Table:
-    """Returns the findings as a table for the screen."""
+    """Returns the findings as a table for the terminal."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""A run that begins with what is odd about its table's columns."""
+"""Prints suspicious columns of the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from fl_lightning.foundation import log
 
 
 class ColumnFindings(Observer):
-    """Says the worst findings of `check-data` once nothing has been refused."""
+    """Prints the worst findings of `check-data` at the start of a run, after all settings have been
+    checked."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Read the table's silos and compare them: of 100,000 rows it takes some seconds."""
+        """Compare the silos' columns, which takes some seconds for 100,000 rows, and print the
+        findings."""
         if run.is_main:
-            for line in silos.lines(run.config.data):
+            for line in silos.warning_lines(run.config.data):
                 log.say(line)
 
 
-def assembled(
+def assemble_with_findings(
     fabric: Fabric, config: Config, folder: Path, callbacks: list[Callback]
 ) -> Federation:
-    """The federation of `config`, which says its findings (`put_together` of `run.fit`)."""
+    """Builds the federation as `run.assemble` does, with the observer `ColumnFindings`."""
     from fl_lightning.run import assemble
 
     return assemble(

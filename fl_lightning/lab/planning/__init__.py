@@ -1,2 +1,2 @@
-"""What a run takes, from a round that is rehearsed here; and what `fit` would refuse before its
-first round."""
+"""The time, memory and traffic of a run, measured in a rehearsed round, and the checks that `fit`
+makes before its first round."""

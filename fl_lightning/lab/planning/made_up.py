@@ -1,4 +1,4 @@
-"""Noise with labels, in the shape of data that are not here."""
+"""Made-up data (noise with labels) in the shape of data that are not on this machine."""
 
 from __future__ import annotations
 
@@ -20,36 +20,41 @@ from fl_lightning.models.base import inputs, targets
 
 @dataclass(frozen=True)
 class DataSizes:
-    """Numbers of samples by client, and the shape of one."""
+    """Numbers of samples by client, the shape of a sample, and the task."""
 
     train: Sequence[int]
     """Training samples of each client."""
     test: Sequence[int]
+    """Test samples of each client."""
     sample_shape: tuple[int, ...]
     classes: int
     task: Task = "classification"
     text: Text | None = None
-    """How samples are read, where they are tokens."""
+    """Vocabulary and kind of targets if samples are token sequences; None: samples are pixels."""
 
 
-def in_shape_of(
+def made_up_for(
     config: Config,
     clients: int,
     samples: int,
 ) -> FederatedData | None:
-    """Made-up data for `config`: `samples` training samples a client and a fifth as many for tests.
+    """Makes up data for the source that `config` names, or returns None if the shape of its samples
+    is not known.
 
-    None where the shape of the source's samples is not known.
+    Args:
+        config: the run.
+        clients: number of clients.
+        samples: training samples of each client; each also has a fifth as many test samples.
     """
     shape = shape_of(config.data.source)
     if shape is None:
         return None
     sample_shape, classes = shape
-    tests = max(1, samples // 5)
+    test_samples = max(1, samples // 5)
     return made_up(
         DataSizes(
             [samples] * clients,
-            [tests] * clients,
+            [test_samples] * clients,
             sample_shape,
             classes,
         )
@@ -57,7 +62,7 @@ def in_shape_of(
 
 
 def made_up(sizes: DataSizes) -> FederatedData:
-    """Data of these sizes; equal at every call."""
+    """Makes up data of these sizes; equal sizes give equal data."""
     generator = torch.Generator().manual_seed(0)
     train, train_shares = _part(sizes, sizes.train, generator)
     test, test_shares = _part(sizes, sizes.test, generator)
@@ -81,7 +86,8 @@ def made_up(sizes: DataSizes) -> FederatedData:
 def _part(
     sizes: DataSizes, counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Samples, list[np.ndarray]]:
-    """The samples of all clients, `counts[i]` of client i, and the indices of each client's."""
+    """Makes up a training or test part: all clients' samples, and for each client the indices of
+    its `counts[i]` samples."""
     total, shape = sum(counts), sizes.sample_shape
     if sizes.text is None:
         raw = torch.randint(
@@ -102,7 +108,7 @@ def _part(
     )
     by_channel = torch.ones(shape[0], *[1] * (len(shape) - 1))
     order = np.random.default_rng(0).permutation(total)
-    # Mean and deviation of pixels from 0 to 255.
+    # the mean and standard deviation of pixels from 0 to 255 are 128 and 74
     return Samples(
         raw,
         labels,

@@ -1,5 +1,5 @@
-"""A rehearsed round of a run: the memory, bytes and seconds that it takes here, scaled to the
-cohort and all rounds."""
+"""Rehearses a round of a run: measures the memory, bytes and seconds that it takes here, and scales
+them to the whole cohort and all rounds."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ from fl_lightning.foundation import device
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.heap import keep_freed
 from fl_lightning.foundation.parallel import one_process
-from fl_lightning.lab.planning.made_up import in_shape_of
+from fl_lightning.lab.planning.made_up import made_up_for
 from fl_lightning.lab.planning.plan import Plan
 from fl_lightning.lab.planning.start import check_start, data_here
 from fl_lightning.results.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
 
 BUDGET = 8.0
-"""Seconds of a rehearsed round that local training is cut to, so that a plan takes some half a
-minute (our choice)."""
+"""Seconds that the local training of the measured round may take; its steps are cut to fit, so that
+a plan takes about half a minute (our choice)."""
 MOST_CLIENTS = 16
-"""Clients of the rehearsed round: twice as many as train at once on a CPU (our choice)."""
+"""Most clients of the rehearsed round: twice as many as train at once on a CPU (our choice)."""
 MADE_UP_CLIENTS = 16
-"""Clients of a federation whose data are made up."""
+"""Most clients of each architecture for which data are made up."""
 _WATCHING = ("checkpoint.Checkpoint", "progress.Progress", "heatmaps.Heatmaps")
-"""Callbacks that are left out: their seconds come on top of a round's."""
+"""Callbacks that are left out of a rehearsal: a plan does not count the seconds of checkpoints and
+pictures."""
 
 
 def rehearse(config: Config, samples: int = 500) -> Plan:
-    """Run a short round of some clients of `config` here, then a measured one of as many steps as
-    `BUDGET` allows.
+    """Run a round with one batch an epoch, then a round whose steps are limited so that local
+    training takes at most `BUDGET` seconds, and measure the latter.
 
     Args:
-        config: the run; nothing of it is written.
-        samples: training samples a client, where the data are not here.
+        config: the run; nothing is written to its folder.
+        samples: training samples of each client to make up if the data are not on this machine.
 
     Raises:
         BadInput: the run cannot begin, or this machine has no such accelerator.
@@ -54,18 +55,25 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     """
     accelerator = device.resolved(config.fabric.accelerator)
     is_here = accelerator in ("cpu", device.accelerator_kind())
-    requirement = "this machine has none to rehearse a round on"
-    check("fabric.accelerator", accelerator, is_here, requirement)
+    check(
+        "fabric.accelerator",
+        accelerator,
+        is_here,
+        "this machine has none; rehearse with --fabric.accelerator cpu",
+    )
     data = data_here(config)
     check_start(config, data)
-    rehearsal = _bare(config)
+    rehearsal = _without_watchers(config)
     if data is None:
         rehearsal = _few_clients(rehearsal)
-        data = in_shape_of(config, rehearsal.clients, samples)
+        data = made_up_for(config, rehearsal.clients, samples)
         if data is None:
-            requirement = "a rehearsal needs the data, which are not here: put them there"
-            raise BadInput("data.root", config.data.root, requirement)
-    with _one_run_alone(rehearsal):
+            raise BadInput(
+                "data.root",
+                config.data.root,
+                "the data are not there, and a plan needs them: put them there",
+            )
+    with _process_settings(rehearsal):
         _, first = _run(
             rehearsal,
             data,
@@ -83,7 +91,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
             most_batches,
             rounds=2,
         )
-    return _scaled(
+    return _plan_of(
         config,
         fed,
         record,
@@ -92,9 +100,9 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
     )
 
 
-def _bare(config: Config) -> Config:
-    """`config` in one process, without loggers and callbacks that watch; every round is scored, a
-    failure ends it."""
+def _without_watchers(config: Config) -> Config:
+    """Return `config` for one process, without loggers and without the callbacks of `_WATCHING`;
+    every round is scored, and a client that fails ends the run."""
     callbacks = {k: c for k, c in config.callbacks.items() if not c.class_path.endswith(_WATCHING)}
     return replace(
         config,
@@ -107,7 +115,8 @@ def _bare(config: Config) -> Config:
 
 
 def _few_clients(config: Config) -> Config:
-    """`config` with at most `MADE_UP_CLIENTS` of each architecture, all of whom take part."""
+    """Return `config` with at most `MADE_UP_CLIENTS` clients of each architecture and no held-out
+    clients."""
     models = []
     for model in config.models:
         count = None if model.count is None else min(model.count, MADE_UP_CLIENTS)
@@ -122,8 +131,9 @@ def _few_clients(config: Config) -> Config:
 
 
 @contextmanager
-def _one_run_alone(config: Config) -> Any:
-    """Give the process the run's threads and its way to keep freed memory."""
+def _process_settings(config: Config) -> Any:
+    """Inside the context, use the run's number of threads; freed memory stays with the process, as
+    in a run."""
     keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(config.fabric.threads or before)
@@ -140,8 +150,14 @@ def _run(
     most_batches: int,
     rounds: int,
 ) -> tuple[Federation, RoundRecord]:
-    """Run rounds of some clients, their epochs cut after `most_batches`; the federation and the
-    last record."""
+    """Run `rounds` rounds of some clients.
+
+    Args:
+        most_batches: batches after which an epoch is cut.
+
+    Returns:
+        The federation, and the record of the last round.
+    """
     fabric = one_process(config.fabric.precision, accelerator)
     fabric.launch()
     with tempfile.TemporaryDirectory() as folder:
@@ -156,14 +172,14 @@ def _run(
         )
         fed.prepare()
         for t in range(1, min(rounds, config.federation.rounds) + 1):
-            record = fed.round(t, _chosen(fed))
-            fed.tell("on_round_end", record)
+            record = fed.round(t, _rehearsed_clients(fed))
+            fed.notify("on_round_end", record)
     return fed, record
 
 
-def _chosen(fed: Federation) -> list[int]:
-    """At most `MOST_CLIENTS` of the first cohort, two of each architecture at least: from few
-    samples to most."""
+def _rehearsed_clients(fed: Federation) -> list[int]:
+    """Choose at most `MOST_CLIENTS` clients of the first cohort, but at least two of each
+    architecture, evenly spread from those with fewest samples to those with most."""
     run = fed.run
     cohort = set(fed.cohort(1))
     chosen: list[int] = []
@@ -176,15 +192,22 @@ def _chosen(fed: Federation) -> list[int]:
     return sorted(chosen)
 
 
-def _scaled(
+def _plan_of(
     config: Config,
     fed: Federation,
     record: RoundRecord,
     most_batches: int,
     made_up: int,
 ) -> Plan:
-    """The plan of the whole run: what the rehearsed clients took, scaled to the cohort of a mean
-    round."""
+    """Scale the measurements of the rehearsed clients to a cohort of mean size.
+
+    Args:
+        config: the whole run.
+        fed: the rehearsed federation.
+        record: its measured round.
+        most_batches: batches after which an epoch was cut.
+        made_up: made-up training samples of each client; 0 if the data are real.
+    """
     run, metrics = fed.run, record.metrics
     data, rehearsed = run.data, record.cohort
     mean_cohort = run.cohort_size * config.clients / run.clients
@@ -193,13 +216,13 @@ def _scaled(
     samples = [data.train_sizes[client] for client in rehearsed]
     trained_samples = sum(min(number, most_batches * batch) for number in samples)
     trained = trained_samples / sum(samples)
-    # training and test samples of a mean round, as a multiple of the rehearsed
+    # training and test samples of a mean round, as multiples of the rehearsed round's
     train_ratio = np.mean(data.train_sizes) * mean_cohort / sum(samples) / trained
     tests = sum(data.test_sizes[client] for client in rehearsed)
     test_ratio = np.mean(data.test_sizes) * mean_cohort / max(tests, 1) / config.evaluation.every
     client = metrics["seconds_client"]
     evaluation = metrics["seconds_evaluation"]
-    met = _clients_met(config)
+    further_clients = max(0, _clients_taking_part(config) - len(rehearsed))
     device_mib = metrics.get("memory_device_mib")
     return Plan(
         method=run.method_name,
@@ -216,7 +239,7 @@ def _scaled(
         made_up=made_up,
         memory=metrics["memory_mib"] * 2**20,
         memory_device=None if device_mib is None else device_mib * 2**20,
-        stored=max(0, met - len(rehearsed)) * _bytes_of_a_client(fed, rehearsed),
+        stored=further_clients * _stored_bytes_of_client(fed, rehearsed),
         upload=metrics["upload_bytes"] * by_clients,
         download=metrics["download_bytes"] * by_clients,
         seconds={
@@ -228,16 +251,16 @@ def _scaled(
     )
 
 
-def _clients_met(config: Config) -> int:
-    """Clients that have taken part by the last round (expected)."""
+def _clients_taking_part(config: Config) -> int:
+    """The expected number of clients that take part at least once."""
     share = len(cohort_of(config, 1)) / config.clients
-    met = 1 - (1 - share) ** config.federation.rounds
-    return math.ceil(met * config.clients - 1e-9)
+    share_taking_part = 1 - (1 - share) ** config.federation.rounds
+    return math.ceil(share_taking_part * config.clients - 1e-9)
 
 
-def _bytes_of_a_client(fed: Federation, rehearsed: Sequence[int]) -> float:
-    """Bytes that stay in memory of a client that took part, mean over the rehearsed: vectors,
-    memory and samples."""
+def _stored_bytes_of_client(fed: Federation, rehearsed: Sequence[int]) -> float:
+    """The mean bytes that a rehearsed client keeps in memory between rounds: vectors, `memory` and
+    samples."""
     run = fed.run
     stored = sum(
         _tensor_bytes(state.vectors, state.received, state.memory) for state in run.states.values()
@@ -252,43 +275,47 @@ def _bytes_of_a_client(fed: Federation, rehearsed: Sequence[int]) -> float:
 
 
 def _tensor_bytes(*named: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors, those that share their memory counted once."""
+    """The bytes of all tensors; tensors that share memory are counted once."""
     storages = [tensor.untyped_storage() for tensors in named for tensor in tensors.values()]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
-    """What callbacks that account for privacy report for all rounds; empty where there is none."""
+    """The values that privacy callbacks will report after all rounds; empty without such
+    callbacks."""
     run = fed.run
-    sends = any(group.down_mask.any() for group in run.groups)
+    has_downloads = any(group.down_mask.any() for group in run.groups)
     report: dict[str, Any] = {}
     for component in config.callbacks.values():
         if getattr(component.load(), "accounts", False):
             report |= component.build().planned(
                 config,
                 run.method,
-                sends,
+                has_downloads,
                 run.data.train_sizes,
             )
     return report
 
 
-def run_bytes(config: Config) -> tuple[float, float]:
-    """Bytes of a process with one run of `config` after a round cut to a batch an epoch, and what a
-    second run adds.
+def memory_of_runs(config: Config) -> tuple[float, float]:
+    """Measure the memory of a process that trains one run of `config`, and of each further run in
+    it, in a round of one batch an epoch.
+
+    Returns:
+        Bytes of the process with one run, and bytes that each further run adds.
 
     Raises:
-        BadInput: the run cannot begin, or its data are not here.
+        BadInput: the run cannot begin, or its data are not on this machine.
     """
     data = prepare(
         replace(config.data, download=False),
         config.federation.clients,
         config.seed,
     )
-    rehearsal = _bare(config)
+    rehearsal = _without_watchers(config)
     runs, measured = [], []
-    with _one_run_alone(rehearsal):
-        for _ in range(3):  # the first run also makes what all share
+    with _process_settings(rehearsal):
+        for _ in range(3):  # the first run also allocates what all runs share
             runs.append(_run(rehearsal, data, "cpu", most_batches=1, rounds=1)[0])
             measured.append(device.resident_bytes())
     return measured[0], max(0.0, measured[2] - measured[1])

@@ -1,5 +1,5 @@
-"""What `fit` would refuse before its first round, found out on the CPU, in one process and without
-a run folder."""
+"""The checks that `fit` makes before its first round, on the CPU, in one process and without a run
+folder."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from fl_lightning.run import assemble, instantiate
 
 
 def check_starts(configs: Iterable[Config]) -> None:
-    """`check_start` of each, but for those that differ from another in their seed alone; equal data
-    are read once."""
+    """Run `check_start` on all configs; of configs that differ only in their seed, on one. Equal
+    data are read once."""
     data: dict[str, FederatedData | None] = {}
     first_seeds = {repr(replace(config, seed=0)): config for config in reversed(list(configs))}
     for config in first_seeds.values():
         key = repr((config.data, config.federation.clients))
-        if key not in data:  # one of them at a time is kept in memory
-            data = {key: data_here(config) if _is_here(config) else None}
+        if key not in data:  # keep one data set in memory at a time
+            data = {key: data_here(config) if _has_local_models(config) else None}
         check_start(config, data[key])
 
 
 def check_start(config: Config, data: FederatedData | None) -> None:
-    """Raise `BadInput` for what `fit` would refuse before its first round, as far as this machine
-    can tell.
+    """Raise `BadInput` where `fit` would do so before its first round.
 
-    Callbacks and loggers are built, which asks nothing of the network. With `data`, and networks
-    that are here (ours, without files), the federation is assembled and checked, too, by all but
-    loggers and classes of the user's own.
+    Callbacks and loggers are constructed, without network access. If `data` is given and all
+    networks are this package's and need no file, the federation is put together and checked as
+    well, except for loggers and the user's own classes.
+
+    Args:
+        data: the data of `config`; None if they are not on this machine.
     """
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     for name, component in config.loggers.items():
         instantiate(f"loggers.{name}", component)
-    if data is None or not _is_here(config):
+    if data is None or not _has_local_models(config):
         return
     fabric = one_process(config.fabric.precision)
     fabric.launch()
@@ -53,15 +55,14 @@ def check_start(config: Config, data: FederatedData | None) -> None:
             data,
         )
         ours = [callbacks[name] for name, c in config.callbacks.items() if _is_ours(c)]
-        fed.check(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
+        fed.start(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
 
 
 def data_here(config: Config) -> FederatedData | None:
-    """The data of `config`; None where they are absent: nothing is downloaded for a check."""
-    here = replace(config.data, download=False)
+    """Returns the data of `config` if they are on this machine, else None; downloads nothing."""
     try:
         return prepare(
-            here,
+            replace(config.data, download=False),
             config.federation.clients,
             config.seed,
             config.smoke,
@@ -70,9 +71,9 @@ def data_here(config: Config) -> FederatedData | None:
         return None
 
 
-def _is_here(config: Config) -> bool:
-    """Whether each network is one of ours that needs no file: others may want a GPU, or what a node
-    alone can reach."""
+def _has_local_models(config: Config) -> bool:
+    """Whether all networks are this package's and need no file. Other networks may need a GPU, or
+    files that only a compute node can read."""
     for model in config.models:
         component = model.component
         has_file = isinstance(component, Network) and component.weights is not None

@@ -1,9 +1,9 @@
-"""A study as one file: what its table is made from, and what each cell is to come to when it is run
-again.
+"""Packs a study into one file, from which its table can be made and each cell trained again.
 
-A zip of configurations, tables, relations and summaries, with `archive.json`: versions and the kind
-of machine that it was packed with, and each run was trained with, the checksum of every file, and
-of every run's final weights. Equal studies give equal files, bit for bit.
+The file is a zip of configs, tables, relations and summaries. Its `archive.json` holds the versions
+and the kind of machine with which the archive was made and with which each run was trained, and
+checksums of every file and of every run's final weights. Equal studies give files that are equal
+bit for bit.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ from fl_lightning.foundation.named import SHOWN, some
 from fl_lightning.lab.study.code import ACCEPTED
 from fl_lightning.lab.study.folder import (
     StudyFolder,
+    explaining_damage,
     is_search,
-    reading,
     search_of,
 )
 from fl_lightning.lab.study.launch import train
 from fl_lightning.results import opening
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
-from fl_lightning.results.provenance import processor, source_of, write_source
+from fl_lightning.results.provenance import processor, source_digest, write_source_digest
 from fl_lightning.results.runs import damage
 from fl_lightning.storage import manifest
 
 SUFFIX = ".zip"
 INDEX = "archive.json"
+"""Name of the index in the zip."""
 VERSION = 1
+"""Version of the archive's format."""
 TABLES = ("metrics.csv", "clients.csv", "final.csv", "newcomers.csv")
-"""Of a run; a run that is run again must come to the same but for seconds and memory."""
+"""Tables of a run. A run that is trained again must have equal ones, except for seconds and
+memory."""
 KEPT = (
     "config.yaml",
     "columns.json",
@@ -60,12 +63,14 @@ KEPT = (
     ROUNDS,
     "source/**/*.py",
 )
+"""Files of a run folder that are packed."""
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
-"""Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a
-matter of the clock."""
+"""Keys of `summary.json` that depend on where a run was trained, or on the clock, and are not
+compared."""
 SEARCH = ("tuned.csv", "trials.csv")
-"""Of the search that chose a study's settings, in the folder that holds the study's."""
+"""Tables of the search that tuned the study; they lie in the folder that contains the study's."""
 STUDY = ("study.yaml", "study.json", ACCEPTED, *SEARCH)
+"""Files of the study's folder that are packed."""
 PACKAGES = (
     "fl_lightning",
     "torch",
@@ -74,10 +79,11 @@ PACKAGES = (
     "scikit-learn",
     "lightning",
 )
+"""Packages whose versions are recorded."""
 KIND = ("system", "processor", "cores", "gpus")
-"""What a run's `provenance.json` says of the kind of its machine."""
+"""Keys of a run's `provenance.json` that give the kind of machine."""
 STAMP = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip can say: an archive does not depend on when it was made."""
+"""Time of every entry, the earliest that a zip can hold: equal content gives equal files."""
 
 
 # ---------------------------------------------------------------- the command
@@ -89,21 +95,41 @@ def archive(
     rerun: str | None,
     layers: list[Layer],
 ) -> str:
-    """Packs a study's folder; or says what an archive holds, or runs a cell of it again."""
+    """Packs a study, describes an archive, or trains one of its runs again.
+
+    Args:
+        place: a study's folder, which is packed; or an archive.
+        out: for packing, the archive to write (None: `place` with `.zip`); with `rerun`, the folder
+            of the new run (None: a temporary one).
+        rerun: the run of the archive to train again and compare; None: describe the archive.
+        layers: settings that go over those of `rerun`.
+
+    Returns:
+        The text that the command prints.
+    """
     if place.is_dir():
-        requirement = "a cell of an archive is run again: pack the study first"
-        check("rerun", rerun, rerun is None, requirement)
+        check(
+            "rerun",
+            rerun,
+            rerun is None,
+            "it is for an archive, and this is a study's folder: pack the study first",
+        )
         return _pack(StudyFolder(place), Path(out or f"{place.resolve()}{SUFFIX}"))
     if rerun is not None:
-        return _run_again(place, rerun, out, layers)
-    requirement = "an archive is read here; give the study's folder to write one"
-    check("out", out, out is None, requirement)
+        return _rerun(place, rerun, out, layers)
+    check(
+        "out",
+        out,
+        out is None,
+        "leave it out: an archive is only described; to write one, give a study's folder",
+    )
     with unpacked(place) as folder:
         is_regression = StudyFolder(folder).is_regression()
-    return _words(read_index(place), place, is_regression)
+    return _summary_text(read_index(place), place, is_regression)
 
 
 def _pack(folder: StudyFolder, out: Path) -> str:
+    """Checks that the study can be packed, packs it, and returns the text to print."""
     place = str(folder.path)
     inner = folder.path / "study"
     near = ""
@@ -113,95 +139,119 @@ def _pack(folder: StudyFolder, out: Path) -> str:
         "archive",
         place,
         bool(folder),
-        f"it is no study: it holds no study.json{near}",
+        f"it is no study (no study.json): give a study's folder{near}",
     )
     opening.check_out("out", str(out), SUFFIX)
-    requirement = "it exists, and is not written over: move it, or give another --out"
-    check("out", str(out), not out.exists(), requirement)
-    ended = folder.ended()
-    check("archive", place, bool(ended), "no run has ended")
+    check(
+        "out",
+        str(out),
+        not out.exists(),
+        "it exists: move it, or give another --out",
+    )
+    ended = folder.ended_runs()
+    check("archive", place, bool(ended), "no run has ended: run it with fl-train study first")
     for run in ended.values():
         damaged = damage(run)
-        requirement = f"{damaged}; delete the folder, and the study trains it again"
-        check("archive", str(run.folder), damaged is None, requirement)
-    return _words(pack(folder, out), out, folder.is_regression())
+        check(
+            "archive",
+            str(run.folder),
+            damaged is None,
+            f"{damaged}; delete the folder, and the study trains it again",
+        )
+    return _summary_text(pack(folder, out), out, folder.is_regression())
 
 
-def _words(
+def _summary_text(
     index: dict[str, Any],
     file: Path,
     is_regression: bool,
 ) -> str:
+    """Returns how many runs and files an archive holds, and the commands that use it."""
     digests = index["weights"]
-    without = sum(digest is None for digest in digests.values())
-    bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
-    lines = f"archive: {len(digests)} runs{bare}, {len(index['files'])} files"
-    # which speaks of accuracies alone
+    missing = sum(digest is None for digest in digests.values())
+    bare = f", {missing} of them without a checkpoint to tell their weights" if missing else ""
+    # `compare` refuses regressions
     table = "" if is_regression else f"the table: fl-train compare {file}; "
-    again = f"a cell again: fl-train archive {file} --rerun {next(iter(digests))}"
-    return f"{lines}, {_origin(index, digests)}\n{table}{again}"
+    return (
+        f"archive: {len(digests)} runs{bare}, {len(index['files'])} files, "
+        f"{_training_environments(index, digests)}\n{table}a cell again: fl-train archive {file} "
+        f"--rerun {next(iter(digests))}"
+    )
 
 
-def _origin(
+def _training_environments(
     index: dict[str, Any],
     cells: Iterable[str],
 ) -> str:
-    """Where these runs of an archive were trained; where they do not say it, where the archive was
-    made."""
-    starts = index.get("runs", {})
-    places = dict.fromkeys(_where(start) for cell in cells for start in starts.get(cell, []))
-    return f"trained {some(places)}" if places else f"archived {_where(index)}"
+    """Returns the environments in which runs of an archive were trained; if they are not recorded,
+    the one in which the archive was made."""
+    environments = index.get("runs", {})
+    places = dict.fromkeys(
+        _environment_text(environment)
+        for cell in cells
+        for environment in environments.get(cell, [])
+    )
+    return f"trained {some(places)}" if places else f"archived {_environment_text(index)}"
 
 
-def _where(start: dict[str, Any]) -> str:
-    machine, versions = start["machine"], start["versions"]
+def _environment_text(environment: dict[str, Any]) -> str:
+    """Returns an environment (`versions` and `machine`) in words."""
+    machine, versions = environment["machine"], environment["versions"]
     processor = machine.get("processor") or machine.get("architecture") or "another machine"
     units = dict.fromkeys([processor, *machine.get("gpus", [])])
     cpu = f" ({machine['cpu']})" if "cpu" in machine else ""
     return f"with torch {versions.get('torch')} on {' + '.join(units)}{cpu}"
 
 
-def _run_again(
+def _rerun(
     file: Path,
     cell: str,
     out: str | None,
     layers: list[Layer],
 ) -> str:
-    """Runs `cell` as the archive has it.
+    """Trains the run `cell` of an archive again, and compares the results.
 
     Raises:
-        RunFailed: it came to something else.
-        BadInput: no such archive, or no such cell.
+        RunFailed: the results differ.
+        BadInput: there is no such archive or run, or `out` exists.
     """
     index = read_index(file)
     digests = index["weights"]
     names = list(digests)
     more = ", ..." if len(names) > SHOWN else ""
-    has = f"it has {', '.join(names[:SHOWN])}{more}"
-    missing = f"no such run{did_you_mean(cell, names)}; {has}"
-    check("rerun", cell, cell in digests, missing)
+    check(
+        "rerun",
+        cell,
+        cell in digests,
+        f"no such run{did_you_mean(cell, names)}; it has {', '.join(names[:SHOWN])}{more}",
+    )
     is_new = out is None or not Path(out).exists()
-    check("out", out, is_new, "it exists; name a new folder")
+    check("out", out, is_new, "it exists; give a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
         place = Path(out or Path(scratch) / Path(cell).name)
-        saved = opening.saved_layer(folder / cell)
+        saved = opening.saved_settings(folder / cell)
         assert saved is not None, "every run that was packed has one"
         with whole_folder(place):
             train(resolve([saved, {"loggers": None}, *layers]), place)
         differing = differences(place, folder / cell, digests[cell])
-        now = _where(starts_of(place)[-1])
+        now = _environment_text(environments_of(place)[-1])
     if differing:
-        before = f"it was {_origin(index, [cell])}, and run again {now}"
-        raise RunFailed(f"{cell} differs in {', '.join(differing)}; {before}")
-    parts = f"tables, relation, summary, weights {digests[cell] or 'not archived'}"
-    return f"{cell}: the same bits ({parts})"
+        raise RunFailed(
+            f"{cell} differs in {', '.join(differing)}; "
+            f"it was {_training_environments(index, [cell])}, and run again {now}"
+        )
+    return (
+        f"{cell}: the same bits (tables, relation, summary, weights "
+        f"{digests[cell] or 'not archived'})"
+    )
 
 
 # ---------------------------------------------------------------- the file
 
 
 def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
-    """Write the finished runs of a study to `out`; returns what `archive.json` holds."""
+    """Write the finished runs of a study to the archive `out`; return its index
+    (`archive.json`)."""
     runs = sorted(filter(folder.finished, folder.run_names()))
     paths = [folder.path / name for name in STUDY]
     for run in runs:
@@ -217,10 +267,10 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     names = sorted(files)
     index = {
         "version": VERSION,
-        **here(),
-        "runs": {run: starts_of(folder.path / run) for run in runs},
+        **this_environment(),
+        "runs": {run: environments_of(folder.path / run) for run in runs},
         "weights": {run: checkpoint_digest(folder.path / run) for run in runs},
-        "sources": {run: source_of(folder.path / run) for run in runs},
+        "sources": {run: source_digest(folder.path / run) for run in runs},
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
@@ -236,52 +286,64 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
 
 
 def read_index(file: Path) -> dict[str, Any]:
-    """What `archive.json` of an archive holds, after all of the archive has been looked at.
+    """Check the whole archive and return its index (`archive.json`).
 
     Raises:
-        BadInput: it is no archive, is of another version, or has been changed since it was made.
+        BadInput: the file is no archive, has another format version, or was changed after packing.
     """
     key, place = "archive", str(file)
     with (
-        reading(key, place, "it cannot be read as an archive"),
+        explaining_damage(key, place, "it cannot be read as an archive"),
         zipfile.ZipFile(file) as archive,
     ):
         names = archive.namelist()
-        requirement = f"it is no archive of a study: it has no {INDEX}"
-        check(key, place, INDEX in names, requirement)
+        check(
+            key,
+            place,
+            INDEX in names,
+            f"it is no archive of a study (no {INDEX}): make one with fl-train archive STUDY",
+        )
         text = archive.read(INDEX)
         index: dict[str, Any] = json.loads(text)
         version, digests = index["version"], index["files"]
-        requirement = f"it is of version {version}, not {VERSION}"
-        check(key, place, version == VERSION, requirement)
+        check(
+            key,
+            place,
+            version == VERSION,
+            f"it has version {version}, not {VERSION}: use the release that wrote it",
+        )
         changed = [INDEX] if archive.comment.decode() != _digest(text) else []
         changed += sorted({INDEX, *digests} ^ set(names))
         if not changed:
             changed = [name for name in digests if _digest(archive.read(name)) != digests[name]]
-    requirement = f"it has been changed since it was made: {', '.join(changed[:1])}"
-    check(key, place, not changed, requirement)
+    check(
+        key,
+        place,
+        not changed,
+        f"it was changed after it was packed ({', '.join(changed[:1])}): get it again",
+    )
     return index
 
 
 @contextlib.contextmanager
 def unpacked(file: Path) -> Iterator[Path]:
-    """The study folder in an archive, as long as the block lasts; `BadInput` as `read_index`."""
+    """Context manager: unpack an archive to a temporary study folder, which is deleted afterwards.
+    Raises `BadInput` as `read_index`."""
     sources = read_index(file).get("sources", {})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with zipfile.ZipFile(file) as archive:
             archive.extractall(folder)
         for run, source in sources.items():
-            write_source(folder / run, source)
+            write_source_digest(folder / run, source)
         yield folder
 
 
 def checkpoint_digest(run: Path) -> str | None:
-    """The checksum of a run's final models and of all else in its last checkpoint; None without an
-    intact one."""
+    """The SHA-256 of all tensors in a run's last intact checkpoint, the final models among them;
+    None without one."""
     folder = run / "checkpoints"
-    manifests = (manifest.intact(folder, t) for t in manifest.rounds(folder))
-    newest = next(filter(None, manifests), None)
+    newest = next(iter(manifest.manifests(folder).values()), None)
     if newest is None:
         return None
     digest = hashlib.sha256()
@@ -296,8 +358,15 @@ def differences(
     archived: Path,
     digest: str | None,
 ) -> list[str]:
-    """Parts in which a run differs from the archived one: `weights` (whose `digest` is archived),
-    or names of files; seconds, memory, `VARYING` apart."""
+    """The parts of a run that differ from the archived run: `weights`, and names of files.
+
+    Seconds, memory and the keys of `VARYING` are not compared.
+
+    Args:
+        ours: folder of the new run.
+        archived: folder of the archived run.
+        digest: `checkpoint_digest` of the archived run; None: weights are not compared.
+    """
     differing = []
     if digest is not None and checkpoint_digest(ours) != digest:
         differing.append("weights")
@@ -310,26 +379,26 @@ def differences(
     ]
     if arrays:
         differing.append(f"relation ({some(arrays)})")
-    now = _comparable(ours / "summary.json")
-    before = _comparable(archived / "summary.json")
+    now = _comparable_summary(ours / "summary.json")
+    before = _comparable_summary(archived / "summary.json")
     keys = [key for key in before | now if now.get(key) != before.get(key)]
     if keys:
         differing.append(f"summary.json ({some(keys)})")
     return differing
 
 
-def starts_of(run: Path) -> list[dict[str, dict[str, Any]]]:
-    """`versions` and `machine` of each start of a run, equal ones once; empty where its
-    `provenance.json` is not there.
+def environments_of(run: Path) -> list[dict[str, dict[str, Any]]]:
+    """The distinct environments in which a run was started or resumed, each with `versions` and
+    `machine`; empty without a readable `provenance.json`.
 
-    When and in which folder it was, the command, and the machine's name are left out.
+    Times, folders, commands and the machine's name are left out.
     """
     distinct: list[dict[str, dict[str, Any]]] = []
     record: dict[str, dict[str, Any]] = {}
     try:
-        for start in json.loads((run / "provenance.json").read_text(encoding="utf-8")):
-            machine = {key: value for key, value in start["machine"].items() if key in KIND}
-            record = {"versions": dict(start["versions"]), "machine": machine}
+        for environment in json.loads((run / "provenance.json").read_text(encoding="utf-8")):
+            machine = {key: value for key, value in environment["machine"].items() if key in KIND}
+            record = {"versions": dict(environment["versions"]), "machine": machine}
             if record not in distinct:
                 distinct.append(record)
     except (*UNREADABLE, AttributeError):
@@ -342,8 +411,8 @@ def starts_of(run: Path) -> list[dict[str, dict[str, Any]]]:
     return distinct
 
 
-def here() -> dict[str, dict[str, str]]:
-    """Versions of what computes, and the kind of this machine."""
+def this_environment() -> dict[str, dict[str, str]]:
+    """The `versions` of Python and the numerical packages, and the kind of this `machine`."""
     import torch
 
     versions = {"python": platform.python_version()}
@@ -359,15 +428,15 @@ def here() -> dict[str, dict[str, str]]:
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
-    if not table.is_file():  # such as of newcomers, where no client was held out
+    """The rows of a table without seconds and memory; none if the file does not exist."""
+    if not table.is_file():  # newcomers.csv, if no client was held out
         return []
     with table.open(newline="", encoding="utf-8") as opened:
-        return [_unmeasured(row) for row in csv.DictReader(opened)]
+        return [_without_costs(row) for row in csv.DictReader(opened)]
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
-    """Type, shape and bytes of each array by name; None where there is no such file, or none that
-    can be read."""
+    """The type, shape and bytes of each array by name; None if the file cannot be read."""
     try:
         with np.load(file) as arrays:
             return {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()}
@@ -375,18 +444,18 @@ def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
         return None
 
 
-def _comparable(summary: Path) -> dict[str, str]:
-    """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is
-    NaN."""
+def _comparable_summary(summary: Path) -> dict[str, str]:
+    """The keys of a `summary.json` that equal runs have in common, with values as JSON texts, in
+    which NaN equals NaN."""
     try:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))
     except UNREADABLE:
         return {}
     texts = {key: json.dumps(value) for key, value in content.items() if key not in VARYING}
-    return _unmeasured(texts)
+    return _without_costs(texts)
 
 
-def _unmeasured(row: dict[str, str]) -> dict[str, str]:
+def _without_costs(row: dict[str, str]) -> dict[str, str]:
     """`row` without seconds and memory."""
     measured = ("seconds", "memory", "wall_seconds")
     return {key: value for key, value in row.items() if not key.startswith(measured)}

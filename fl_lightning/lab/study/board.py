@@ -1,5 +1,4 @@
-"""The state of a study as a table, read from its folder: the same whichever process runs the
-study."""
+"""The table of a study's state, read from its folder, whichever processes run the study."""
 
 from __future__ import annotations
 
@@ -19,38 +18,48 @@ from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric, of_rows
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import by_key
-from fl_lightning.results.folder import RunFolder, final_kind
+from fl_lightning.results.folder import RunFolder, usual_final_kind
 from fl_lightning.results.runs import words as setting_words
 
 
 @dataclass(frozen=True)
 class CellState:
-    """One cell, as its folder tells."""
+    """The state of one cell (method, setting and seed) of a study, read from its run folder."""
 
     cell: dict[str, Any]
+    """The cell's entry in `study.json`."""
     state: str
-    """`finished`, `running`, `failed`, `stopped`, `waiting`, `unreadable`, or what SLURM says."""
+    """`finished`, `running`, `starting`, `failed`, `stopped`, `waiting`, `unreadable`, or the state
+    of its SLURM job."""
     round: int = 0
+    """The last round that was written."""
     score: float = math.nan
-    """Of the models of the cell's judge, mean over clients: of all that have a final model, or else
-    of the last judged round's. The same as `fl-train compare` has it."""
+    """The judge's score, mean over clients, as in `fl-train compare`: over all clients if they have
+    final scores, else over those of the last scored round."""
     metric: Metric = ACCURACY
     judge: str = ""
-    """The kind of model that `score` speaks of; empty before one was judged."""
+    """The kind of model that is scored; empty before the first score."""
     seconds: float = math.nan
-    """Of the whole run; NaN unless it has ended."""
+    """Seconds of the whole run; NaN unless it is finished."""
 
     @property
     def shown_score(self) -> str:
-        """Empty before there is one."""
+        """The score as text; empty before the first score."""
         return "" if math.isnan(self.score) else self.metric.shown(self.score)
 
 
 def state_of(
-    folder: StudyFolder, cell: dict[str, Any], now: Callable[[str], str | None]
+    folder: StudyFolder, cell: dict[str, Any], live_state: Callable[[str], str | None]
 ) -> CellState:
-    """The state of a cell. `now`: of a run folder (relative) that has not ended, where more than
-    that is known: running, starting, queued, failed."""
+    """The state of a cell.
+
+    Args:
+        folder: the study's folder.
+        cell: an entry of `study.json`.
+        live_state: returns the state of a run that has not ended, given its folder (relative to the
+            study's): running, starting, queued or failed; None if no more is known than the folder
+            shows.
+    """
     run = RunFolder(folder.path / cell["folder"])
     has_ended = folder.finished(cell["folder"])
     try:
@@ -60,12 +69,12 @@ def state_of(
         return CellState(cell, "unreadable")
     state = "finished"
     if not has_ended:
-        state = now(cell["folder"]) or ("stopped" if run.path.is_dir() else "waiting")
+        state = live_state(cell["folder"]) or ("stopped" if run.path.is_dir() else "waiting")
         state = "starting" if state == "running" and not rows else state
     metric, judge = of_rows(rows), cell.get("judge")
     column = metric.by(judge) if judge else metric.of("mean")
     scores = [row[column] for row in rows if column in row] or [math.nan]
-    if has_ended and judge in (None, final_kind(summary)):
+    if has_ended and judge in (None, usual_final_kind(summary)):
         scores.append(float(summary.get(metric.of("final_mean"), scores[-1])))
     return CellState(
         cell,
@@ -78,9 +87,9 @@ def state_of(
     )
 
 
-def table(folder: StudyFolder, now: Callable[[str], str | None]) -> Table:
-    """A line for each method in a setting; `now` as for `state_of`."""
-    states = [state_of(folder, cell, now) for cell in folder.cells()]
+def table(folder: StudyFolder, live_state: Callable[[str], str | None]) -> Table:
+    """A table with a row for each method in a setting; `live_state` as for `state_of`."""
+    states = [state_of(folder, cell, live_state) for cell in folder.cells()]
     board = Table(
         title=_title(states),
         title_justify="left",
@@ -100,15 +109,15 @@ def table(folder: StudyFolder, now: Callable[[str], str | None]) -> Table:
             "method": cell["label"],
             "judged": ", ".join(sorted({state.judge for state in line} - {""})),
             "seeds": f"{len(ended)}/{len(line)}",
-            "mean ± std": _spread(ended),
-            "now": "; ".join(filter(None, map(_now, line))),
+            "mean ± std": _mean_and_std(ended),
+            "now": "; ".join(filter(None, map(_activity, line))),
         }
         board.add_row(*(escape(cells[column]) for column in columns))
     return board
 
 
-def _now(state: CellState) -> str:
-    """The state of a seed that is at work or has come to grief, else empty."""
+def _activity(state: CellState) -> str:
+    """The seed, state and score of a cell that is running, stopped or failed; else empty."""
     if state.state in ("finished", "queued", "waiting"):
         return ""
     place = ""
@@ -118,28 +127,29 @@ def _now(state: CellState) -> str:
 
 
 def _title(states: Sequence[CellState]) -> str:
-    """The number of runs in each state, and how long the rest will take."""
+    """The number of runs in each state, and an estimate of the remaining time."""
     by_run = {state.cell["folder"]: state for state in states}.values()
     counts = Counter(state.state for state in by_run)
     finished = counts.pop("finished", 0)
     parts = [f"{finished} of {len(by_run)} runs finished"]
     parts += [f"{count} {state}" for state, count in counts.items() if state != "waiting"]
     seconds = [state.seconds for state in by_run if not math.isnan(state.seconds)]
-    to_come = len(by_run) - finished - counts["failed"]
+    remaining = len(by_run) - finished - counts["failed"]
     busy = counts["running"] + counts["starting"]
-    if seconds and to_come and busy:
-        parts.append(f"about {in_time(median(seconds) * to_come / busy)} left")
+    if seconds and remaining and busy:
+        parts.append(f"about {in_time(median(seconds) * remaining / busy)} left")
     return ", ".join(parts)
 
 
-def called(cells: Sequence[dict[str, Any]]) -> str:
-    """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
+def describe_run(cells: Sequence[dict[str, Any]]) -> str:
+    """Name a run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
     parts = labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"
     return ", ".join(filter(None, parts))
 
 
-def _spread(ended: list[CellState]) -> str:
+def _mean_and_std(ended: list[CellState]) -> str:
+    """The mean over seeds and its standard deviation, as text."""
     scores = [state.score for state in ended if not math.isnan(state.score)]
     if not scores:
         return ""

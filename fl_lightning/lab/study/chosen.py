@@ -1,4 +1,4 @@
-"""What `fl-train tune` chose for the rows of its study: for the table that compares them."""
+"""The hyperparameters that `fl-train tune` chose for the rows of a study."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.lab.study.folder import StudyFolder, reading, search_of
+from fl_lightning.lab.study.folder import StudyFolder, explaining_damage, search_of
 
 TUNED = "tuned.csv"
 UNTUNED = "untuned"
-"""Behind the label of a row with the settings that its tuned twin began from."""
+"""Suffix of the label of a row that has the first trial's hyperparameters."""
 
 
-def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Values by row of the study in `folder`, as `optimizer.lr=0.05, mu=0.1`, and the search's
-    warnings.
+def chosen_values(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Read the values that a search chose for each row of the study in `folder`, as text
+    (`optimizer.lr=0.05, mu=0.1`), and the search's warnings.
 
-    Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one.
-    `BadInput` where `tuned.csv` is damaged.
+    Both are empty unless the study is the one in a search's folder (`OUT/study`), or an unpacked
+    archive of such a study.
+
+    Raises:
+        BadInput: `tuned.csv` is damaged.
     """
     file, search = folder / TUNED, search_of(folder)
     if not file.is_file() and search is not None:
         file = search / TUNED
     if not StudyFolder(folder) or not file.is_file():
         return {}, []
-    with reading("compare", str(folder), f"{file} is damaged"):
+    with explaining_damage("compare", str(folder), f"{file} is damaged"):
         rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
         values = {}
         for row in rows:
             if row.get("start_values"):
-                values[f"{row['method']} {UNTUNED}"] = words(json.loads(row["start_values"]))
-            values[row["method"]] = words(json.loads(row["values"]))
+                values[f"{row['method']} {UNTUNED}"] = values_text(json.loads(row["start_values"]))
+            values[row["method"]] = values_text(json.loads(row["values"]))
     return values, [f"{row['method']}: {row['warnings']}" for row in rows if row.get("warnings")]
 
 
-def words(values: Mapping[str, Any]) -> str:
-    """Values of a trial, for readers."""
+def values_text(values: Mapping[str, Any]) -> str:
+    """The values of a trial as text: `optimizer.lr=0.05, mu=0.1`."""
     return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in values.items())

@@ -1,5 +1,5 @@
-"""Clients over seeds: a row for each, with its samples, its score alone and by each method, and
-paired differences."""
+"""The table of `fl-train compare --clients`: a row for each client with its samples, its scores
+over seeds, and paired differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pandas import Categorical, DataFrame, notna
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
-from fl_lightning.lab.study.groups import JudgeGroup, grouped, training_alone
+from fl_lightning.lab.study.groups import JudgeGroup, group_by_judge, training_alone
 from fl_lightning.lab.study.listing import Listing
 from fl_lightning.lab.study.scores import tidy
 from fl_lightning.lab.study.tables import MARK
@@ -28,20 +28,25 @@ HEADS = {
     "seeds": "seeds",
     "alone": "alone",
 }
-"""The first columns: their keys on the command line, and their heads."""
+"""Heads of the first columns, by their keys on the command line."""
 REDRAWN = (
     "a client has other samples with each seed (the split is drawn): its row is a mean over "
     "different data"
 )
+"""Note if the split differs between seeds."""
 
 
-def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
-    """A block for each judge and setting, a row for each client.
+def clients_listing(runs: DataFrame, baseline: str | None = None) -> Listing:
+    """The table of clients: a row for each client, in a block for each judge and setting.
+
+    Args:
+        runs: the table of runs (`scores.read`).
+        baseline: a method's label; None: training alone, else the first method of a judge.
 
     Raises:
-        BadInput: as `compare`.
+        BadInput: as `compare.compare_runs`.
     """
-    groups, notes = grouped(runs, baseline)
+    groups, notes = group_by_judge(runs, baseline)
     local = training_alone(runs)
     of_local = tidy(runs[runs.method == local])
     alone = of_local.groupby(["setting", "client"]).value.mean()
@@ -70,7 +75,7 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
             f"differences to {baselines[judge]}",
         ]
         titles.append("; ".join(filter(None, parts)))
-        words.append(_words(of_client, methods))
+        words.append(_row_texts(of_client, methods))
     table = DataFrame(words, columns=list(heads), index=titles)
     with_values = table.loc[:, (table != NONE).any()]
     if numbers.redrawn.any():
@@ -88,8 +93,8 @@ def listing_of(runs: DataFrame, baseline: str | None = None) -> Listing:
 
 
 def _heads(methods: Sequence[str]) -> dict[str, str]:
-    """The columns' heads by keys, two for each method: where a label, or the key of its
-    differences, is a column's already, `method:` is before it."""
+    """The columns' heads by key, two columns for each method. A label or key that another column
+    has gets the prefix `method:`."""
     heads = dict(HEADS)
     for label in methods:
         used = {*heads, *heads.values()}
@@ -104,8 +109,12 @@ def _numbers(
     group: JudgeGroup,
     alone: Any,
 ) -> Iterable[dict[str, Any]]:
-    """A row for each setting, client and method; a client is there with the seeds with which it was
-    scored."""
+    """Yield a row of numbers for each setting, client and method.
+
+    Args:
+        group: the runs of one judge.
+        alone: scores of training alone, by setting and client.
+    """
     splits: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for run in group.runs.itertuples():
         for row in run.run.rows("split"):
@@ -122,7 +131,7 @@ def _numbers(
         pairs = (rows.value - rows.baseline).dropna()
         if method == group.baseline:
             pairs = pairs.head(0)
-        low, high = statistics.of_means(pairs.to_numpy()) or (None, None)
+        low, high = statistics.interval_of_mean(pairs.to_numpy()) or (None, None)
         yield {
             "judge": group.judge,
             "setting": setting,
@@ -142,12 +151,12 @@ def _numbers(
         }
 
 
-def _words(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
-    """A client's line, in the order of the columns."""
+def _row_texts(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
+    """A client's row as texts, in the order of the columns."""
     first = of_client.iloc[0]
-    sizes = [_span(first[f"{part}_samples"]) for part in ("train", "test")]
+    sizes = [_range_text(first[f"{part}_samples"]) for part in ("train", "test")]
     seeds = sorted(set(of_client.seeds))
-    words = [first["name"], *sizes, _span(seeds), _percent(first.alone)]
+    words = [first["name"], *sizes, _range_text(seeds), _percent(first.alone)]
     by_method = of_client.set_index("method")
     for label in methods:
         mean = difference = NONE
@@ -161,8 +170,8 @@ def _words(of_client: DataFrame, methods: Sequence[str]) -> list[str]:
     return words
 
 
-def _span(counts: Sequence[int]) -> str:
-    """So many samples or seeds, or from so many to so many."""
+def _range_text(counts: Sequence[int]) -> str:
+    """The least and the greatest of ascending counts as text: `8`, or `8-12`."""
     if not counts:
         return NONE
     least, most = counts[0], counts[-1]

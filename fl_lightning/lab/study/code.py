@@ -1,4 +1,5 @@
-"""Own code that changes under a study: refused, or accepted and said below the table."""
+"""Detects changes of the user's own code under a study: they are refused, or accepted and noted
+below the table."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ACCEPTED = "changed_code.json"
-"""In a study's folder: for each file of own code, the SHA-256 of versions that
-`--accept_changed_code` let in."""
+"""File in a study's folder with the SHA-256 of each file version that `--accept_changed_code`
+accepted."""
 Versions = dict[str, list[str]]
+"""SHA-256 sums by file name."""
 
 
-def accepted(folder: Path) -> Versions:
-    """What `changed_code.json` holds; nothing where there is none."""
+def accepted_versions(folder: Path) -> Versions:
+    """The accepted versions of own code, from `changed_code.json`; empty without that file."""
     try:
         content = json.loads((folder / ACCEPTED).read_text(encoding="utf-8"))
         return {str(name): list(map(str, digests)) for name, digests in content.items()}
@@ -31,35 +33,38 @@ def accepted(folder: Path) -> Versions:
         return {}
 
 
-def changes(
+def changed_files(
     folder: StudyFolder,
     todo: Collection[tuple[StudyRun, Config]],
 ) -> dict[str, str]:
-    """Files of own code that runs of the study were trained with in another version than `todo`
-    would execute.
+    """Find files of own code that have changed since runs of the study were trained.
 
-    All code of runs of the same row counts, of other rows that of models and data, which all rows
-    have in common. Accepted versions do not count.
+    A run of `todo` is compared with earlier runs of its row in all its code, and with earlier runs
+    of other rows in the code of models and data, which all rows share. Accepted versions do not
+    count as changes.
+
+    Args:
+        folder: the study's folder.
+        todo: the runs to train, with their configs.
 
     Returns:
-        SHA-256 of the version now, by file.
+        The present version's SHA-256 by file.
     """
-    names = folder.run_names() if folder else []
-    begun = [name for name in names if _has_begun(folder.path / name)]
-    before = set()
-    for name in begun:
-        digests = owncode.recorded(folder.path / name)
-        before.add((_row(name), tuple(digests.items())))
-    let_in, changed = accepted(folder.path), dict[str, str]()
+    earlier_code = set()
+    for name in folder.run_names() if folder else []:
+        if _has_begun(folder.path / name):
+            digests = owncode.recorded_digests(folder.path / name)
+            earlier_code.add((_row(name), tuple(digests.items())))
+    accepted, changed = accepted_versions(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
         paths = {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for row, path in paths:
             now = owncode.digests(owncode.read(path))
-            for earlier_row, code in before:
-                # code beside models and data is a row's own
+            for earlier_row, code in earlier_code:
+                # code of methods and callbacks may differ between rows
                 if earlier_row == row or parts == owncode.SHARED:
-                    for name in owncode.changed(dict(code), now):
-                        if now[name] not in let_in.get(name, []):
+                    for name in owncode.changed_files(dict(code), now):
+                        if now[name] not in accepted.get(name, []):
                             changed[name] = now[name]
     return changed
 
@@ -68,43 +73,46 @@ def _has_begun(run: Path) -> bool:
     return (run / "metrics.csv").is_file()
 
 
-def check_same(
+def check_code_unchanged(
     folder: StudyFolder,
     todo: Collection[tuple[StudyRun, Config]],
     accept: bool,
 ) -> None:
-    """Raise `BadInput` for `changes`, unless `accept`."""
-    names = ", ".join(changes(folder, todo))
-    requirement = (
+    """Raise `BadInput` if there are `changed_files`, unless `accept`."""
+    names = ", ".join(changed_files(folder, todo))
+    check(
+        "code",
+        names,
+        accept or not names,
         f"runs in {folder.path} were trained with another version (their folders' source/ has it): "
-        "change it back, give the study another --out, or go on with --accept_changed_code, which "
-        "tables then say"
+        "change it back, give the study another --out, or accept it with --accept_changed_code "
+        "(tables will note it)",
     )
-    check("code", names, accept or not names, requirement)
 
 
 def accept(
     folder: StudyFolder,
     todo: Collection[tuple[StudyRun, Config]],
 ) -> None:
-    """Add `changes` to the versions that are accepted."""
-    new, versions = changes(folder, todo), accepted(folder.path)
+    """Add the versions of `changed_files` to the accepted ones."""
+    new, versions = changed_files(folder, todo), accepted_versions(folder.path)
     for name, digest in new.items():
         versions.setdefault(name, []).append(digest)
     if new:
         write_whole(folder.path / ACCEPTED, json.dumps(versions, indent=1) + "\n")
 
 
-def flag(place: Path, config: Config) -> list[str]:
-    """What a job's command line needs beside the run's name, where the run in `place` goes on with
-    accepted code."""
-    has_begun = _has_begun(place)
-    differs = has_begun and owncode.changed(owncode.recorded(place), owncode.now(config))
+def resume_flags(run: Path, config: Config) -> list[str]:
+    """The flags that a SLURM job needs to resume the run in `run` if own code has changed and was
+    accepted."""
+    differs = _has_begun(run) and owncode.changed_files(
+        owncode.recorded_digests(run), owncode.current_digests(config)
+    )
     return ["--accept_changed_code"] if differs else []
 
 
 def _row(name: str) -> str:
-    """The label's part of a run folder's name within the study."""
+    """The row's part of a run folder's name: the folder of its label."""
     return name.split("/")[-2]
 
 
@@ -113,22 +121,25 @@ def _row(name: str) -> str:
 
 def check_rows(
     runs: DataFrame,
-    let_in: Versions,
+    study_versions: Versions,
     accept: bool,
 ) -> list[str]:
-    """Notes on own code of which runs of a table had several versions.
+    """Check that all runs of a row were trained with the same version of own code.
 
     Args:
-        runs: as `scores.read` has them.
-        let_in: versions that the study has accepted.
-        accept: all versions are.
+        runs: the table of runs (`scores.read`).
+        study_versions: versions that were accepted in the study.
+        accept: whether to accept all versions.
+
+    Returns:
+        Notes on rows that were trained with several versions.
 
     Raises:
-        BadInput: runs of a row had versions that nobody has accepted.
+        BadInput: runs of a row were trained with versions that were not accepted.
     """
     from pandas import DataFrame
 
-    accepted = {(name, digest) for name, digests in let_in.items() for digest in digests}
+    accepted = {(name, digest) for name, digests in study_versions.items() for digest in digests}
     trained = []
     for run in runs.itertuples():
         for version in owncode.versions(run.run.folder):
@@ -139,15 +150,16 @@ def check_rows(
     notes = []
     for (label, name), rows in table.groupby(["method", "name"], sort=False):
         digests = rows.digest.unique()
-        strange = {(name, digest) for digest in digests} - accepted
-        count = f"{len(digests)} versions of {name} (their folders' source/ has them)"
-        versions = f"its runs were trained with {count}"
-        advice = "--accept_changed_code compares them all the same"
+        unaccepted = {(name, digest) for digest in digests} - accepted
+        versions = (
+            f"its runs were trained with {len(digests)} versions of {name} (their folders' "
+            "source/ has them)"
+        )
         check(
             "compare",
             label,
-            accept or len(strange) < 2,
-            f"{versions}; {advice}",
+            accept or len(unaccepted) < 2,
+            f"{versions}; --accept_changed_code compares them all the same",
         )
         if len(digests) > 1:
             listed = []

@@ -1,7 +1,7 @@
-"""Methods side by side: means over seeds, paired differences to a baseline, tests. Units are
-(setting, seed).
+"""Compares methods: means over seeds, paired differences from a baseline, and tests. A unit is a
+pair of setting and seed.
 
-Judges are never mixed: a method is compared with those that are judged by the same kind of model.
+Methods are compared only with methods that are judged by the same kind of model.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from fl_lightning.lab.study.groups import (
     ALL,
     UNIT,
     JudgeGroup,
-    grouped,
-    no_pairs,
-    over_seeds,
+    group_by_judge,
+    mean_over_settings,
+    no_pairs_error,
     training_alone,
 )
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.result import RunResult, one_class, worst_tenth
+from fl_lightning.results.result import RunResult, one_class_note, worst_tenth
 
 MIN_METHODS = 3
-"""Of ranks over settings: of two there is nothing that Wilcoxon's test does not say."""
+"""Fewest methods that are ranked over settings: for two, Wilcoxon's test says all."""
 INTERVALS = {
     "t": f"under {statistics.FEW} seeds Student's t over seeds",
     "bootstrap": f"from {statistics.FEW} seeds on the outer ends of Student's t over seeds and of "
     "hierarchical bootstrap-t (seeds, then clients within a seed)",
 }
-KINDS = {
+"""Notes on the kinds of intervals."""
+COLUMNS = {
     "judge": object,
     "setting": object,
     "method": object,
@@ -68,59 +69,63 @@ KINDS = {
     "star": object,
     "target": float,
 }
-"""Of the table, a row for each method by one judge in one setting, and in all; docs/compare.md says
-what each is."""
+"""Columns of the table and their types; a row is a method with one judge in one setting, or in all.
+docs/compare.md explains them."""
 NO_COSTS = dict.fromkeys(("mib", "wall", "channel"), np.nan)
+"""The costs of a run that never reached the target."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Methods of one judge, ranked over settings."""
+    """The ranks over settings of the methods of one judge, and their tests."""
 
     judge: str
     methods: list[str]
     settings: int
+    """Number of settings."""
     chi_square: float
     p: float
     ranks: list[float]
     """Mean ranks; 1 is best."""
     pairwise: list[list[float]]
-    """Wilcoxon's p between methods, Holm-corrected."""
+    """Wilcoxon's p between methods, Holm-corrected, [method][method]."""
     cliques: list[list[str]]
-    """Methods of neighbouring ranks of which no two differ."""
+    """Groups of methods with neighbouring ranks in which no two methods differ."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The whole comparison."""
+    """The table of a comparison, the ranks over settings, and notes."""
 
     table: DataFrame
-    """`COLUMNS`; accuracies lie in 0..1, NaN: not known."""
+    """The columns are `COLUMNS`; accuracies lie in 0..1, and NaN stands for unknown values."""
     ranks: list[Ranks]
     notes: list[str]
+    """Lines below the table."""
     best: list[int]
-    """Rows of the table with the best mean of judge and setting, where the interval of its paired
-    difference to the next best lies above 0."""
+    """Rows with the best mean of their judge and setting, if the interval of the paired difference
+    from the next best lies above 0."""
     target: float | None
+    """The accuracy at which costs are taken; None: costs of whole runs."""
 
 
-def compare(
+def compare_runs(
     runs: DataFrame,
     baseline: str | None = None,
     target: float | None = None,
 ) -> Compared:
-    """The comparison of `runs`, each with `baseline`.
+    """Compare the methods of a table of runs with a baseline.
 
     Args:
-        runs: as `scores.read` gives them.
+        runs: the table of runs (`scores.read`).
         baseline: a method's label; None: training alone, else the first method of a judge.
-        target: the accuracy, in 0..1, at which bytes and seconds are taken.
+        target: accuracy in 0..1; costs are those until a run reaches it. None: of whole runs.
 
     Raises:
-        BadInput: nobody is called so, there are no pairs, or only such as are judged by different
-            kinds of model.
+        BadInput: no method has the label `baseline`, there are no pairs, or only pairs of methods
+            that are judged by different kinds of model.
     """
-    groups, notes = grouped(runs, baseline)
+    groups, notes = group_by_judge(runs, baseline)
     harmed = share_harmed(runs)
     rows: list[dict[str, Any]] = []
     best: list[int] = []
@@ -131,8 +136,8 @@ def compare(
             winner = _best(group, means, settings)
             in_block = units[units.setting.isin(settings)]
             for label in group.methods:
-                of_row = in_block[in_block.method == label]
-                if of_row.empty:
+                of_method = in_block[in_block.method == label]
+                if of_method.empty:
                     continue
                 if label == winner:
                     best.append(len(rows))
@@ -141,15 +146,15 @@ def compare(
                     "setting": name,
                     "method": label,
                 }
-                row |= _means(of_row, settings, target)
+                row |= _mean_columns(of_method, settings, target)
                 if label != group.baseline:
-                    row |= _against(group, settings, label)
+                    row |= _difference_columns(group, settings, label)
                 rows.append(row)
-    table = DataFrame(rows, columns=list(KINDS)).astype(KINDS)
+    table = DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
     of_baseline = table if baseline is None else table[table.baseline.eq(baseline)]
     if not of_baseline.pairs.fillna(0).any():
-        raise no_pairs(groups, baseline)
-    # one family of tests, whatever the judge
+        raise no_pairs_error(groups, baseline)
+    # all judges' tests are one family
     tested = table.p.notna()
     table.loc[tested, "p_holm"] = statistics.holm(table.p[tested].tolist())
     is_small = table.p_holm.le(statistics.LEVEL)
@@ -161,12 +166,12 @@ def compare(
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = table[table.baseline.notna() & (table.setting == table.judge.map(last))]
     notes += [
-        *_time(runs),
-        *_tests(table, compared),
+        *_time_notes(runs),
+        *_test_notes(table, compared),
         *rank_notes,
         *harm_notes(runs),
     ]
-    notes += _one_class(runs)
+    notes += _one_class_notes(runs)
     return Compared(table, ranks, notes, best, target)
 
 
@@ -178,8 +183,8 @@ def _units(
     harmed: Series,
     target: float | None,
 ) -> DataFrame:
-    """The group's runs with the mean and worst tenth of their clients, `harmed`, and costs: of the
-    whole run or up to the target; none of a run that never reached it."""
+    """The runs of a group with the mean and the worst tenth of their clients' scores, `harmed`, and
+    their costs (as `compare_runs`)."""
     scores = dict(iter(group.scores.groupby(level=UNIT, sort=False)))
     rows = []
     for run in group.runs.itertuples():
@@ -193,34 +198,37 @@ def _units(
     return group.runs[["method", *UNIT]].assign(harmed=harmed, **columns)
 
 
-def _means(of_row: DataFrame, settings: list[str], target: float | None) -> dict[str, Any]:
-    """The columns of a method alone; means are over the seeds that ran in all `settings`."""
-    units = of_row.set_index(UNIT)
-    means = over_seeds(units["mean"], settings)
+def _mean_columns(
+    of_method: DataFrame, settings: list[str], target: float | None
+) -> dict[str, Any]:
+    """The columns of a method without those on the baseline; means are over the seeds that ran in
+    all `settings`."""
+    units = of_method.set_index(UNIT)
+    means = mean_over_settings(units["mean"], settings)
     return {
         "seeds": len(means),
         "mean": means.mean(),
         "std": means.std(),
-        "worst_tenth": over_seeds(units.worst_tenth, settings).mean(),
-        "harmed": over_seeds(units.harmed, settings).mean(),
-        "mib": _mean(of_row.mib),
-        "seconds": _mean(of_row.wall),
-        "channel_seconds": _mean(of_row.channel),
-        "runs": len(of_row),
-        "reached": None if target is None else of_row.reached.sum(),
+        "worst_tenth": mean_over_settings(units.worst_tenth, settings).mean(),
+        "harmed": mean_over_settings(units.harmed, settings).mean(),
+        "mib": _mean(of_method.mib),
+        "seconds": _mean(of_method.wall),
+        "channel_seconds": _mean(of_method.channel),
+        "runs": len(of_method),
+        "reached": None if target is None else of_method.reached.sum(),
         "target": target,
     }
 
 
 def _mean(values: Any) -> float | None:
-    """None unless there are values, and all are known."""
+    """The mean; None if there are no values or some are unknown."""
     numbers = [float(value) for value in values if value is not None]
     are_known = numbers and len(numbers) == len(values)
     return sum(numbers) / len(numbers) if are_known else None
 
 
-def _against(group: JudgeGroup, settings: list[str], label: str) -> dict[str, Any]:
-    """The columns of a method beside the baseline."""
+def _difference_columns(group: JudgeGroup, settings: list[str], label: str) -> dict[str, Any]:
+    """The columns of a method that compare it with the baseline."""
     paired = group.paired(label, group.baseline, settings)
     row: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
     if not paired:
@@ -236,16 +244,17 @@ def _against(group: JudgeGroup, settings: list[str], label: str) -> dict[str, An
     has_test = len(paired) >= statistics.MIN_PAIRS and len(differences) > 1
     if has_test and settings == group.settings:
         row["p"] = statistics.wilcoxon(means)
-        # pairs of one seed in several settings may have in common what the seed brings
+        # pairs of one seed in several settings are not independent
         if len(settings) > 1:
-            row["p"] = max(row["p"], statistics.over_seeds(differences))
+            row["p"] = max(row["p"], statistics.t_test_over_seeds(differences))
     return row
 
 
 def _best(group: JudgeGroup, means: DataFrame, settings: list[str]) -> str | None:
-    """The method with the best mean, where the interval of its difference to the next best lies
-    above 0; None where methods have not the same seeds: their means are then of unlike runs."""
-    by_method = {label: over_seeds(means[label], settings) for label in group.methods}
+    """The method with the best mean, if the interval of its paired difference from the next best
+    lies above 0, else None. None, too, if methods ran with different seeds, since their means are
+    then over unlike runs."""
+    by_method = {label: mean_over_settings(means[label], settings) for label in group.methods}
     ran = {label: by_seed for label, by_seed in by_method.items() if len(by_seed)}
     if len(ran) < 2 or len({tuple(by_seed.index) for by_seed in ran.values()}) > 1:
         return None
@@ -264,10 +273,10 @@ def _best(group: JudgeGroup, means: DataFrame, settings: list[str]) -> str | Non
 
 
 def share_harmed(runs: DataFrame) -> Series:
-    """Of each run the share of clients that score lower than with training alone, with the same
-    setting and seed, by more than their test samples can vary; NaN where that has not been run.
+    """The share of each run's clients that score below training alone (same setting and seed) by
+    more than the noise of their test samples; NaN without a run of training alone.
 
-    Of other scores than accuracy the noise is unknown: every client that scores lower counts.
+    The noise of other metrics than accuracy is unknown: every client that scores lower counts.
     """
     local = training_alone(runs)
     scores = tidy(runs).reset_index(names="at")
@@ -277,7 +286,7 @@ def share_harmed(runs: DataFrame) -> Series:
     sizes = {row.Index: tested_samples(row) for row in runs.itertuples()}
     units = zip(both["at"], both.client, strict=True)
     tested = np.array([sizes[at].get(client, 0.0) for at, client in units])
-    floor = statistics.noise(
+    floor = statistics.noise_threshold(
         both.value.to_numpy(),
         both.alone.to_numpy(),
         tested,
@@ -287,8 +296,7 @@ def share_harmed(runs: DataFrame) -> Series:
 
 
 def tested_samples(run: Any) -> dict[int, float]:
-    """Test samples by client, for a row of the table of runs; empty where the noise of its scores
-    is unknown."""
+    """Number of test samples by client; empty if the noise of the run's scores is unknown."""
     if run.metric != ACCURACY.name or run.run.setting("data.score_on") == "validation":
         return {}
     rows = run.run.rows("split")
@@ -296,15 +304,17 @@ def tested_samples(run: Any) -> dict[int, float]:
 
 
 def harm_notes(runs: DataFrame) -> list[str]:
-    """What `harmed` counts, and over whom a further metric is a mean."""
+    """Notes on the meaning of `harmed`, and on the clients over which a further metric is
+    averaged."""
     if all(tested_samples(run) for run in runs.itertuples()):
         return [
             "harmed: below training alone by more than the noise of the client's test samples "
             "alone. The noise of training is left out, so it is no test: of clients that lose "
             "nothing 14 to 44 % were counted where the same method was trained with another seed"
         ]
-    every = "every client below training alone counts; how much is noise is not known here"
-    notes = [f"harmed: {every}"]
+    notes = [
+        "harmed: every client below training alone counts; how much is noise is not known here"
+    ]
     metric = runs.metric.iloc[0]
     if metric in FURTHER:
         smallest = [run.summary.get("least_test_class") for run in runs.run]
@@ -324,8 +334,8 @@ def harm_notes(runs: DataFrame) -> list[str]:
 
 
 def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:
-    """Friedman's test for each judge with enough settings and methods; where there are several but
-    too few, a note."""
+    """The ranks of each judge with enough settings and methods, and a note on each that has several
+    but too few."""
     ranked, notes = [], []
     for group in groups:
         labels = group.methods
@@ -348,15 +358,16 @@ def _ranks(groups: list[JudgeGroup]) -> tuple[list[Ranks], list[str]]:
                 )
             )
         elif len(group.settings) > 1 and len(labels) > 1:
-            settings = f"{statistics.MIN_PAIRS} settings that all methods have run in"
-            needed = f"no Friedman test: it wants {settings}, and {MIN_METHODS} methods"
-            here = f"here {len(table)} and {len(labels)}"
-            notes.append(f"{MODELS[group.judge]}: {needed}; {here}")
+            notes.append(
+                f"{MODELS[group.judge]}: no Friedman test: it wants {statistics.MIN_PAIRS} "
+                f"settings that all methods have run in, and {MIN_METHODS} methods; here "
+                f"{len(table)} and {len(labels)}"
+            )
     return ranked, notes
 
 
-def _time(runs: DataFrame) -> list[str]:
-    """Which seconds these are, where there are any."""
+def _time_notes(runs: DataFrame) -> list[str]:
+    """A note on the meaning of the seconds, if runs have them."""
     with_seconds = [run for run in runs.run if run.has("seconds")]
     timed: dict[str, RunResult] = {run.name: run for run in with_seconds}
     untold = sum(not run.has("seconds_evaluation") for run in timed.values())
@@ -364,39 +375,46 @@ def _time(runs: DataFrame) -> list[str]:
     return [f"time: of the rounds, without scoring{more}"] if timed else []
 
 
-def _one_class(runs: DataFrame) -> list[str]:
-    """Names the rows whose runs end with models that predict one class, where accuracy is
-    compared."""
+def _one_class_notes(runs: DataFrame) -> list[str]:
+    """A note on rows whose final models predict one class, if accuracies are compared."""
     judges = [run.judge for run in runs.run]
     judged = runs[(runs.metric == ACCURACY.name) & (runs.model == judges)]
-    flags = judged.run.map(lambda run: bool(one_class(run)))
+    flags = judged.run.map(lambda run: bool(one_class_note(run)))
     rows = []
-    for label, of_row in flags.groupby(judged.method, sort=False):
-        if of_row.any():
-            rows.append(f"{label} ({of_row.sum()} of {len(of_row)} runs)")
+    for label, of_method in flags.groupby(judged.method, sort=False):
+        if of_method.any():
+            rows.append(f"{label} ({of_method.sum()} of {len(of_method)} runs)")
     if not rows:
         return []
-    begin = "one class: some final models predict one class for all of the client's test samples"
-    metrics = f"evaluation.metrics [{', '.join(SHOWS_ONE_CLASS)}]"
-    advice = f"accuracy does not show it, {metrics} and --metric do"
-    return [f"{begin}: {', '.join(rows)}; {advice}"]
+    return [
+        "one class: some final models predict one class for all of the client's test samples: "
+        f"{', '.join(rows)}; accuracy does not show it, evaluation.metrics "
+        f"[{', '.join(SHOWS_ONE_CLASS)}] and --metric do"
+    ]
 
 
-def _tests(table: DataFrame, compared: DataFrame) -> list[str]:
-    """How intervals and stars came about, and how many seeds a star would take. `compared`: the
-    rows for tests."""
+def _test_notes(table: DataFrame, compared: DataFrame) -> list[str]:
+    """Notes on intervals and stars, and on the number of seeds that a star takes.
+
+    Args:
+        table: the table of the comparison.
+        compared: its rows that could be tested.
+    """
     notes = []
     kinds = [words for kind, words in INTERVALS.items() if table.interval.eq(kind).any()]
     if kinds:
-        level = f"{1 - statistics.LEVEL:.0%} for the mean difference of new seeds"
-        notes.append(f"intervals: {level}; {'; '.join(kinds)}")
+        notes.append(
+            f"intervals: {1 - statistics.LEVEL:.0%} for the mean difference of new seeds; "
+            f"{'; '.join(kinds)}"
+        )
     settings = set(table.setting)
     tested = table.p.count()
     if tested:
         seeds = " (and Student's t over seeds, if that is greater)" if ALL in settings else ""
-        stars = f"* where it is at most {statistics.LEVEL:g}"
-        corrected = f"Holm-corrected ({tested} of them)"
-        notes.append(f"p: Wilcoxon signed rank over pairs{seeds}, {corrected}; {stars}")
+        notes.append(
+            f"p: Wilcoxon signed rank over pairs{seeds}, Holm-corrected ({tested} of them); * "
+            f"where it is at most {statistics.LEVEL:g}"
+        )
     needed = statistics.pairs_needed(len(compared))
     pairs, lone = compared.pairs.min(), (compared.seeds < 2).all()
     if pairs < needed or lone:
@@ -404,8 +422,9 @@ def _tests(table: DataFrame, compared: DataFrame) -> list[str]:
         seeds = f"{max(2, -(-needed // single))} seeds"
         seeds += f" in each of {single} settings" if single > 1 else ""
         why = "one seed says nothing of others; " if lone else ""
-        level = f"p corrected for all {len(compared)} comparisons can be {statistics.LEVEL:g}"
-        here = f"{seeds} (fewest pairs here: {pairs})"
-        least = f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
-        notes.append(f"stars: {why}{level} from {needed} pairs on, {here}; {least}")
+        notes.append(
+            f"stars: {why}p corrected for all {len(compared)} comparisons can be "
+            f"{statistics.LEVEL:g} from {needed} pairs on, {seeds} (fewest pairs here: {pairs}); "
+            f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
+        )
     return notes

@@ -1,4 +1,4 @@
-"""Methods over seeds, in one table that a reader can trust."""
+"""The command `fl-train compare`, and the page of a study."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.lab.report import vector
 from fl_lightning.lab.study import clients, picture, scores, tables
-from fl_lightning.lab.study.chosen import chosen as values_chosen
-from fl_lightning.lab.study.compare import compare as of_methods
-from fl_lightning.lab.study.listing import FORMATS, Listing, choose
+from fl_lightning.lab.study.chosen import chosen_values
+from fl_lightning.lab.study.compare import compare_runs
+from fl_lightning.lab.study.listing import FORMATS, Listing, choose_columns
 from fl_lightning.lab.study.listing import table as as_table
 from fl_lightning.lab.study.tables import MARK
 from fl_lightning.results.opening import check_out
@@ -29,7 +29,7 @@ from fl_lightning.results.opening import check_out
 
 @dataclasses.dataclass(frozen=True)
 class CompareOptions:
-    """How methods are compared (`fl_lightning.compare`)."""
+    """Options of `fl_lightning.compare`."""
 
     baseline: str | None = None
     judge: str | None = None
@@ -44,35 +44,39 @@ class CompareOptions:
     label: str | None = None
 
     def check(self) -> None:
-        """Raise `BadInput` for keys that do not go together, and for a file that may not be
+        """Raise `BadInput` for options that exclude each other, and for a file that may not be
         written."""
         if self.out is not None:
             check_out("out", self.out, "", MARK, "comparison")
         if self.clients:
-            requirement = "it is of methods over seeds: leave out --clients"
-            check("target", self.target, self.target is None, requirement)
+            check(
+                "target",
+                self.target,
+                self.target is None,
+                "it has no effect on the table of clients: leave it or --clients out",
+            )
         for key in ("caption", "label"):
             value = getattr(self, key)
             fits = value is None or self.format == "latex"
-            check(key, value, fits, "it is for --format latex")
+            check(key, value, fits, "it is only for --format latex: leave it out")
         fits = self.columns is None or self.format not in ("csv", "json")
         check(
             "columns",
             self.columns,
             fits,
-            f"{self.format} has all columns",
+            f"leave it out: --format {self.format} writes all columns",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Methods side by side; `str` is the text that was asked for, empty where a file has it."""
+    """A comparison of methods; `str` gives its text, which is empty if it was written to a file."""
 
     table: DataFrame
-    """A row for each method by judge and setting (or for each client and method), every digit
-    kept."""
+    """Unrounded numbers: a row for each method by judge and setting, or for each client and
+    method."""
     notes: list[str]
-    """What is said below the table."""
+    """Lines below the table."""
     text: str
 
     def __str__(self) -> str:
@@ -83,43 +87,50 @@ class Comparison:
 
 
 def compare(folders: Sequence[str], options: CompareOptions) -> Comparison:
-    """Compares the methods of a study, an archive or run folders; writes the text to the file
-    `options.out`, where it is given.
+    """Compares the methods of a study, an archive or run folders.
+
+    Args:
+        folders: a study's folder, an archive, or run folders.
+        options: with `out`, the text is written to that file.
 
     Raises:
-        BadInput: a key that has no effect beside the others, a file that is not written over, or as
-            `read`.
+        BadInput: options exclude each other, the file may not be written, or the runs cannot be
+            compared (`scores.read`).
     """
-    requirement = "it must be given: fl-train compare STUDY, or RUN [RUN ...]"
-    check("compare", None, bool(folders), requirement)
+    check(
+        "compare",
+        None,
+        bool(folders),
+        "give a study or runs: fl-train compare STUDY, or RUN [RUN ...]",
+    )
     options.check()
     if options.format == "html":
         require("report", "compare", folders[0])
     listing = _listing_of(folders, options)
     if options.columns is not None:
-        listing = choose(listing, options.columns)
+        listing = choose_columns(listing, options.columns)
     caption, label = options.caption or "", options.label or ""
     listing = dataclasses.replace(listing, caption=caption, label=label)
-    return write(listing, options.format, options.out)
+    return write_listing(listing, options.format, options.out)
 
 
 def _listing_of(folders: Sequence[str], options: CompareOptions) -> Listing:
-    """Returns the table, with pictures where it becomes a page."""
-    with read(folders, options) as (runs, notes, folder):
+    """Returns the table, for a page with pictures."""
+    with open_runs(folders, options) as (runs, notes, folder):
         if options.clients:
-            listing = clients.listing_of(runs, options.baseline)
+            listing = clients.clients_listing(runs, options.baseline)
             return dataclasses.replace(listing, notes=[*notes, *listing.notes])
         try:
-            compared = of_methods(runs, options.baseline, options.target)
-        except BadInput:  # such as no pairs, since runs are left out
+            compared = compare_runs(runs, options.baseline, options.target)
+        except BadInput:  # notes on runs that are left out may explain it
             for note in notes:
                 print(note, file=sys.stderr)
             raise
-        choices, warnings = values_chosen(folder)
+        choices, warnings = chosen_values(folder)
         compared.table["chosen"] = compared.table.method.map(choices)
         compared.notes[:0] = [*notes, *warnings]
         pictures = picture.draw(runs, compared) if options.format == "html" else {}
-        return dataclasses.replace(tables.listing_of(compared), pictures=pictures)
+        return dataclasses.replace(tables.comparison_listing(compared), pictures=pictures)
 
 
 def report(
@@ -128,8 +139,17 @@ def report(
     figures: Literal["svg", "pdf", "png"] | None,
     accept_changed_code: bool,
 ) -> Path | None:
-    """Writes the page on a study, and with `figures` each picture to a file of its own; returns
-    the folder of these."""
+    """Writes the page of a study.
+
+    Args:
+        study: its folder.
+        out: the page.
+        figures: also write each picture to a file of this format.
+        accept_changed_code: whether runs of a row may have different versions of own code.
+
+    Returns:
+        The folder of the pictures' files, if any.
+    """
     require("study", "report", study)
     require("report", "report", study)
     page = check_out("out", out, "", MARK, "comparison")
@@ -139,17 +159,17 @@ def report(
     if figures is not None:
         drawn = {name: figure for name, (figure, _) in listing.pictures.items()}
         vector.write(drawn, charts, figures, MARK)
-    write(listing, "html", out)
+    write_listing(listing, "html", out)
     return charts if figures is not None else None
 
 
 @contextlib.contextmanager
-def read(
+def open_runs(
     names: Sequence[str],
     options: CompareOptions,
 ) -> Iterator[tuple[DataFrame, list[str], Path]]:
-    """The runs of a study, an archive or run folders (`scores.read`), notes, and the first
-    folder."""
+    """Context manager: the table of runs of a study, an archive or run folders (`scores.read`), its
+    notes, and the first folder. Inside, an archive is unpacked."""
     require("study", "compare", names[0])
     folders = [Path(name) for name in names]
     with contextlib.ExitStack() as until:
@@ -161,14 +181,19 @@ def read(
         yield *scores.read(folders, *keys), folders[0]
 
 
-def write(
+def write_listing(
     listing: Listing,
     form: str,
     out: str | None = None,
 ) -> Comparison:
-    """Writes the text of a listing to the file `out`, where that is given, and of a CSV the lines
-    below the table to stderr; returns the comparison with its text, which is empty where a file
-    has it."""
+    """Writes the text of a listing to the file `out`, if given; prints the notes of a CSV to
+    stderr.
+
+    Args:
+        listing: the table.
+        form: a key of `listing.FORMATS`.
+        out: a file; None: the text is returned with the comparison.
+    """
     screen = Console()
     fits = form == "table" and out is None and screen.is_terminal
     text = as_table(listing, screen.width) if fits else FORMATS[form](listing)

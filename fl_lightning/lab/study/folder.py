@@ -1,8 +1,8 @@
-"""A study's folder: what it was asked for, its table of cells, and who is at work in it.
+"""The folder of a study: its definition, its table of cells, and its lock.
 
-`study.yaml` and `study.json` are written before the first run begins; every run has an ordinary run
-folder. The state of a run is read from its folder, so that nothing is lost with the process that
-runs the study.
+`study.yaml` and `study.json` are written before the first run begins, and each run has an ordinary
+run folder. The states of runs are read from their folders, so that no state is lost with the
+process that runs the study.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import damage, load
 
 VERSION = 1
+"""Version of `study.json`."""
 PLACE = (
     "data.root",
     "data.public_root",
@@ -43,7 +44,8 @@ PLACE = (
     "data.resident",
     "fabric.timeout",
 )
-"""Keys of the base that may change later: where a study runs, not what it computes."""
+"""Keys of the base that may differ when a study is continued: they depend on the machine and change
+no result."""
 
 
 DAMAGE = (
@@ -53,15 +55,15 @@ DAMAGE = (
     csv.Error,
     yaml.YAMLError,
 )
-"""Errors of readers that meet a file that they have not written."""
+"""Errors of readers on damaged files."""
 
 
 class Busy(BadInput):
-    """Another process is at work in the folder."""
+    """Another process runs a study in the folder."""
 
 
 class StudyFolder:
-    """The folder `path` of one study."""
+    """The folder `path` of one study; true if it holds one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,42 +74,48 @@ class StudyFolder:
         """Whether there is a study."""
         return self._cells.is_file()
 
-    def begun(self) -> bool:
-        """Whether a run of the study is there, begun or finished."""
+    def has_begun(self) -> bool:
+        """Whether a run of the study has begun."""
         return any((self.path / "runs").glob("**/config.yaml"))
 
     def finished(self, folder: str) -> bool:
-        """Whether the run in `folder` (relative) has ended well."""
+        """Whether the run in `folder` (relative) has ended without an error: it has a
+        `summary.json`."""
         return (self.path / folder / "summary.json").is_file()
 
-    def results(self, regression: bool = True) -> dict[str, RunResult]:
-        """Its runs that have ended and can be read, by folder; `BadInput` as
-        `results.runs.load`."""
+    def intact_runs(self, regression: bool = True) -> dict[str, RunResult]:
+        """Load the finished runs whose files are intact, by folder. `regression`: whether a
+        regression is allowed. Raises `BadInput` as `results.runs.load`."""
         return {
             name: run
-            for name, run in self.ended(regression).items()
+            for name, run in self.ended_runs(regression).items()
             if run.finished and damage(run) is None
         }
 
-    def ended(self, regression: bool = True) -> dict[str, RunResult]:
-        """Its runs with a `summary.json`, damaged ones included, by folder; `BadInput` as
-        `results.runs.load`."""
+    def ended_runs(self, regression: bool = True) -> dict[str, RunResult]:
+        """Load all runs with a `summary.json`, by folder, including runs with damaged files.
+        `regression`: whether a regression is allowed. Raises `BadInput` as `results.runs.load`."""
         names = list(filter(self.finished, self.run_names()))
         paths = [self.path / name for name in names]
         return dict(zip(names, load(paths, regression), strict=True))
 
     def run_names(self) -> list[str]:
-        """The folders of its runs, relative to its own, each once."""
+        """The run folders of the study, relative to its folder."""
         return list(dict.fromkeys(cell["folder"] for cell in self.cells()))
 
     def cells(self) -> list[dict[str, Any]]:
-        """The table of `study.json`; `BadInput` if it cannot be read."""
+        """The cells in `study.json`; raises `BadInput` if the file cannot be read."""
         out = str(self.path)
-        with reading("study", out, "its study.json cannot be read"):
+        with explaining_damage("study", out, "its study.json cannot be read"):
             content = json.loads(self._cells.read_text(encoding="utf-8"))
             version = content["version"]
-            requirement = f"its study.json is of version {version}, not {VERSION}"
-            check("study", out, version == VERSION, requirement)
+            check(
+                "study",
+                out,
+                version == VERSION,
+                f"its study.json has version {version}, not {VERSION}: use the release that "
+                "wrote it",
+            )
             cells = list(content["cells"])
             kinds = {
                 "folder": str,
@@ -123,8 +131,8 @@ class StudyFolder:
         return cells
 
     def definition(self) -> dict[str, Any]:
-        """What `study.yaml` holds; `BadInput` if it cannot be read."""
-        with reading(
+        """The content of `study.yaml`; raises `BadInput` if the file cannot be read."""
+        with explaining_damage(
             "study",
             str(self.path),
             "its study.yaml cannot be read",
@@ -136,19 +144,19 @@ class StudyFolder:
         return content
 
     def is_regression(self) -> bool:
-        """Whether its base says so."""
+        """Whether the base's `data.task` is regression, as opposed to classification."""
         with contextlib.suppress(BadInput):
             return dict(flat(self.definition().get("base"))).get("data.task") == "regression"
         return False
 
     def failures(self) -> dict[str, str]:
-        """Run folders that failed when they were last run, and why."""
+        """The runs that failed when they were last tried, and the reasons."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return dict(json.loads(self._failures.read_text(encoding="utf-8")))
         return {}
 
     def write_failures(self, failures: Mapping[str, str]) -> None:
-        """Keep which runs have failed."""
+        """Write which runs failed, and the reasons."""
         write_whole(self._failures, json.dumps(failures, indent=2) + "\n")
 
     def write(
@@ -157,7 +165,8 @@ class StudyFolder:
         base: str,
         runs: list[StudyRun],
     ) -> None:
-        """Write `study.yaml`, with the YAML of the resolved `base`, and the table of cells."""
+        """Write `study.yaml`, with the resolved `base` as YAML, and the cells of `runs` to
+        `study.json`."""
         rest = {
             "methods": study.methods,
             "seeds": study.seeds,
@@ -165,7 +174,7 @@ class StudyFolder:
         }
         rest |= {"grid": study.grid} if study.grid else {}
         rest |= {"paper": study.paper} if study.paper else {}
-        write_whole(self._study, as_yaml(base, rest))
+        write_whole(self._study, study_yaml(base, rest))
         lines = ",\n  ".join(json.dumps(cell) for run in runs for cell in run.cells())
         write_whole(self._cells, f'{{"version": {VERSION}, "cells": [\n  {lines}\n]}}\n')
 
@@ -175,54 +184,45 @@ class StudyFolder:
         base: Mapping[str, Any],
         runs: list[StudyRun],
     ) -> None:
-        """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has
-        grown."""
+        """Raise `BadInput` unless the folder is new, or holds this study, to which seeds, settings
+        and methods may have been added."""
         if not self:
             files = (self._study, self._cells)
-            names = {
-                "lock",
-                *(f.name for f in files),
-                *(aside_of(f).name for f in files),
-            }
-            check_new(self.path, names, "study.json")
+            names = {f.name for file in files for f in (file, aside_of(file))}
+            check_new(self.path, {"lock", *names}, "study.json")
             return
         before = self.definition()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
-            is_same = old.get(key, default(key)) == new.get(key)
-            has = f"the study in {self.path} has {old.get(key)!r}"
-            requirement = f"{has}: for another base give another --out"
+            is_same = old.get(key, earlier_default(key)) == new.get(key)
             check(
                 f"base.{key}",
                 new.get(key),
                 is_same or key in PLACE,
-                requirement,
+                f"the study in {self.path} has {old.get(key)!r}: for another base give another "
+                "--out",
             )
         cells = self.cells()
-        begun = set()
+        begun_labels = set()
         for cell in cells:
             if (self.path / cell["folder"] / "config.yaml").is_file():
-                begun.add(cell["label"])
-        earlier = [entry for entry in Study.of(before).entries() if entry.label in begun]
-        _check_labels(earlier, study.entries())
+                begun_labels.add(cell["label"])
+        earlier = [entry for entry in Study.of(before).entries() if entry.label in begun_labels]
+        _check_same_meaning(earlier, study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
-        requirement = "the study has trained this run; to leave it out, delete its folder first"
         for cell in cells:
-            is_left = (
-                cell["folder"],
-                cell["label"],
-            ) not in stays and self.finished(cell["folder"])
+            row = cell["folder"], cell["label"]
             check(
                 "study",
                 f"without {self.path / cell['folder']}",
-                not is_left,
-                requirement,
+                row in stays or not self.finished(cell["folder"]),
+                "the study has trained this run: list it, or delete its folder",
             )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput`
-        if it refuses."""
+        """Context manager: make the folder and hold its lock. Raises `Busy` if another process
+        holds it, `BadInput` if the folder cannot be written."""
         lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
@@ -231,13 +231,12 @@ class StudyFolder:
             requirement = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), requirement) from None
         except OSError as error:
-            knows_no_locks = error.errno in (
+            has_no_locks = error.errno in (
                 errno.ENOLCK,
                 errno.ENOTSUP,
                 errno.ENOSYS,
             )
-            requirement = f"it cannot be written ({error.strerror})"
-            check("out", str(self.path), knows_no_locks, requirement)
+            check("out", str(self.path), has_no_locks, f"it cannot be written ({error.strerror})")
             line = f"{self.path}: no locks here ({error.strerror}); start no second study in it"
             print(line, file=sys.stderr)
         with lock:
@@ -245,24 +244,25 @@ class StudyFolder:
 
 
 @contextlib.contextmanager
-def reading(
+def explaining_damage(
     key: str,
     value: str,
     problem: str,
     advice: str = "",
 ) -> Iterator[None]:
-    """Raise `BadInput` with `problem`, its reason and `advice`, where a file that is read inside
-    is damaged."""
+    """Context manager: turn an error of reading a damaged file inside into `BadInput` for
+    `key=value`, with the text `problem (reason): advice`."""
     try:
         yield
     except DAMAGE as error:
         reason = one_line(error) or type(error).__name__
-        requirement = f"{problem} ({reason})" + (f": {advice}" if advice else "")
-        raise BadInput(key, value, requirement) from None
+        raise BadInput(
+            key, value, f"{problem} ({reason})" + (f": {advice}" if advice else "")
+        ) from None
 
 
 def one_line(error: object) -> str:
-    """What an error says, in one line, without secrets."""
+    """The error's text in one line, without secrets."""
     return redact(" ".join(str(error).split()))
 
 
@@ -271,45 +271,63 @@ def check_new(
     names: Collection[str],
     record: str,
 ) -> None:
-    """Raise `BadInput` unless the folder `out`, which has no file `record`, is absent or holds none
-    but files of these `names`."""
+    """Raise `BadInput` unless the folder `out` is absent or holds only files that an interrupted
+    start may leave.
+
+    Args:
+        out: the folder.
+        names: names of these files.
+        record: the file that a folder of this kind would hold, for the message.
+    """
     is_folder = out.is_dir()
-    check("out", str(out), is_folder or not out.exists(), "it is no folder")
-    strange = {path.name for path in out.iterdir()} - set(names) if is_folder else set()
-    requirement = f"it is a folder of something else: it holds no {record}"
-    check("out", str(out), not strange, requirement)
+    check("out", str(out), is_folder or not out.exists(), "it is a file: give a folder")
+    other_files = {path.name for path in out.iterdir()} - set(names) if is_folder else set()
+    check(
+        "out", str(out), not other_files, f"it has other files and no {record}: give a new folder"
+    )
 
 
 def is_search(folder: Path) -> bool:
-    """Whether it is one of `fl-train tune`, whose study is in `study/`."""
+    """Whether the folder is that of a search by `fl-train tune`, which has its study in
+    `study/`."""
     return (folder / "tune.yaml").is_file()
 
 
 def search_of(study: Path) -> Path | None:
-    """The search whose choices the study in this folder has (`OUT` of `OUT/study`); None: it is of
-    none."""
+    """The folder of the search that tuned the study in this folder (`OUT` of `OUT/study`); None if
+    no search did."""
     folder = study.resolve()
     is_of_search = folder.name == "study" and is_search(folder.parent)
     return folder.parent if is_of_search else None
 
 
-def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
-    """A study file: its resolved `base`, as YAML, and the `rest` of its keys."""
+def study_yaml(base: str, rest: Mapping[str, Any]) -> str:
+    """The text of a study file.
+
+    Args:
+        base: the resolved base, as YAML.
+        rest: the study's other keys.
+    """
     return f"base:\n{indent(base, '  ')}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
 
 
-def _check_labels(before: list[ListedMethod], now: list[ListedMethod]) -> None:
-    """Raise `BadInput` where a label of which a run has begun means something else now: its runs
-    are in folders of that name."""
+def _check_same_meaning(before: list[ListedMethod], now: list[ListedMethod]) -> None:
+    """Raise `BadInput` if a label with runs now stands for another method or other arguments: the
+    folders of its runs have its name."""
     meanings = {entry.label: _meaning(entry) for entry in before}
     for entry in now:
         meaning = _meaning(entry)
         earlier = meanings.get(entry.label, meaning)
-        requirement = f"in this study {entry.label!r} is {earlier}: give it another `label`"
-        check(entry.key, meaning, meaning == earlier, requirement)
+        check(
+            entry.key,
+            meaning,
+            meaning == earlier,
+            f"in this study {entry.label!r} was {earlier}: give it another `label`",
+        )
 
 
 def _meaning(entry: ListedMethod) -> dict[str, Any]:
+    """Method, arguments and settings of a label."""
     when = {"when": dict(entry.when)} if entry.when else {}
     return {
         "name": entry.name,
@@ -319,8 +337,9 @@ def _meaning(entry: ListedMethod) -> dict[str, Any]:
     }
 
 
-def default(key: str) -> Any:
-    """The value of a key in a run of an earlier version, which did not have the key yet."""
+def earlier_default(key: str) -> Any:
+    """The value of a config key that a run of an earlier version does not name, since the key is
+    newer: its default."""
     group, _, name = key.partition(".")
     field = Config.__dataclass_fields__.get(group)
     if field is None or field.default_factory is MISSING:

@@ -1,9 +1,9 @@
-"""What a study file asks for, as plain data: methods in settings with seeds, and the runs and cells
-that it means.
+"""The content of a study file as plain data: methods, settings and seeds, and the runs and cells
+that follow from them.
 
-A *run* is trained; a *cell* is one entry of the table: a method (row), in a setting, with a seed.
-Most runs are one cell; the forced run of FedAvg is two, judged after local training and after
-fine-tuning.
+A *run* is trained; a *cell* is an entry of the table: a method (row) in a setting with a seed. Most
+runs serve one cell. Every study adds baselines, its *forced* rows: training alone, and FedAvg
+judged after local training and after fine-tuning, for which one run may serve two cells.
 """
 
 from __future__ import annotations
@@ -26,42 +26,46 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 KEYS = ("base", "methods", "seeds", "grid", "forced", "together", "paper")
-AXES = ("data", "federation", "model", "optimizer")
-"""What a grid may vary: anything that all methods share."""
-OWN = ("optimizer", "evaluation", "callbacks")
-"""What a method may have for itself beside its arguments: nothing that decides split, first model
-or batches."""
+"""Keys of a study file."""
+GRID_GROUPS = ("data", "federation", "model", "optimizer")
+"""Groups of keys that a grid may vary: those that all methods share."""
+METHOD_GROUPS = ("optimizer", "evaluation", "callbacks")
+"""Groups of keys that a method may set for itself beside its arguments. None of them decides the
+split, the initial model or the batches."""
 MOST_RUNS = 10_000
-"""Runs of one study. Ours: a year of runs of an hour each; a mistyped span of seeds has more."""
-LONGEST = 100  # bytes of a label: a folder's name may have 255
+"""Most runs of one study (our choice): a year of runs of an hour each. A mistyped range of seeds
+has more."""
+MAX_LABEL_BYTES = 100  # a folder's name may have 255
 
 Setting = dict[str, Any]
-"""Flat keys of the grid to their values; empty where there is no grid."""
+"""A point of the grid: values by flat key (`data.alpha`); empty without a grid."""
 
 
 @dataclass(frozen=True)
 class ListedMethod:
-    """A method as a study lists it, and the rows of the table that its runs serve."""
+    """A method in the list of a study: its arguments, and the rows of the table that its runs
+    fill."""
 
     key: str
-    """How errors call it: `methods[1]`."""
+    """Its name in error messages: `methods[1]`."""
     name: str
+    """Name or import path of the method."""
     label: str
-    """Of its folders, and of its row where it has one."""
+    """Name of its run folders, and of its row unless `judges` names rows."""
     arguments: dict[str, Any] = field(default_factory=dict)
     settings: Setting = field(default_factory=dict)
-    """Flat keys that are set for this method alone, such as `optimizer.lr`."""
+    """Values of flat keys that hold for this method only, such as `optimizer.lr`."""
     when: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Arguments that it has in some settings only, by one of the setting's words:
+    """Arguments that hold in some settings only, by a key and value of the setting:
     `data.alpha=0.3`."""
     judges: Mapping[str, str] = field(default_factory=dict)
-    """Of its rows, by label, the kind of model where the run's own judge does not say it; empty:
-    one row, `label`."""
+    """The kind of model that judges each of its rows, by label; empty: one row, `label`, judged by
+    the run's judge."""
     forced: bool = False
-    """Whether it is a baseline that the study adds by itself."""
+    """Whether it is a baseline that every study adds."""
 
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
-        """Its arguments in a setting."""
+        """Its arguments in a setting, including those of `when`."""
         arguments = dict(self.arguments)
         for word in words(setting):
             arguments.update(self.when.get(word, {}))
@@ -70,7 +74,7 @@ class ListedMethod:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run folder of a study."""
+    """One run of a study: a method in a setting with a seed."""
 
     setting: Setting
     entry: ListedMethod
@@ -78,18 +82,18 @@ class StudyRun:
 
     @property
     def folder(self) -> str:
-        """Relative to the study's."""
+        """The run folder, relative to the study's."""
         setting = safe(",".join(words(self.setting)))
         parts = [
             "runs",
             setting,
-            place(self.entry.label),
+            label_folder(self.entry.label),
             f"seed-{self.seed}",
         ]
         return "/".join(filter(None, parts))
 
     def cells(self) -> list[dict[str, Any]]:
-        """Its entries of `study.json`."""
+        """The entries of `study.json` that the run serves."""
         cell = {
             "setting": self.setting,
             "method": self.entry.name,
@@ -110,12 +114,12 @@ class StudyRun:
 
 
 Pairs = list[tuple[StudyRun, Config]]
-"""Runs with their configs."""
+"""Runs and their configs."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study file, checked as far as it can be without its base."""
+    """A study file; its base is not resolved yet."""
 
     base: Any
     methods: list[Any]
@@ -123,31 +127,40 @@ class Study:
     grid: dict[str, list[Any]]
     forced: bool
     together: int | str = "auto"
-    """How many runs train together in a process; no run's numbers depend on it once the study has
-    begun."""
+    """Most runs that train together in one process, or `auto`; once a study has begun, no result
+    depends on it."""
     paper: dict[str, Any] | None = None
-    """What `fl-train reproduce` compares it with (study/papers.py); nothing of it decides a run."""
+    """The printed tables that `fl-train reproduce` compares with (study/papers.py); no run depends
+    on it."""
 
     @classmethod
     def of(cls, content: Any) -> Study:
-        """The study in a YAML file's `content`.
+        """Read and check the `content` of a study file.
 
         Raises:
-            BadInput: a key that does not exist or is missing, a method that nothing is called, an
-                empty list, seeds that are no seeds, two methods of one label, too many runs.
+            BadInput: a key is unknown or missing, a method is unknown, a list is empty, seeds are
+                not whole numbers, two methods have one label, or there are too many runs.
         """
-        requirement = f"it must hold the keys {', '.join(KEYS)}"
-        check("study", content, isinstance(content, dict), requirement)
+        check(
+            "study",
+            content,
+            isinstance(content, dict),
+            f"it must be a mapping with keys of: {', '.join(KEYS)}",
+        )
         for key, value in content.items():
             near = catalogue.did_you_mean(str(key), KEYS)
-            requirement = f"no such key{near}; keys of a study: {', '.join(KEYS)}"
-            check(str(key), value, key in KEYS, requirement)
+            check(
+                str(key),
+                value,
+                key in KEYS,
+                f"no such key{near}; keys of a study: {', '.join(KEYS)}",
+            )
         for key in ("base", "methods", "seeds"):
             check(
                 key,
                 None,
                 content.get(key) is not None,
-                "a study must have it",
+                "it is missing: a study file must name it",
             )
         forced, paper = content.get("forced", True), content.get("paper")
         check(
@@ -158,8 +171,12 @@ class Study:
         )
         methods = content["methods"]
         is_list = isinstance(methods, list) and len(methods) > 0
-        requirement = "it must be a list of names, or of mappings of a name and arguments"
-        check("methods", methods, is_list, requirement)
+        check(
+            "methods",
+            methods,
+            is_list,
+            "it must be a list of names, or of mappings of a name and arguments",
+        )
         is_mapping = isinstance(paper, dict | None)
         check(
             "paper",
@@ -184,8 +201,8 @@ class Study:
         return study
 
     def check(self) -> None:
-        """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too
-        many runs."""
+        """Raise `BadInput` for two methods with one label, a key that is set twice, or too many
+        runs."""
         settings, entries = self.settings(), self.entries()
         varied = self.varied()
         setting_words = list(dict.fromkeys(word for setting in settings for word in words(setting)))
@@ -193,15 +210,19 @@ class Study:
         by_folder: dict[str, ListedMethod] = {}
         for entry in entries:
             for label in {entry.label: None, **entry.judges}:
-                namesake = by_folder.setdefault(place(label), entry)
-                alike = f"{namesake.key} is called so, too: give one of them a `label`"
-                check(entry.key, label, namesake is entry, alike)
+                namesake = by_folder.setdefault(label_folder(label), entry)
+                check(
+                    entry.key,
+                    label,
+                    namesake is entry,
+                    f"{namesake.key} has the same label: give one of them another `label`",
+                )
             twice = sorted(entry.settings.keys() & varied)
             check(
                 entry.key,
                 ", ".join(twice),
                 not twice,
-                "the grid sets it, too",
+                "the grid sets it, too: remove one of them",
             )
             for word in entry.when:
                 check(
@@ -215,7 +236,7 @@ class Study:
             "study",
             number,
             number <= MOST_RUNS,
-            f"it has at most {MOST_RUNS} runs",
+            f"a study has at most {MOST_RUNS} runs",
         )
 
     def varied(self) -> set[str]:
@@ -230,65 +251,70 @@ class Study:
         ]
         return [reduce(or_, point, {}) for point in itertools.product(*axes)]
 
-    def entries(self, everyone: bool = True) -> list[ListedMethod]:
-        """The methods, with the forced rows that are not among them.
+    def entries(self, full_participation: bool = True) -> list[ListedMethod]:
+        """The listed methods, and the forced baselines that are not among them.
 
         Args:
-            everyone: every client takes part in every round. Then the last round scores the final
-                model of each, of any kind, and one FedAvg run serves two rows; else only the
-                judge's final models are scored for everyone.
+            full_participation: whether all clients take part in every round. If so, the last round
+                scores every kind of final model of every client, and one run of FedAvg serves two
+                rows. If not, only the judge's models are scored for all clients, and each row needs
+                a run.
         """
-        entries = [_entry(f"methods[{k}]", method) for k, method in enumerate(self.methods)]
+        entries = [_listed_method(f"methods[{k}]", method) for k, method in enumerate(self.methods)]
         plain = {entry.name for entry in entries if entry.label == entry.name}
-        forced = _forced(everyone) if self.forced else []
+        forced = _forced_baselines(full_participation) if self.forced else []
         return entries + [entry for entry in forced if entry.label not in plain]
 
     def runs(self, participation: float) -> list[StudyRun]:
-        """All runs, seed by seed: after a part of them there is a comparison already.
+        """All runs, seed by seed, so that the first seeds can be compared before the last have run.
 
-        `participation`: the base's, for settings that do not say.
+        Args:
+            participation: `federation.participation` of the base; a setting may have another.
         """
         runs = []
         for seed, setting in itertools.product(self.seeds, self.settings()):
             share = setting.get("federation.participation", participation)
-            runs += [StudyRun(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
+            runs += [
+                StudyRun(setting, entry, seed)
+                for entry in self.entries(full_participation=share == 1)
+            ]
         return runs
 
 
 def by_key(
-    things: Iterable[T],
+    items: Iterable[T],
     key: Callable[[T], K],
 ) -> dict[K, list[T]]:
-    """The things of each key, in the order in which keys come first."""
+    """Group items by their key, in the order in which keys first occur."""
     groups: dict[K, list[T]] = {}
-    for thing in things:
-        groups.setdefault(key(thing), []).append(thing)
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
 def words(setting: Setting) -> list[str]:
-    """A setting, a word for each key: `data.alpha=0.3`."""
+    """The keys and values of a setting as texts: `data.alpha=0.3`."""
     return [f"{key}={_text(value)}" for key, value in setting.items()]
 
 
-def place(label: str) -> str:
-    """The name of a label's folder."""
+def label_folder(label: str) -> str:
+    """The name of the folder of a label's runs."""
     return label.replace(" ", ",")
 
 
 def safe(text: str) -> str:
-    """`text` as a folder's name: as it is where it may be, else shortened and with a digest of all
-    of it."""
+    """`text` as a folder name: unchanged if possible, else with other characters replaced,
+    shortened, and with a hash."""
     plain = re.sub(r"[^\w .,=+@-]", "_", text, flags=re.ASCII)
-    if plain == text and len(text) <= LONGEST and not text.startswith("."):
+    if plain == text and len(text) <= MAX_LABEL_BYTES and not text.startswith("."):
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
-    return f"{plain[: LONGEST - 7].lstrip('.')}-{digest}"
+    return f"{plain[: MAX_LABEL_BYTES - 7].lstrip('.')}-{digest}"
 
 
-def _entry(key: str, method: Any) -> ListedMethod:
-    """A method by its name, or by a mapping of name, arguments, keys of its own (with a dot) and
-    `label`."""
+def _listed_method(key: str, method: Any) -> ListedMethod:
+    """Read an entry of `methods`: a name, or a mapping of `name`, arguments, flat keys and `label`.
+    `key`: its name in error messages."""
     content = {"name": method} if isinstance(method, str) else method
     is_mapping = isinstance(content, dict) and all(isinstance(word, str) for word in content)
     check(
@@ -297,13 +323,17 @@ def _entry(key: str, method: Any) -> ListedMethod:
         is_mapping,
         "it must be a name, or a mapping of `name` and arguments",
     )
-    rest = dict(content)
-    name = rest.pop("name", rest.pop("class_path", None))
-    label = rest.pop("label", None)
-    when = rest.pop("when", {})
+    arguments_left = dict(content)
+    name = arguments_left.pop("name", arguments_left.pop("class_path", None))
+    label = arguments_left.pop("label", None)
+    when = arguments_left.pop("when", {})
     is_mapping = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
-    requirement = "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}"
-    check(f"{key}.when", when, is_mapping, requirement)
+    check(
+        f"{key}.when",
+        when,
+        is_mapping,
+        "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}",
+    )
     is_named = isinstance(name, str)
     check(
         key,
@@ -312,32 +342,37 @@ def _entry(key: str, method: Any) -> ListedMethod:
         "it must say which method: {name: fedprox, mu: 0.1}",
     )
     listed = catalogue.find("methods", key, name)
-    settings = {word: rest.pop(word) for word in list(rest) if "." in word}
+    settings = {word: arguments_left.pop(word) for word in list(arguments_left) if "." in word}
     for word, value in settings.items():
-        _check_axis(f"{key}.{word}", word, value, OWN)
-    inside = rest.pop("init_args", None) or {}
+        _check_axis(f"{key}.{word}", word, value, METHOD_GROUPS)
+    init_args = arguments_left.pop("init_args", None) or {}
     check(
         f"{key}.init_args",
-        inside,
-        isinstance(inside, dict),
+        init_args,
+        isinstance(init_args, dict),
         "it must be a mapping of arguments",
     )
-    arguments = inside | rest
+    arguments = init_args | arguments_left
     if label is None:
-        short = listed.name.rpartition(".")[2].lower()
-        label = safe(" ".join([short, *words(arguments | settings)]))
-    requirement = f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-"
+        method_name = listed.name.rpartition(".")[2].lower()
+        label = safe(" ".join([method_name, *words(arguments | settings)]))
     is_name = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
-    check(f"{key}.label", label, is_name, requirement)
+    check(
+        f"{key}.label",
+        label,
+        is_name,
+        f"it must be fit for a folder's name: at most {MAX_LABEL_BYTES} letters, digits, spaces "
+        "and .,=+@-",
+    )
     path = listed.class_path if "." in listed.name else listed.name
     return ListedMethod(key, path, label, arguments, settings, when)
 
 
-def _forced(everyone: bool) -> list[ListedMethod]:
-    """Rows without which no table of personalised methods can be judged: training alone, and FedAvg
-    personalised."""
+def _forced_baselines(full_participation: bool) -> list[ListedMethod]:
+    """The baselines of every study: training alone, and FedAvg judged after local training and
+    after fine-tuning. `full_participation`: as for `Study.entries`."""
     judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
-    kinds = ["before", "after", "global", "finetuned"] if everyone else None
+    kinds = ["before", "after", "global", "finetuned"] if full_participation else None
     fedavg = [
         ListedMethod(
             "forced",
@@ -348,7 +383,7 @@ def _forced(everyone: bool) -> list[ListedMethod]:
         )
         for label, judge in judges.items()
     ]
-    if everyone:
+    if full_participation:
         fedavg = [
             replace(
                 fedavg[0],
@@ -368,14 +403,16 @@ def _forced(everyone: bool) -> list[ListedMethod]:
 
 
 def check_together(value: Any) -> None:
-    """Raise `BadInput` unless it may be how many runs train together."""
+    """Raise `BadInput` unless `value` is `auto` or a whole number from 1: the most runs that train
+    together in one process."""
     is_number = type(value) is int and value > 0
-    requirement = "it must be a whole number from 1, or auto"
-    check("together", value, is_number or value == "auto", requirement)
+    check(
+        "together", value, is_number or value == "auto", "it must be a whole number from 1, or auto"
+    )
 
 
 def read_seeds(seeds: Any) -> list[int]:
-    """The seeds of a list, or of a span such as `0-4`; `BadInput` for anything else."""
+    """Read seeds from a list or a range such as `0-4`; raises `BadInput` for anything else."""
     requirement = "it must be a span such as 0-4, or a list of whole numbers from 0, each once"
     text = seeds.strip() if isinstance(seeds, str) else ""
     if span := re.fullmatch(r"(\d{1,18})-(\d{1,18})", text):
@@ -400,9 +437,14 @@ def read_seeds(seeds: Any) -> list[int]:
 
 
 def _grid(content: Any) -> dict[str, list[Any]]:
+    """Read the key `grid`."""
     is_mapping = isinstance(content, dict) and len(content) > 0
-    requirement = "it must map keys to lists of values; without a grid, leave it out"
-    check("grid", content, is_mapping, requirement)
+    check(
+        "grid",
+        content,
+        is_mapping,
+        "it must map keys to lists of values; without a grid, leave it out",
+    )
     varied: list[str] = []
     for name, values in content.items():
         key = f"grid.{name}"
@@ -413,31 +455,35 @@ def _grid(content: Any) -> dict[str, list[Any]]:
             and all(isinstance(value, dict) and value for value in values)
         ):
             keys = list(values[0])
-            requirement = f"each must have the keys {', '.join(map(str, keys))}"
             for point in values:
-                check(key, point, list(point) == keys, requirement)
+                check(
+                    key,
+                    point,
+                    list(point) == keys,
+                    f"each must have the keys {', '.join(map(str, keys))}",
+                )
                 for word, value in point.items():
-                    _check_axis(f"{key}.{word}", word, value, AXES)
+                    _check_axis(f"{key}.{word}", word, value, GRID_GROUPS)
         else:
             keys = [name]
-            _check_axis(key, name, values, AXES)
+            _check_axis(key, name, values, GRID_GROUPS)
             check(key, values, is_list, "it must be a list of values")
         texts = {json.dumps(_as_number(value), default=str) for value in values}
         check(
             key,
             values,
             len(texts) == len(values),
-            "it has a value twice",
+            "a value is there twice: leave it once",
         )
         varied += keys
     twice = sorted({key for key in varied if varied.count(key) > 1})
-    check("grid", ", ".join(twice), not twice, "it is set twice")
+    check("grid", ", ".join(twice), not twice, "it is set twice: remove one of them")
     return dict(content)
 
 
 def _as_number(value: Any) -> Any:
-    """Numbers, and texts that are some (YAML reads 1e-1 as text), as floats: 1, 1.0 and 1e0 are one
-    value."""
+    """Numbers, and texts of numbers (YAML reads 1e-1 as text), as floats, so that 1, 1.0 and 1e0
+    are one value."""
     if isinstance(value, list):
         return list(map(_as_number, value))
     if isinstance(value, dict):
@@ -449,8 +495,9 @@ def _as_number(value: Any) -> Any:
 
 
 def is_linked(key: Any) -> bool:
-    """Whether a name of the grid is no key, but stands for several that vary together."""
-    return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
+    """Whether a name in the grid is a free name for several config keys that vary together: it has
+    no dot and is no group."""
+    return isinstance(key, str) and key != "model" and "." not in key and key not in GRID_GROUPS
 
 
 def _check_axis(
@@ -459,18 +506,18 @@ def _check_axis(
     value: Any,
     groups: tuple[str, ...],
 ) -> None:
-    requirement = f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME"
+    """Raise `BadInput` for the key `where` unless `key` is a config key of one of `groups`."""
     group, dot, _ = key.partition(".") if isinstance(key, str) else ("", "", "")
     check(
         where,
         value,
         group in groups and (bool(dot) or key == "model"),
-        requirement,
+        f"only keys of {', '.join(groups)} can be set here, such as {groups[0]}.NAME",
     )
 
 
 def _text(value: Any) -> str:
-    """A value within a label."""
+    """A value as part of a label."""
     if isinstance(value, list):
         return "-".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,5 +1,4 @@
-"""Runs by the kind of model that judges them, with the scores of clients that all methods of a pair
-have scored."""
+"""Groups runs by the kind of model that judges them, and pairs their clients' scores."""
 
 from __future__ import annotations
 
@@ -13,24 +12,27 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.folder import NEVER
+from fl_lightning.results.folder import NEVER_TRAINED
 
 ALL = "all settings"
+"""Title of the block over all settings."""
 UNIT = ["setting", "seed"]
-"""What methods are paired by."""
+"""Index by which methods are paired."""
 
 
 @dataclass(frozen=True)
 class JudgeGroup:
-    """What is judged by one kind of model."""
+    """The runs that one kind of model judges."""
 
     judge: str
+    """The kind of model, a key of `metric.MODELS`."""
     runs: DataFrame
-    """As `scores.read` has them."""
+    """Their part of the table of runs (`scores.read`)."""
     scores: DataFrame
-    """By setting, seed and client, a column for each method; NaN where it has not run. Clients are
-    those that all methods of the setting and seed have scored."""
+    """Clients' scores, indexed by setting, seed and client, a column for each method; NaN if a
+    method has not run. Only clients that all methods of the setting and seed have scored."""
     baseline: str
+    """Label of the method from which differences are taken."""
 
     @property
     def methods(self) -> list[str]:
@@ -39,62 +41,67 @@ class JudgeGroup:
 
     @property
     def settings(self) -> list[str]:
-        """Those that a method has run in."""
+        """Settings in which at least one method has run."""
         return list(self.runs.setting.unique())
 
     def blocks(self) -> list[tuple[str, list[str]]]:
-        """The settings one by one, and at last all of them."""
+        """The blocks of the table, each a title and its settings: one for each setting, and one for
+        all settings if there are several."""
         single = [(setting, [setting]) for setting in self.settings]
         return single if len(single) == 1 else [*single, (ALL, self.settings)]
 
     def units(self) -> DataFrame:
-        """The means over clients, by setting and seed, a column for each method."""
+        """Means over clients, indexed by setting and seed, a column for each method."""
         return self.scores.groupby(level=UNIT, sort=False).mean()
 
     def paired(
         self, label: str, baseline: str, settings: list[str]
     ) -> dict[tuple[str, int], np.ndarray]:
-        """Differences of each client, by setting and seed in which both methods have run."""
+        """Each client's score with method `label` minus that with `baseline`, by (setting, seed) in
+        which both have run."""
         differences = (self.scores[label] - self.scores[baseline]).dropna()
         units = differences.groupby(level=UNIT, sort=False)
         return {unit: values.to_numpy() for unit, values in units if unit[0] in settings}
 
     def differences(self, label: str, baseline: str, settings: list[str]) -> list[list[np.ndarray]]:
-        """Differences [seed][setting] of each client, for the seeds with which both methods have
-        run in all of `settings`."""
+        """The same differences as `paired`, as [seed][setting], for the seeds with which both
+        methods have run in all of `settings`."""
         units = self.paired(label, baseline, settings)
         seeds = sorted({seed for _, seed in units})
         complete = [seed for seed in seeds if all((s, seed) in units for s in settings)]
         return [[units[setting, seed] for setting in settings] for seed in complete]
 
 
-def over_seeds(units: Series, settings: list[str]) -> Series:
-    """By seed the mean over `settings`, of the seeds that have run in all of them; `units`: a value
-    for each setting and seed."""
+def mean_over_settings(units: Series, settings: list[str]) -> Series:
+    """The mean over `settings` for each seed that ran in all of them.
+
+    Args:
+        units: a value for each setting and seed.
+    """
     table = units.unstack("setting").reindex(columns=settings)
     return table.dropna().mean(axis=1)
 
 
-def grouped(
+def group_by_judge(
     runs: DataFrame,
     baseline: str | None,
 ) -> tuple[list[JudgeGroup], list[str]]:
-    """The runs by judge with the scores that can be paired, and notes.
+    """Group the runs by judge, pair their clients' scores, and note what is left out.
 
     Args:
-        runs: as `scores.read` has them.
+        runs: the table of runs (`scores.read`).
         baseline: a method's label; None: training alone, else the first method of a judge.
 
     Raises:
-        BadInput: nobody is called so, or methods of a pair scored different clients.
+        BadInput: no method has the label `baseline`, or methods of a setting and seed scored
+            different clients.
     """
     labels = list(runs.method.unique())
-    missing = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
     check(
         "baseline",
         baseline,
         baseline is None or baseline in labels,
-        missing,
+        f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}",
     )
     table = tidy(runs)
     groups, notes, last = [], [], []
@@ -111,12 +118,12 @@ def grouped(
         units = []
         for _, of_unit in wide.groupby(level=UNIT, sort=False):
             units.append(of_unit.dropna(axis=1, how="all"))
-            _check_common(units[-1])
+            _check_common_clients(units[-1])
         incomplete = sum(bool(unit.isna().any(axis=None)) for unit in units)
         common = concat([unit.dropna() for unit in units]).reindex(columns=methods)
         first = training_alone(of_judge) or methods[0]
-        against = str(baseline) if baseline in methods else first
-        groups.append(JudgeGroup(judge, of_judge, common, against))
+        group_baseline = str(baseline) if baseline in methods else first
+        groups.append(JudgeGroup(judge, of_judge, common, group_baseline))
         notes += [
             f"{words}: {note}"
             for note in _notes(
@@ -126,21 +133,25 @@ def grouped(
             )
         ]
         if len(methods) == 1:
-            nothing = "nothing with the same judge to compare with"
-            last.append(f"{words}: {methods[0]}: {nothing}")
-        elif baseline not in (None, against):
-            unlike = f"{baseline} was not judged so: differences are to {against}"
-            advice = "--judge KIND compares all by one kind of model, where all runs were scored so"
-            last.append(f"{words}: {unlike}; {advice}")
+            last.append(f"{words}: {methods[0]}: nothing with the same judge to compare with")
+        elif baseline not in (None, group_baseline):
+            last.append(
+                f"{words}: {baseline} was not judged so: differences are to {group_baseline}; "
+                "--judge KIND compares all by one kind of model, where all runs were scored so"
+            )
     return groups, notes + last
 
 
-def _check_common(unit: DataFrame) -> None:
-    """Raise `BadInput` where no client was scored by all methods of a setting and seed."""
+def _check_common_clients(unit: DataFrame) -> None:
+    """Raise `BadInput` if no client was scored by all methods of a setting and seed."""
     setting, seed, _ = unit.index[0]
     where = ", ".join(filter(None, [setting, f"seed {seed}"]))
-    differ = f"{' and '.join(unit)} cannot be paired: they scored different clients"
-    check("compare", where, len(unit.dropna()) > 0, differ)
+    check(
+        "compare",
+        where,
+        len(unit.dropna()) > 0,
+        f"{' and '.join(unit)} scored no common client, and cannot be paired: leave one out",
+    )
 
 
 def _notes(
@@ -148,10 +159,16 @@ def _notes(
     incomplete: int,
     units: int,
 ) -> list[str]:
-    """Whose scores the runs of one judge have, and clients that are left out."""
+    """Notes on whose scores the runs of one judge have, and on clients that are left out.
+
+    Args:
+        runs: the runs of one judge.
+        incomplete: number of units in which methods scored different clients.
+        units: number of units.
+    """
     notes = []
     whose = runs.scored.value_counts(sort=False)
-    if len(whose) > 1 or any(NEVER in words for words in whose.index):
+    if len(whose) > 1 or any(NEVER_TRAINED in words for words in whose.index):
         listed = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
         notes.append(f"scores of {listed}")
     # kinds other than the judge's are scored in rounds, by cohort
@@ -163,39 +180,45 @@ def _notes(
             cut.append((scored, clients))
     if cut:
         least, clients = min(cut)
-        begin = f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged"
-        end = "by its own judge a run scores them all"
-        notes.append(f"{begin} round alone ({least} of {clients}); {end}")
-    if incomplete:
-        begin = (
-            f"in {incomplete} of {units} settings and seeds not all methods scored the same clients"
+        notes.append(
+            f"in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged "
+            f"round alone ({least} of {clients}); by its own judge a run scores them all"
         )
-        notes.append(f"{begin}; only those that all scored count")
+    if incomplete:
+        notes.append(
+            f"in {incomplete} of {units} settings and seeds not all methods scored the same "
+            "clients; only those that all scored count"
+        )
     return notes
 
 
-def no_pairs(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
-    """The error of a comparison without pairs."""
+def no_pairs_error(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
+    """The error of a comparison without pairs of methods."""
     compared = [g for g in groups if baseline in (None, g.baseline) and len(g.methods) > 1]
     if compared:
         settings = list(dict.fromkeys(s for group in compared for s in group.settings if s))
         listed = f" (settings: {'; '.join(settings[:4])})" if settings else ""
-        nothing = "there are no pairs: no other method has run in its setting with its seed"
-        return BadInput("baseline", compared[0].baseline, nothing + listed)
+        return BadInput(
+            "baseline",
+            compared[0].baseline,
+            f"there are no pairs: no other method has run in its setting with its seed{listed}",
+        )
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(g.methods)}: {MODELS[g.judge]}" for g in groups)
-        advice = "--judge KIND compares all by one, where all runs were scored so"
         key, value = ("baseline", baseline) if baseline else ("judge", "mixed")
         return BadInput(
             key,
             value,
-            f"judges are not mixed ({judged}); {advice}",
+            f"methods that different kinds of model judge are not compared ({judged}): give "
+            "--judge KIND with a kind that all runs have scored",
         )
-    alone = "there is one method alone, and nothing to compare it with"
-    return BadInput("compare", groups[0].methods[0], alone)
+    return BadInput(
+        "compare", groups[0].methods[0], "it is the only method: a comparison needs two"
+    )
 
 
 def training_alone(runs: DataFrame) -> str | None:
-    """The label of training alone; where that was run in several ways, `local`, else the first."""
+    """The label of training alone, None if it has not run; of several variants `local`, else the
+    first."""
     labels = list(runs.method[runs.name == "local"].unique())
     return "local" if "local" in labels else next(iter(labels), None)

@@ -1,4 +1,4 @@
-"""From a study to its runs, by worker processes here or by SLURM."""
+"""Runs a study: from its file to its runs, in worker processes here or by SLURM."""
 
 from __future__ import annotations
 
@@ -47,21 +47,23 @@ DEFAULTS: Layer = {
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric": {"threads": 1},
 }
-"""Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own
-progress. One thread: a core for each worker, and equal bits wherever the study is run. The method
-is named: what a study lists has its paper's arguments, unless base or list say otherwise."""
+"""Settings under the base. Nobody looks at pictures of hundreds of runs, and a study prints its own
+progress. With one thread, each worker has a core, and results are bit-identical on every machine.
+The method is named so that the methods listed have their papers' arguments unless the base or the
+list sets others."""
 _START = {"config", *(field.name for field in dataclasses.fields(Start))}
-"""Keys that begin one run."""
+"""Keys of a single run's start."""
 WHOLE = StudyPart()
+"""All runs of a study."""
 Selection = tuple[str | None, str | None, str | None]
-"""Methods, seeds and settings that a command is to run, each as text with commas; None: all."""
+"""The methods, seeds and settings to run, each as text with commas; None: all."""
 Training = tuple[Config, Path]
-"""A run's config, and its folder."""
+"""A run's config and its folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyOptions:
-    """How a study is run (`fl_lightning.study`)."""
+    """Options of `fl_lightning.study`."""
 
     out: str
     workers: int | None = None
@@ -69,10 +71,10 @@ class StudyOptions:
     accept_changed_code: bool = False
     slurm: bool = False
     job: Job = dataclasses.field(default_factory=Job)
-    """What its runs need, with `slurm`."""
+    """Resources of each run's job, with `slurm`."""
 
     def check(self) -> None:
-        """Raise `BadInput` for keys that do not go together."""
+        """Raise `BadInput` for options that exclude each other."""
         if self.together is not None:
             check_together(self.together)
         if self.slurm:
@@ -82,7 +84,7 @@ class StudyOptions:
                     key,
                     value,
                     value is None,
-                    "with slurm every run is a job of its own",
+                    "leave it out: with --slurm every run is a job of its own",
                 )
             self.job.check()
             return
@@ -93,12 +95,12 @@ class StudyOptions:
                 field.name,
                 value,
                 is_default,
-                "it describes jobs: it needs slurm",
+                "it is an option of jobs: give --slurm, too",
             )
 
 
 class Runs:
-    """The runs of a study's folder; `str` says how many have ended."""
+    """The runs in a study's folder; `str` says how many have ended."""
 
     def __init__(self, out: str, line: str) -> None:
         self.folder, self.line = Path(out), line
@@ -109,13 +111,16 @@ class Runs:
     @property
     def scores(self) -> DataFrame:
         """All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric,
-        value. Methods and settings go by the study's labels; of a run that several rows share, by
-        its folder's name."""
+        value.
+
+        The method is the row's label; for a run that serves several rows, the name of the run's
+        label folder.
+        """
         from fl_lightning.results.runs import tidy, words
 
         folder = StudyFolder(self.folder)
         cells = by_key(folder.cells(), itemgetter("folder"))
-        results = folder.results()
+        results = folder.intact_runs()
         names = []
         for name in results:
             cell, *others = cells[name]
@@ -126,99 +131,101 @@ class Runs:
 
 def study(
     content: Any,
-    over: list[Layer],
+    overrides: list[Layer],
     chosen: Selection,
     options: StudyOptions,
 ) -> Runs:
-    """Runs what is missing of a study, or of a part of it, or hands it to SLURM.
+    """Runs the study of a file: see `run_study`.
 
     Args:
-        content: of the study's file.
-        over: settings over those of its base.
-        chosen: methods, seeds and settings, as text with commas; None: all.
-        options: its folder, and how it is run.
+        content: content of the study file.
+        overrides: settings that go over the study's base.
+        chosen: methods, seeds and settings to run.
+        options: the folder, and how runs are trained.
     """
     options.check()
-    check_over(over)
+    check_overrides(overrides)
     definition, part = part_of(Study.of(content), *chosen)
     line = command.line("study", "STUDY", "--out", options.out)
-    return Runs(options.out, start(definition, over, options, line, part))
+    return Runs(options.out, run_study(definition, overrides, options, line, part))
 
 
-def check_over(over: Sequence[Layer]) -> None:
-    """Raise `BadInput` for settings that are not those of a study's base."""
-    requirement = "a study lists its methods; a key of data, federation, ... may be set"
-    for layer in over:
+def check_overrides(overrides: Sequence[Layer]) -> None:
+    """Raise `BadInput` for settings of the command line that a study's base cannot have: a method,
+    or a key of a single run such as `name` or `seed`."""
+    for layer in overrides:
         check(
             "method",
             layer.get("method"),
             "method" not in layer,
-            requirement,
+            "list methods in the study file; only keys such as data.alpha can be set here",
         )
         for key in layer.keys() & _START:
-            raise BadInput(key, layer[key], "a study sets it for each run")
+            raise BadInput(key, layer[key], "a study sets it for each run: leave it out")
 
 
-def start(
+def run_study(
     definition: Study,
-    over: Sequence[Layer],
+    overrides: Sequence[Layer],
     options: StudyOptions,
     line: str,
     part: StudyPart = WHOLE,
 ) -> str:
-    """Runs what is missing of a study, or of a part of it, or hands it to SLURM; returns what has
-    been done, in words.
+    """Trains the runs of a study that have not finished, here or by SLURM.
 
     Args:
         definition: the study.
-        over: settings over those of the study's base.
-        options: its folder, and how it is run.
-        line: the command that goes on with it.
-        part: which of its runs; the folder's table names them all.
+        overrides: settings that go over the study's base.
+        options: the folder, and how runs are trained.
+        line: the command that continues the study, for messages.
+        part: the runs to train; the study's table contains all runs.
+
+    Returns:
+        A line on what has been done.
 
     Raises:
-        BadInput: it cannot work, before anything is written.
-        RunFailed: runs have failed; the others have been run.
+        BadInput: the study is refused before anything is written.
+        RunFailed: some runs failed; all others were trained.
     """
     folder = StudyFolder(Path(options.out))
-    # to resolve configs takes seconds
+    # resolving configs takes seconds
     with signals.exit_at_signal(lambda: "fl-train: stopped before the study began"):
-        definition, base, pairs = resolved_in(folder, definition, over)
+        definition, base, pairs = resolved_in(folder, definition, overrides)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
     check(
         "settings",
         settings,
         len(chosen) > 0,
-        "no setting of the study has these values",
+        "no setting of the study has these values; see its grid",
     )
     most_together = definition.together if options.together is None else options.together
-    # Jobs train one run each: nothing is measured for them, and they keep what the study has.
+    # jobs train one run each, with the executors that the study has recorded
     at_once = 1 if options.slurm else most_together
-    chosen, executors = together.with_executors(
+    chosen, executors = together.choose_executors(
         folder,
         chosen,
         at_once,
         pairs,
     )
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
-    code.check_same(folder, todo, options.accept_changed_code)
-    samples.check_same(folder, pairs, todo)
+    code.check_code_unchanged(folder, todo, options.accept_changed_code)
+    samples.check_data_unchanged(folder, pairs, todo)
 
     def write() -> None:
-        """Keep what the study is; another process may have been in the folder meanwhile."""
+        """Write the study's files, after another check: another process may have changed them."""
         runs = [run for run, _ in pairs]
         folder.check(definition, to_settings(base), runs)
         folder.write(definition, to_yaml(base), runs)
-        together.keep(folder, executors)
+        together.write_executors(folder, executors)
         code.accept(folder, todo)
 
     if options.slurm:
-        return _hand_over(folder, chosen, len(pairs), options.job, write)
-    fetch([config for _, config in todo])
+        return _submit_runs(folder, chosen, len(pairs), options.job, write)
+    fetch_datasets([config for _, config in todo])
     with folder.locked():
         write()
-        return _run(
+        return _run_here(
             folder,
             chosen,
             len(pairs),
@@ -229,40 +236,43 @@ def start(
 
 
 def resolved_in(
-    folder: StudyFolder, definition: Study, over: Sequence[Layer] = ()
+    folder: StudyFolder, definition: Study, overrides: Sequence[Layer] = ()
 ) -> tuple[Study, Config, Pairs]:
-    """The study with the seeds that its folder has beside its own, and what `resolved` makes of it.
+    """Add the seeds that the folder's study has already, and resolve the study (`resolved`).
+
+    Returns:
+        The study with all seeds; its base; its runs with their configs.
 
     Raises:
-        BadInput: as `resolved`, or the folder is of another study or has trained runs that this one
-            lacks.
+        BadInput: as `resolved`; or the folder holds another study, or has trained runs that this
+            study lacks.
     """
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
-    base, pairs = resolved(definition, over)
+    base, pairs = resolved(definition, overrides)
     folder.check(definition, to_settings(base), [run for run, _ in pairs])
     return definition, base, pairs
 
 
 def resolved(
-    definition: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
+    definition: Study, overrides: Sequence[Layer] = (), defaults: Sequence[Layer] = ()
 ) -> tuple[Config, Pairs]:
-    """The resolved base of a study, and all its runs, each with its config.
+    """Resolve the base of a study and the config of each run.
 
     Args:
         definition: the study.
-        over: settings over the base's.
-        beneath: settings that hold unless the base has others.
+        overrides: settings over the base's.
+        defaults: settings under the base's.
 
     Raises:
-        BadInput: a config cannot work, two methods of the list come to the same, or `over` sets
-            what the grid sets.
+        BadInput: a config is refused, two listed methods are the same, or `overrides` sets a key of
+            the grid.
     """
     varied = definition.varied()
-    for layer in over:
+    for layer in overrides:
         for key, value in flat(layer):
-            check(key, value, key not in varied, "the study's grid sets it")
-    layers = [DEFAULTS, *beneath, *_base(definition.base), *over]
+            check(key, value, key not in varied, "the study's grid sets it: leave it out")
+    layers = [DEFAULTS, *defaults, *_base_layers(definition.base), *overrides]
     if not any(key.startswith("data.") for key in varied):
         check_first_rows(layers)
     base = resolve(layers)
@@ -271,7 +281,7 @@ def resolved(
     of_one_seed = runs[: len(runs) // len(definition.seeds)]
     configs = [_resolved_as_listed(run, base) for run in of_one_seed]
     _check_different(of_one_seed, configs)
-    # seed by seed, as `runs`
+    # in the order of `runs`
     seeded = [dataclasses.replace(c, seed=seed) for seed in definition.seeds for c in configs]
     return base, list(zip(runs, seeded, strict=True))
 
@@ -282,22 +292,28 @@ def train(
     accept: bool = False,
     put_together: Any = None,
 ) -> None:
-    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have
-    changed. `put_together`: as for `fl_lightning.run.fit`."""
+    """Train `config` in `folder`, from the start or from its checkpoint.
+
+    Args:
+        config: the run's config.
+        folder: run folder, new or begun.
+        accept: whether own code may have changed since the run began.
+        put_together: builds the federation, as for `fl_lightning.run.fit`.
+    """
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
-    saved = opening.saved_layer(folder)
+    saved = opening.saved_settings(folder)
     if saved is not None:
-        opening.check_goes_on(saved, config, folder, accept)
+        opening.check_resumable(saved, config, folder, accept)
     start = Start(out=str(folder.parent), name=folder.name, resume=True)
-    with opening.opened(start, folder.name, config) as place:
+    with opening.open_run_folder(start, folder.name, config) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
 def run_one(job: Training, put_together: Any = None) -> str | None:
-    """Run one job of a worker, its code checked before; None, or one line that says why it
-    failed."""
+    """Train one job of a worker; changed code is accepted, since the study has checked it. Returns
+    None, or a line that says why the run failed."""
     return run_safely(
         lambda: train(
             *job,
@@ -308,8 +324,8 @@ def run_one(job: Training, put_together: Any = None) -> str | None:
 
 
 def run_safely(work: Callable[[], None]) -> str | None:
-    """Do `work`; None, or one line that says why it failed, with a traceback in the log where that
-    may help."""
+    """Call `work`; return None, or a line that says why it failed. The traceback of an unexpected
+    error goes to the log."""
     try:
         work()
     except (BadInput, RunFailed) as error:
@@ -326,16 +342,20 @@ def run_safely(work: Callable[[], None]) -> str | None:
 # ---------------------------------------------------------------- what was asked for
 
 
-def _base(base: Any) -> Iterator[Layer]:
-    """The layers of a base: configs by name or file, mappings of keys, or a list of these, later
-    ones winning.
+def _base_layers(base: Any) -> Iterator[Layer]:
+    """The settings of a base: names or files of configs, mappings of keys, or a list of these,
+    later ones winning.
 
-    Loggers of a named config are left out: they suit one run, not a hundred. Those in the study
+    Loggers of a config file are left out: they suit one run, not a hundred. Loggers in the study
     file itself stay.
     """
-    requirement = "it must be a config's name or file, a mapping of keys, or a list of these"
     for part in base if isinstance(base, list) else [base]:
-        check("base", part, isinstance(part, str | dict), requirement)
+        check(
+            "base",
+            part,
+            isinstance(part, str | dict),
+            "it must be a config's name or file, a mapping of keys, or a list of these",
+        )
         if isinstance(part, str):
             layers = read_config(part)
             for layer in layers:
@@ -347,14 +367,14 @@ def _base(base: Any) -> Iterator[Layer]:
                 raise BadInput(
                     f"base.{key}",
                     layer[key],
-                    "a study sets it for each run",
+                    "a study sets it for each run: leave it out",
                 )
             layer.pop("seed", None)  # each run has its own
         yield from layers
 
 
-def layers_of(run: StudyRun) -> list[Layer]:
-    """What a run changes of the base, its seed aside."""
+def run_layers(run: StudyRun) -> list[Layer]:
+    """The settings by which a run differs from the base, except for its seed."""
     entry = run.entry
     method = {"name": entry.name, "init_args": entry.arguments_in(run.setting)}
     return [
@@ -365,10 +385,10 @@ def layers_of(run: StudyRun) -> list[Layer]:
 
 
 def _resolved_as_listed(run: StudyRun, base: Config) -> Config:
-    """Returns the config of a run; an error of a method or its arguments names the key as the study
-    file does."""
+    """Returns the config of a run. An error in a method or its arguments names the key as in the
+    study file."""
     try:
-        return resolve(layers_of(run), base)
+        return resolve(run_layers(run), base)
     except BadInput as error:
         head, dot, rest = error.key.partition(".")
         if head != "method":
@@ -381,20 +401,24 @@ def _resolved_as_listed(run: StudyRun, base: Config) -> Config:
 
 
 def _check_different(runs: list[StudyRun], configs: list[Config]) -> None:
-    """Raise `BadInput` for a listed method that comes to the same as another of its setting."""
+    """Raise `BadInput` for a listed method whose config equals that of another in the same
+    setting."""
     every = zip(runs, configs, strict=True)
     for pairs in by_key(every, lambda pair: str(pair[0].setting)).values():
         for number, (run, config) in enumerate(pairs):
             earlier = [pair[0] for pair in pairs[:number] if pair[1] == config]
             if earlier and not run.entry.forced:
-                requirement = f"it comes to the same as {earlier[0].entry.key}"
-                raise BadInput(run.entry.key, run.entry.label, requirement)
+                raise BadInput(
+                    run.entry.key,
+                    run.entry.label,
+                    f"it has the same config as {earlier[0].entry.key}: remove one of them",
+                )
 
 
 # ---------------------------------------------------------------- running
 
 
-def _run(
+def _run_here(
     folder: StudyFolder,
     chosen: Pairs,
     total: int,
@@ -402,32 +426,45 @@ def _run(
     at_once: int | str,
     line: str,
 ) -> str:
-    """Runs what is missing of the chosen runs; returns how many there are, in words.
+    """Trains the chosen runs that have not finished, in worker processes.
 
-    `total`: runs of the whole study; `at_once`: at most so many in each process at once, or "auto".
+    Args:
+        folder: the study's folder.
+        chosen: the runs to train.
+        total: number of runs of the whole study.
+        workers: number of processes; None: `worker_count` decides.
+        at_once: most runs that train together in a process, or `auto`.
+        line: the command that continues the study.
+
+    Returns:
+        A line on how many runs have finished.
     """
-    import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
+    import fl_lightning.run  # noqa: F401  once, before the workers are forked
     from fl_lightning.lab.study.runner import follow
     from fl_lightning.lab.study.workers import one_by_one, serve_all
 
-    provenance.look()  # likewise
+    provenance.collect_environment()  # also once
     configs = [config for _, config in chosen]
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)
     together_each = min(runs_each, together.most_at_once(at_once, configs))
     together_each = together.within_memory(together_each, processes, configs)
     if together_each > 1:
-        chosen = together.by_method(chosen)
+        chosen = together.order_by_method(chosen)
     missing = [pair for pair in chosen if not folder.finished(pair[0].folder)]
     jobs: list[Training] = [(config, folder.path / run.folder) for run, config in missing]
-    worker = one_by_one(run_one) if together_each == 1 else partial(together.drive, run_one)
+    worker = (
+        one_by_one(run_one) if together_each == 1 else partial(together.serve_together, run_one)
+    )
     logs, count, begin = folder.path / "logs", len(chosen), time.monotonic()
 
     def progress() -> str:
         ended = sum(folder.finished(run.folder) for run, _ in chosen)
         return f"{ended} of {count} runs finished"
 
-    with opening.when_stopped(lambda: f"study: stopped with {progress()}; it goes on with: {line}"):
+    with opening.say_when_stopped(
+        lambda: f"study: stopped with {progress()}; it goes on with: {line}"
+    ):
         all_ended = serve_all(
             worker, jobs, processes, logs, lambda numbers: signals.raise_swallowed(), together_each
         )
@@ -440,14 +477,15 @@ def _run(
     return f"study: {progress()}{done}, {took:.1f} s; the {shown} {folder.path}"
 
 
-def fetch(configs: list[Config]) -> None:
-    """Have each of torchvision's data sets loaded once, so that what must be downloaded is, before
-    all workers try it.
+def fetch_datasets(configs: list[Config]) -> None:
+    """Load each of torchvision's data sets once, so that workers do not download the same files at
+    once.
 
-    It is done in a process of its own: this one must run no threads when it forks the workers.
+    Data are loaded in a process of their own, since this process must have no threads when it forks
+    the workers.
 
     Raises:
-        BadInput: none of them is there, nor can be had.
+        BadInput: every run needs such a data set, and none can be loaded.
     """
     from fl_lightning.data.load import SOURCE_BY_SUFFIX
     from fl_lightning.data.vision import RECIPES
@@ -474,8 +512,13 @@ def _load(config: Config) -> None:
 
 
 def worker_count(number: int | None, config: Config) -> int:
-    """How many processes: as many as cores, but for runs of several processes, and for GPUs, which
-    runs would share."""
+    """The number of worker processes.
+
+    Args:
+        number: the user's; None: 1 if runs use GPUs, which they would share, else as many as the
+            cores suffice for, given the processes and threads of each run.
+        config: the config of a run.
+    """
     if number is not None:
         return number
     from fl_lightning.foundation import device
@@ -489,22 +532,27 @@ def worker_count(number: int | None, config: Config) -> int:
     return max(1, cores // (devices * (config.fabric.threads or 1)))
 
 
-def _hand_over(
+def _submit_runs(
     folder: StudyFolder,
     chosen: Pairs,
     total: int,
     job: Job,
     write: Callable[[], None],
 ) -> str:
-    """Writes the config of each missing run that is not at work into its folder, and submits arrays
-    of jobs that resume those that are in no queue either; returns what was submitted, in words.
+    """Writes the configs of unfinished runs to their folders, and submits arrays of jobs that
+    resume the runs.
+
+    Runs that are queued or running already are not submitted again.
 
     Args:
-        folder: the study's.
-        chosen: its runs that are to be.
-        total: how many runs it has.
-        job: what a run needs.
-        write: keeps what the study is.
+        folder: the study's folder.
+        chosen: the runs to train.
+        total: number of runs of the whole study.
+        job: resources of each job.
+        write: writes the study's files.
+
+    Returns:
+        A line on what was submitted; with `dry_run` the job scripts.
     """
     job.check_ranks(min(config.clients for _, config in chosen))
     if not job.dry_run:
@@ -512,10 +560,10 @@ def _hand_over(
     with contextlib.nullcontext() if job.dry_run else folder.locked():
         unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
         missing = {(folder.path / pair[0].folder).resolve(): pair for pair in unfinished}
-        busy = _in_hand(folder.path, list(missing))
-        # a queued run takes what its folder has when its turn comes
+        busy = _busy_runs(folder.path, list(missing))
+        # a queued run reads its folder's config when it begins
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
-        new = {place: config for place, config in free.items() if _changed(place, config)}
+        new = {place: config for place, config in free.items() if _config_changed(place, config)}
         places = [place for place in missing if place not in busy]
         arrays = [
             places[k : k + MOST_RUNS]
@@ -533,7 +581,7 @@ def _hand_over(
             for place in array:
                 run, config = missing[place]
                 words = ["--out", str(place.parent), "--name", place.name]
-                lines.append(words + code.flag(place, config))
+                lines.append(words + code.resume_flags(place, config))
                 facts.append((place, run.entry.name, config.federation.rounds))
             scripts[name] = script(job, lines, folder.path, name), facts
         if job.dry_run and places:
@@ -542,8 +590,8 @@ def _hand_over(
             write()
             for place, config in new.items():
                 opening.write_config(place, config)
-            for place, config in free.items():  # what its job is to execute
-                owncode.keep_planned(config, place)
+            for place, config in free.items():  # record the code that the job will execute
+                owncode.store_planned(config, place)
         for name, (text, facts) in scripts.items():
             send(job, text, folder.path, name, facts)
     in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
@@ -556,12 +604,11 @@ def _hand_over(
     return f"{line}; see: fl-train status {folder.path}"
 
 
-def _in_hand(
+def _busy_runs(
     out: Path,
     places: list[Path],
 ) -> dict[Path, bool]:
-    """The runs that a job in the queue is to do or a process is at work in, and whether it may be
-    at work now."""
+    """The runs of `places` that are queued or running, each with whether it may be running now."""
     from fl_lightning.lab.status import locked
 
     jobs = states_of(out, places)
@@ -569,13 +616,13 @@ def _in_hand(
     return queued | {place: True for place in places if locked(place)}
 
 
-def _changed(place: Path, config: Config) -> bool:
-    """Whether the config.yaml of a run is not `config`, or not there; `BadInput` unless the run may
-    go on with it."""
+def _config_changed(place: Path, config: Config) -> bool:
+    """Whether a run's config.yaml is absent or differs from `config`. Raises `BadInput` if the run
+    cannot be resumed with `config`."""
     file = place / opening.CONFIG
     if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
         return False
-    saved = opening.saved_layer(place)
+    saved = opening.saved_settings(place)
     if saved is not None:
-        opening.check_goes_on(saved, config, place, accept=True)
+        opening.check_resumable(saved, config, place, accept_changed_code=True)
     return True

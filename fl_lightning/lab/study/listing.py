@@ -1,4 +1,4 @@
-"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page."""
+"""Tables as text: for the terminal, and as CSV, LaTeX (booktabs), JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -15,56 +15,65 @@ from fl_lightning.configuration.catalogue import did_you_mean
 from fl_lightning.configuration.config import check
 
 WIDTH = 180  # a file or a pipe has no width to keep to
+"""Columns of a table that is not printed to a terminal."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table's numbers, and its rows in words, in blocks that share a head."""
+    """A table: its numbers, its rows as texts in blocks with a title each, and notes."""
 
     mark: str
-    """The command that made it; in all that is written."""
+    """The command that made it, written to every file."""
     numbers: DataFrame
-    """Every digit, for CSV and JSON."""
+    """Unrounded numbers, for CSV and JSON."""
     words: DataFrame
-    """Texts, a column for each key of the command line; the index has the title of a row's block,
-    the first column heads a row."""
+    """Texts, a column for each key of the command line. The index is the title of a row's block;
+    the first column names the row."""
     heads: Mapping[str, str]
-    """The columns' heads by key."""
+    """Heads of the columns, by key."""
     notes: list[str]
     """Lines below the table."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What JSON has beside the rows."""
+    """Further content of the JSON."""
     title: str = ""
+    """Line above the table."""
     best: Sequence[int] = ()
-    """Rows of `words` whose `mean` is bold."""
+    """Rows of `words` whose `mean` is bold in LaTeX."""
     pictures: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """For the page: figures by name, each with the words below it."""
+    """Figures of the page by name, each with its caption."""
     caption: str = ""
     label: str = ""
-    """Of the floating table in LaTeX; both empty: a bare tabular."""
+    """Caption and label of LaTeX's table environment; without both there is only a tabular."""
 
     def blocks(self) -> Iterator[tuple[str, DataFrame]]:
-        """Titles and rows."""
+        """Yield the title and rows of each block."""
         yield from self.words.groupby(level=0, sort=False)
 
 
-def choose(listing: Listing, columns: str) -> Listing:
-    """The listing with these columns alone (keys with commas), in this order behind the first.
+def choose_columns(listing: Listing, columns: str) -> Listing:
+    """The listing with the first column and `columns`, in this order.
+
+    Args:
+        columns: keys with commas.
 
     Raises:
-        BadInput: it has no such column.
+        BadInput: there is no such column.
     """
     keys = list(listing.words)
     chosen = dict.fromkeys([keys[0], *_split(columns, keys)])
     for word in chosen:
-        missing = f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}"
-        check("columns", word, word in keys, missing)
+        check(
+            "columns",
+            word,
+            word in keys,
+            f"no such column{did_you_mean(word, keys)}; columns: {', '.join(keys)}",
+        )
     return replace(listing, words=listing.words[list(chosen)])
 
 
 def _split(columns: str, keys: Sequence[str]) -> list[str]:
-    """The words between the commas; where a key has commas itself (a method's label), all of it is
-    one word."""
+    """Split text at commas, except for commas within one of `keys` (a method's label may contain
+    some)."""
     longest_first = sorted(map(re.escape, keys), key=len, reverse=True)
     spaced = (key.replace(",\\ ", ",\\s*") for key in longest_first)
     words = re.findall(rf"\s*({'|'.join(spaced)}|[^,]*?)\s*(?:,|$)", columns)
@@ -72,7 +81,7 @@ def _split(columns: str, keys: Sequence[str]) -> list[str]:
 
 
 def table(listing: Listing, width: int | None = WIDTH) -> str:
-    """For the terminal: a table for each block. `width` None: the terminal's."""
+    """The tables of all blocks for the terminal. `width`: None: the terminal's."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
@@ -101,14 +110,14 @@ def table(listing: Listing, width: int | None = WIDTH) -> str:
 
 
 def as_csv(listing: Listing) -> str:
-    """The numbers, every digit."""
+    """The unrounded numbers as CSV."""
     numbers = listing.numbers.copy()
     numbers.insert(0, "made_by", listing.mark)
     return str(numbers.to_csv(index=False, lineterminator="\n"))
 
 
 def as_json(listing: Listing) -> str:
-    """Rows as in CSV, and what else there is."""
+    """The unrounded numbers and the listing's further content as JSON."""
     rows = records(listing.numbers)
     content = {
         "made_by": listing.mark,
@@ -119,14 +128,14 @@ def as_json(listing: Listing) -> str:
 
 
 def records(numbers: DataFrame) -> list[dict[str, Any]]:
-    """The rows as plain values; None where there is none."""
+    """The rows as dictionaries of plain values, with None for missing values."""
     plain = numbers.astype(object)
     return plain.where(plain.notna(), None).to_dict("records")
 
 
 def as_latex(listing: Listing) -> str:
-    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the
-    lines below the table are comments above it."""
+    r"""A tabular for \usepackage{booktabs}, in a table environment if there is a caption or a
+    label. The notes are comments above it."""
     bold = (
         "bold: the best mean, where the interval of its paired difference to the next best lies "
         "above 0"
@@ -165,7 +174,7 @@ def as_latex(listing: Listing) -> str:
 
 
 def as_html(listing: Listing) -> str:
-    """A page of its own that needs no network."""
+    """An HTML page without links to other files."""
     from markupsafe import Markup
 
     from fl_lightning.lab.report.page import template
@@ -206,10 +215,10 @@ TEX: dict[str, Any] = {
     ">": r"\textgreater{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
-"""What LaTeX takes for its own, made plain in any font encoding."""
+"""Characters that are special in LaTeX, and replacements that any font encoding has."""
 
 
 def _tex(text: str) -> str:
-    """`text` in LaTeX; negative numbers have a minus."""
+    """`text` for LaTeX; a hyphen before a number becomes a minus."""
     minus = r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)"
     return re.sub(minus, "\N{MINUS SIGN}", text).translate(str.maketrans(TEX))

@@ -1,16 +1,21 @@
-"""What a paper prints, as cells that a study's numbers are put beside.
+"""The printed numbers of papers, and our numbers that each is compared with.
 
-The tables are facts that ship as CSV files (configs/papers): paper, table, dataset, setting,
-method, metric, mean, std, as printed. The key `paper` of a study says which of their cells it
-repeats, and which of its own numbers each is:
+The tables are CSV files in configs/papers, with the columns paper, table, dataset, setting, method,
+metric, mean and std, as printed. The key `paper` of a study file names the cells that the study
+repeats:
 
-    title: what the table is                      where: {dataset: MNIST}, the columns that choose its cells
-    tables: names of CSV files                    settings: the paper's words for a setting: flat keys of the grid,
-                                                      and `label` where it is another method of ours
-    runs: how many runs its means are over        figures: by metric, how our number is read off a run (`Ours`)
-    rows: by method, the label of ours, or a mapping of `label` and what its figure has for itself,
-        or `absent: why`
-"""  # noqa: E501
+    title: name of the table
+    tables: names of CSV files
+    where: columns and values that choose cells, such as {dataset: MNIST}
+    settings: for each setting of the paper, the flat keys of the grid that give it; also `label`,
+        if it is another method of ours
+    figures: for each metric of the paper, how our number is read off a run (`FIGURES`, or a mapping
+        with the keys figure, kind, column, unit of `OurNumber`)
+    rows: for each method of the paper, the label of ours; or a mapping of `label` and keys of
+        `figures` that differ in this row; or `absent: reason`
+    runs: number of runs of which the printed numbers are means (default 1)
+    alone: label of training alone (default `local`)
+"""
 
 from __future__ import annotations
 
@@ -39,15 +44,15 @@ FIGURES = {
     "transfer": "share of clients at least as good as alone, rounds best on validation data",
     "mean": "mean over rounds",
 }
-"""How one number is read off a run, in words."""
+"""Ways to read a number off a run, in words."""
 UNITS = {
     "1": 1.0,
     "percent": 100.0,
     "MiB": 2.0**-20,
     "GFLOP": 1e-9,
 }
-"""What our number is multiplied with, by the paper's unit; percent where a metric's name ends
-so."""
+"""Factor from our unit to the paper's. The default is 1, or percent if the metric's name ends with
+`_percent`."""
 KEYS = (
     "title",
     "tables",
@@ -58,28 +63,32 @@ KEYS = (
     "runs",
     "alone",
 )
-HERE = "the study does not list it"
-"""Why a row of the paper has no counterpart, where no other reason is given."""
+"""Keys of `paper`."""
+NOT_LISTED = "the study does not list it"
+"""Default reason why a row of the paper has no counterpart."""
 
 
 @dataclass(frozen=True)
-class Ours:
-    """Which of our numbers a cell is compared with."""
+class OurNumber:
+    """How our number is read that a printed one is compared with."""
 
     label: str
+    """Label of the method."""
     setting: Setting
+    """Keys and values that the setting must have."""
     figure: str
+    """A key of `FIGURES`."""
     kind: str | None = None
-    """Of model; None: the run's judge."""
+    """Kind of model (a key of `metric.MODELS`); None: the run's judge."""
     column: str | None = None
-    """Of metrics.csv, where the figure is not of a kind's accuracy."""
+    """Column of metrics.csv, if the number is not the kind's accuracy."""
     alone: str = "local"
-    """The label of training alone, for `relative` and `transfer`."""
+    """Label of training alone, for the figures `relative` and `transfer`."""
     unit: float = 1.0
-    """What our number is multiplied with to be in the paper's unit."""
+    """Factor from our unit to the paper's."""
 
-    def words(self) -> str:
-        """What it is, for readers."""
+    def describe(self) -> str:
+        """Label, kind of model or column, and figure, in words."""
         of = self.column or (MODELS[self.kind] if self.kind else "")
         return ", ".join(
             filter(
@@ -95,7 +104,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Printed:
-    """One number of a paper."""
+    """One printed number of a paper."""
 
     source: str
     """Paper and table."""
@@ -106,29 +115,25 @@ class Printed:
     value: float
     std: float | None
     runs: int
-    """That it is the mean of, as far as is known; else 1."""
+    """Number of runs of which it is the mean, if known, else 1."""
     decimals: int
-    """As printed: of this metric in this table."""
-    ours: Ours | None
+    """Decimals with which the table prints this metric."""
+    ours: OurNumber | None
+    """Our number to compare it with, if there is one."""
     absent: str = ""
-    """Why we have no such number."""
+    """Reason why there is no number of ours."""
 
 
 def cells_of(study: Study) -> list[Printed]:
-    """The cells that a study repeats, in the order of its settings and figures, then of the papers'
-    tables.
+    """The printed numbers that a study repeats, in the order of its settings and figures, then of
+    the papers' tables.
 
     Raises:
-        BadInput: the key `paper` is missing or cannot work.
+        BadInput: the study has no key `paper`, or it cannot work.
     """
     paper = study.paper
     if paper is None:
-        requirement = "the study has no key `paper`, whose numbers would stand beside its own"
-        raise BadInput(
-            "paper",
-            None,
-            f"{requirement}: run it with fl-train study",
-        )
+        raise BadInput("paper", None, "the study has no key `paper`: run it with fl-train study")
     _check(study, paper)
     printed = _rows_of(paper)
     for key, column in (
@@ -139,15 +144,23 @@ def cells_of(study: Study) -> list[Printed]:
         names = list(printed[column].unique())
         for name in paper[key]:
             near = did_you_mean(str(name), names)
-            missing = f"no such {column} in its tables{near}: {'; '.join(names)}"
-            check(f"paper.{key}", name, name in names, missing)
-    # a 0, or a last 0, may have been left out of one number: the finest of the column tells
+            check(
+                f"paper.{key}",
+                name,
+                name in names,
+                f"no such {column} in its tables{near}: {'; '.join(names)}",
+            )
+    # the most decimals of the column, since a paper may omit trailing zeros in some numbers
     decimals = printed["mean"].str.partition(".")[2].str.len()
     finest = decimals.groupby([printed.paper, printed.table, printed.metric]).transform("max")
     repeated = printed.setting.isin(paper["settings"]) & printed.metric.isin(paper["figures"])
     cells = printed.assign(decimals=finest)[repeated]
-    requirement = "no cell of its tables has such a setting and metric together"
-    check("paper", paper.get("where"), len(cells) > 0, requirement)
+    check(
+        "paper",
+        paper.get("where"),
+        len(cells) > 0,
+        "no cell of the tables has these columns and a setting and metric of `paper`",
+    )
     order = [*paper["settings"], *paper["figures"]]
     columns = ["setting", "metric"]
     cells = cells.sort_values(
@@ -158,15 +171,16 @@ def cells_of(study: Study) -> list[Printed]:
     return [_cell(row, paper) for row in cells.to_dict("records")]
 
 
-def reasons() -> list[dict[str, str]]:
-    """Why our number is another than a paper's, where that was found; an empty column holds for
-    all."""
+def known_reasons() -> list[dict[str, str]]:
+    """The known reasons why our numbers differ from printed ones (configs/papers/reasons.csv). A
+    reason holds for all values of a column that is empty."""
     return _table("reasons").to_dict("records")
 
 
-def reason(cell: Printed) -> tuple[str, str]:
-    """What was found of a cell that differs, and where that is written; empty where nothing was."""
-    for row in reasons():
+def reason_for(cell: Printed) -> tuple[str, str]:
+    """The known reason why our number differs from this printed one, and the page that explains it;
+    two empty texts if no reason is known."""
+    for row in known_reasons():
         columns = ("source", "dataset", "method", "metric")
         if all(row[column] in ("", getattr(cell, column)) for column in columns):
             return row["reason"], row["written"]
@@ -174,13 +188,13 @@ def reason(cell: Printed) -> tuple[str, str]:
 
 
 def _check(study: Study, paper: Mapping[str, Any]) -> None:
-    """Raise `BadInput` where the key `paper` cannot work, whatever the tables hold."""
+    """Raise `BadInput` if the key `paper` cannot work, whatever the tables hold."""
     for key in paper:
         check(
             f"paper.{key}",
             paper[key],
             key in KEYS,
-            f"keys: {', '.join(KEYS)}",
+            f"no such key; keys: {', '.join(KEYS)}",
         )
     for key in ("settings", "figures", "rows"):
         is_mapping = isinstance(paper.get(key), dict)
@@ -191,8 +205,12 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
             "it must be a mapping",
         )
     where, runs = paper.get("where", {}), paper.get("runs", 1)
-    requirement = "it must be a mapping of columns and what they hold"
-    check("paper.where", where, isinstance(where, dict), requirement)
+    check(
+        "paper.where",
+        where,
+        isinstance(where, dict),
+        "it must be a mapping of columns and values",
+    )
     is_count = type(runs) is int and runs >= 1
     check(
         "paper.runs",
@@ -211,21 +229,29 @@ def _check(study: Study, paper: Mapping[str, Any]) -> None:
         key, spec = f"paper.rows.{name}", _spec(content, "label")
         _check_figure(key, spec, [None, *FIGURES], ("label", "absent"))
         if "absent" not in spec:
-            requirement = "it must name a method of ours by its label, or say `absent`"
             check(
                 key,
                 content,
                 isinstance(spec.get("label"), str),
-                requirement,
+                "it must name a method of ours by its label, or say `absent`",
             )
             _check_label(key, spec["label"], study)
     for name, setting in paper["settings"].items():
         key = f"paper.settings.{name}"
-        requirement = "it must be keys and values that one setting of the grid has"
-        check(key, setting, isinstance(setting, dict), requirement)
-        number = sum(_within(setting, point) for point in study.settings())
-        requirement += f", not {number}" if number else ""
-        check(key, setting, number == 1, requirement)
+        check(
+            key,
+            setting,
+            isinstance(setting, dict),
+            "it must be a mapping of keys and values of the grid",
+        )
+        point = {word: value for word, value in setting.items() if word != "label"}
+        number = sum(point.items() <= other.items() for other in study.settings())
+        check(
+            key,
+            setting,
+            number == 1,
+            f"{number} settings of the grid have these keys and values; name those of exactly one",
+        )
         _check_label(key, setting.get("label"), study)
 
 
@@ -235,10 +261,10 @@ def _check_figure(
     figures: list[Any],
     more: tuple[str, ...] = (),
 ) -> None:
-    """Raise `BadInput` unless `spec` says how a number is read off a run; `more`: its other
-    keys."""
+    """Raise `BadInput` unless `spec` says how a number is read off a run. `more`: further keys that
+    it may have."""
     keys = ("figure", "kind", "column", "unit", *more)
-    check(key, spec, set(spec) <= set(keys), f"keys: {', '.join(keys)}")
+    check(key, spec, set(spec) <= set(keys), f"it has an unknown key; keys: {', '.join(keys)}")
     figure, kind, column = map(spec.get, ("figure", "kind", "column"))
     unit = str(spec.get("unit", "1"))
     is_text = isinstance(column, str | None)
@@ -248,13 +274,18 @@ def _check_figure(
         is_text,
         "it must be a column of metrics.csv",
     )
-    check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-    check(key, figure, figure in figures, f"figures: {', '.join(FIGURES)}")
+    check(key, unit, unit in UNITS, f"no such unit; units: {', '.join(UNITS)}")
+    check(
+        key,
+        figure,
+        figure in figures,
+        f"no such way to read a number; `figure` is one of: {', '.join(FIGURES)}",
+    )
     check(
         key,
         kind,
         kind in (None, *MODELS),
-        f"kinds of model: {', '.join(MODELS)}",
+        f"no such kind of model; kinds: {', '.join(MODELS)}",
     )
 
 
@@ -263,27 +294,28 @@ def _check_label(
     label: Any,
     study: Study,
 ) -> None:
+    """Raise `BadInput` unless `label` is None or a method's."""
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
-    missing = f"no method is called so{did_you_mean(str(label), labels)}"
     is_label = label is None or label in labels
-    check(key, label, is_label, f"{missing}; methods: {', '.join(labels)}")
+    check(
+        key,
+        label,
+        is_label,
+        f"no method has this label{did_you_mean(str(label), labels)}; methods: {', '.join(labels)}",
+    )
 
 
 def _spec(content: Any, key: str) -> dict[str, Any]:
-    """A mapping, or what stands for `{key: content}`."""
+    """`content` if it is a mapping, else `{key: content}`."""
     return dict(content) if isinstance(content, dict) else {key: content}
-
-
-def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
-    point = {key: value for key, value in keys.items() if key != "label"}
-    return point.items() <= setting.items()
 
 
 def _cell(
     row: Mapping[str, Any],
     paper: Mapping[str, Any],
 ) -> Printed:
-    counterpart = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
+    """The printed number in a row of the tables."""
+    counterpart = _spec(paper["rows"].get(row["method"], {"absent": NOT_LISTED}), "label")
     ours = None
     if "absent" not in counterpart:
         setting = dict(paper["settings"][row["setting"]])
@@ -291,7 +323,7 @@ def _cell(
         spec["label"] = setting.pop("label", spec["label"])
         unit = spec.pop("unit", "percent" if row["metric"].endswith("_percent") else "1")
         alone = paper.get("alone", "local")
-        ours = Ours(
+        ours = OurNumber(
             setting=setting,
             alone=alone,
             unit=UNITS[str(unit)],
@@ -313,7 +345,8 @@ def _cell(
 
 
 def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
-    """The rows of its tables that `where` chooses; a number that two tables share comes once."""
+    """The rows of the tables that `where` chooses, without duplicates of numbers that are in two
+    tables."""
     names = paper.get("tables") or []
     are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
     check(
@@ -330,9 +363,14 @@ def _rows_of(paper: Mapping[str, Any]) -> DataFrame:
 
 @cache
 def _table(name: str) -> DataFrame:
+    """The CSV file `name` as a DataFrame of texts."""
     folder = resources.files("fl_lightning.configs").joinpath("papers")
     names = sorted(file.name.removesuffix(".csv") for file in folder.iterdir())
-    missing = f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}"
-    check("paper.tables", name, name in names, missing)
+    check(
+        "paper.tables",
+        name,
+        name in names,
+        f"no such table{did_you_mean(name, names)}; tables: {', '.join(names)}",
+    )
     text = folder.joinpath(f"{name}.csv").read_text(encoding="utf-8")
     return read_csv(io.StringIO(text), dtype=str, keep_default_na=False)

@@ -1,4 +1,4 @@
-"""Which of a study's runs a command is to run: some methods, seeds or settings; the others wait."""
+"""The part of a study's runs that a command selects by methods, seeds and settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from fl_lightning.lab.study.grid import Study, StudyRun, read_seeds, words
 
 @dataclass(frozen=True)
 class StudyPart:
-    """Some of a study's runs; as made, all of them."""
+    """A selection of a study's runs; by default all. `run in part` says whether a run belongs to
+    it."""
 
     methods: frozenset[str] | None = None
-    """Labels; the forced rows are always among them. None: all."""
+    """Labels; the forced baselines are always selected. None: all."""
     seeds: tuple[int, ...] | None = None
-    """None: all."""
+    """Seeds; None: all."""
     settings: frozenset[str] = frozenset()
-    """Words such as `data.alpha=0.3`. A run must have one of the words that each key has here; keys
-    without a word do not matter."""
+    """Keys and values such as `data.alpha=0.3`. For each key named here, a run's value must be
+    among those given; other keys are free."""
 
     def __contains__(self, run: StudyRun) -> bool:
         is_listed = self.methods is None or run.entry.forced or run.entry.label in self.methods
@@ -37,18 +38,22 @@ def part_of(
     seeds: str | None,
     settings: str | None,
 ) -> tuple[Study, StudyPart]:
-    """What a command line chooses of a study, and the study with the seeds that it lacked.
+    """Read the methods, seeds and settings that a command line selects.
 
     Args:
-        methods: labels, with commas.
-        seeds: `0`, `0,2` or `0-4`.
-        settings: such as `data.alpha=0.3`, with commas.
+        study: the study.
+        methods: labels with commas; None: all.
+        seeds: `0`, `0,2` or `0-4`; None: all.
+        settings: keys and values such as `data.alpha=0.3`, with commas; None: all.
+
+    Returns:
+        The study, to which selected seeds are added; the selection.
 
     Raises:
         BadInput: the study has no such method or setting, or these are no seeds.
     """
     labels = [entry.label for entry in study.entries()[: len(study.methods)]]
-    listed = _listed(
+    listed = _chosen_names(
         "methods",
         methods,
         "the study has no such method",
@@ -56,40 +61,39 @@ def part_of(
     )
     setting_words = dict.fromkeys(word for setting in study.settings() for word in words(setting))
     missing = "the study's grid has no such setting"
-    chosen = _listed("settings", settings, missing, list(setting_words))
+    chosen = _chosen_names("settings", settings, missing, list(setting_words))
     part = StudyPart(None if methods is None else listed, settings=chosen)
     if seeds is None:
         return study, part
-    parts = _parts(seeds)
+    parts = _split(seeds)
     are_numbers = all(number.isdecimal() for number in parts)
     numbers = read_seeds(list(map(int, parts)) if are_numbers else seeds)
     return with_seeds(study, numbers), dataclasses.replace(part, seeds=tuple(numbers))
 
 
 def with_seeds(study: Study, seeds: Iterable[int]) -> Study:
-    """The study with these seeds beside its own. `BadInput` if those are too many runs."""
+    """The study with these seeds added. Raises `BadInput` if it would have too many runs."""
     every = list(dict.fromkeys([*study.seeds, *seeds]))
     wider = dataclasses.replace(study, seeds=every)
     wider.check()
     return wider
 
 
-def _parts(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [word.strip() for word in text.strip("[] ").split(",")]
 
 
-def _listed(
+def _chosen_names(
     key: str,
     text: str | None,
     missing: str,
     names: list[str],
 ) -> frozenset[str]:
-    """The names in `text`, with commas; `BadInput` for one that is not among `names`."""
-    listed = [] if text is None else _parts(text)
+    """Split `text` at commas; raises `BadInput` for a name that is not among `names`."""
+    listed = [] if text is None else _split(text)
     for name in listed:
         near = did_you_mean(name, names)
-        requirement = f"{missing}{near}; it has {', '.join(names) or 'none'}"
-        check(key, name, name in names, requirement)
+        check(key, name, name in names, f"{missing}{near}; it has {', '.join(names) or 'none'}")
     return frozenset(listed)
 
 

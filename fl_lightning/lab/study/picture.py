@@ -1,5 +1,5 @@
-"""A study's pictures: curves by round with bands over seeds, intervals of paired differences, mean
-ranks."""
+"""Figures of a study: scores by round with bands over seeds, intervals of paired differences, and
+mean ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def draw(
     runs: DataFrame,
     compared: Compared,
 ) -> dict[str, tuple[Figure, str]]:
-    """The pictures that there is something for, by the name of their file, each with what it shows
-    in words."""
+    """Draw the study's figures, by file name, each with its caption; figures without data are left
+    out."""
     drawn: dict[str, tuple[Figure, str]] = {}
     table = compared.table
     metric = FURTHER.get(runs.metric.iloc[0], ACCURACY)
@@ -31,26 +31,31 @@ def draw(
         end = f"-{judge}" if len(judges) > 1 else ""
         words = f" ({MODELS[judge]})"
         of_judge = runs[runs.model == judge]
-        scored = of_judge[[_scores(row) != {} for row in of_judge.itertuples()]]
+        scored = of_judge[[_score_by_round(row) != {} for row in of_judge.itertuples()]]
         if len(scored):
-            band = "mean over seeds; bands are one standard deviation over seeds on either side"
-            caption = f"{metric.words} by round{words}: {band}"
+            caption = (
+                f"{metric.words} by round{words}: mean over seeds; bands are one standard "
+                "deviation over seeds on either side"
+            )
             figure = _curves(scored, methods, metric.words)
             drawn[f"{metric.name}-by-round{end}"] = figure, caption
         rows = table[(table.judge == judge) & table.difference.notna()]
         if len(rows):
-            kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
-            name = f"differences-to-{_plain(rows.baseline.iloc[0])}{end}"
-            drawn[name] = _forest(rows, methods), f"paired differences{words}: {kind}"
+            name = f"differences-to-{_as_file_name(rows.baseline.iloc[0])}{end}"
+            drawn[name] = (
+                _forest(rows, methods),
+                f"paired differences{words}: intervals of 95 % for the mean difference of new "
+                "seeds; hollow: no interval",
+            )
     if compared.ranks:
         words = "mean ranks over settings; bars join methods that do not differ"
         drawn["mean-ranks"] = draw_ranks(compared.ranks), words
     return drawn
 
 
-def _scores(run: Any) -> dict[float, float]:
+def _score_by_round(run: Any) -> dict[float, float]:
     """The mean score of a run by round."""
-    return {row["round"]: row[run.column] for row in run.run.judged(run.column)}
+    return {row["round"]: row[run.column] for row in run.run.rows_with(run.column)}
 
 
 def _curves(
@@ -58,13 +63,13 @@ def _curves(
     methods: dict[str, Any],
     words: str,
 ) -> Figure:
-    """A panel for each setting, a line for each method in the rounds that all seeds have judged,
-    and a band over its seeds."""
+    """A panel for each setting, a line for each method over the rounds that all its seeds have
+    scored, and a band over seeds."""
     settings = runs.groupby("setting", sort=False)
-    figure, every = panels(list(settings.groups), 3.7)
-    for axes, (_, of_setting) in zip(every, settings, strict=True):
+    figure, panel_axes = panels(list(settings.groups), 3.7)
+    for axes, (_, of_setting) in zip(panel_axes, settings, strict=True):
         for label, of_method in of_setting.groupby("method", sort=False):
-            scores = DataFrame([_scores(run) for run in of_method.itertuples()])
+            scores = DataFrame([_score_by_round(run) for run in of_method.itertuples()])
             by_round = scores.dropna(axis=1).sort_index(axis=1)
             if by_round.size:
                 curve(
@@ -79,12 +84,12 @@ def _curves(
 
 
 def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
-    """A panel for each setting, a line for each method: the mean difference in points and its
-    interval, the first at the top."""
+    """A panel for each setting: each method's mean difference in points and its interval, the first
+    method at the top."""
     settings = rows.groupby("setting", sort=False)
     height = 1.3 + 0.28 * rows.method.nunique()
-    figure, every = panels(list(settings.groups), height, one_scale=True)
-    for axes, (_, of_setting) in zip(every, settings, strict=True):
+    figure, panel_axes = panels(list(settings.groups), height, one_scale=True)
+    for axes, (_, of_setting) in zip(panel_axes, settings, strict=True):
         for place, row in enumerate(of_setting.itertuples()):
             colour = methods[row.method]["color"]
             has_interval = row.low == row.low
@@ -111,23 +116,23 @@ def _forest(rows: DataFrame, methods: dict[str, Any]) -> Figure:
     return figure
 
 
-def _plain(label: str) -> str:
-    """A label within a file's name."""
+def _as_file_name(label: str) -> str:
+    """A label as part of a file name."""
     return "".join(c if c.isalnum() or c in "=.+-" else "-" for c in label)
 
 
 def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
-    """Mean ranks, a panel for each judge and a line for each method, the best at the top.
+    """Mean ranks: a panel for each judge, the best method at the top.
 
     Bars join methods that pairwise Wilcoxon-Holm cannot tell apart (Demsar, JMLR 2006).
     """
-    titles = []
-    for rank in ranks:
-        test = f"Friedman p = {rank.p:.2g}"
-        titles.append(f"{MODELS[rank.judge]}: {rank.settings} settings ({test})")
+    titles = [
+        f"{MODELS[rank.judge]}: {rank.settings} settings (Friedman p = {rank.p:.2g})"
+        for rank in ranks
+    ]
     most = max(len(rank.methods) for rank in ranks)
-    figure, every = panels(titles, 1.3 + 0.28 * most)
-    for axes, rank in zip(every, ranks, strict=True):
+    figure, panel_axes = panels(titles, 1.3 + 0.28 * most)
+    for axes, rank in zip(panel_axes, ranks, strict=True):
         places = Series(rank.ranks, rank.methods).sort_values(kind="stable")
         names = [f"{literal(method)}  {place:.2f}" for method, place in places.items()]
         for number, clique in enumerate(rank.cliques, start=1):

@@ -1,5 +1,5 @@
-"""A study of a paper's table, run again, and its numbers beside the paper's, cell by cell, with a
-verdict on each."""
+"""Trains a study of a paper's table, and compares its numbers with the printed ones, with a verdict
+for each cell."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fl_lightning.foundation.metric import ACCURACY
 from fl_lightning.lab import statistics
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.lab.study import studyfile
-from fl_lightning.lab.study.comparison import Comparison, write
-from fl_lightning.lab.study.folder import PLACE, StudyFolder, default
+from fl_lightning.lab.study.comparison import Comparison, write_listing
+from fl_lightning.lab.study.folder import PLACE, StudyFolder, earlier_default
 from fl_lightning.lab.study.grid import Study
 from fl_lightning.lab.study.launch import (
     Selection,
     StudyOptions,
-    check_over,
+    check_overrides,
     resolved,
-    start,
+    run_study,
 )
 from fl_lightning.lab.study.listing import Listing
-from fl_lightning.lab.study.papers import Ours, Printed, cells_of, reason
+from fl_lightning.lab.study.papers import OurNumber, Printed, cells_of, reason_for
 from fl_lightning.lab.study.part import part_of
 from fl_lightning.results.result import RunResult
 
@@ -46,7 +46,9 @@ AGREES, DIFFERS, OPEN = (
 ONE, NOT_RUN = "one seed: no verdict", "not run"
 MARK = "fl-train reproduce"
 VERDICT = ["verdict", "mean", "std", "low", "high"]
+"""Keys of a verdict."""
 OURS = ["label", "figure", "kind", "column"]
+"""Fields of `OurNumber` in the table."""
 COLUMNS = [
     *(
         "source",
@@ -61,7 +63,7 @@ COLUMNS = [
     ),
     *("seeds", "mean", "low", "high", "verdict", "why", "written"),
 ]
-"""Of the numbers in CSV and JSON; `value` is the paper's, `mean` and `std` are ours."""
+"""Columns of the CSV and JSON; `value` is the paper's number, `mean` and `std` are ours."""
 HEADS = {
     "method": "method",
     "paper": "paper",
@@ -72,6 +74,7 @@ HEADS = {
     "verdict": "verdict",
     "is": "ours is",
 }
+"""Heads of the columns, by key."""
 
 
 # ---------------------------------------------------------------- the command
@@ -79,35 +82,39 @@ HEADS = {
 
 def reproduce(
     name: str,
-    over: list[Layer],
+    overrides: list[Layer],
     chosen: Selection,
     options: StudyOptions,
     rounds: int | None,
     form: str,
     no_run: bool,
 ) -> Comparison:
-    """Runs what is missing of a study, and returns its numbers beside the paper's.
+    """Trains the runs of a study that have not finished, and compares its numbers with the paper's.
 
     Args:
-        name: of the study, or its file.
-        over: settings over those of its base.
-        chosen: methods, seeds and settings that are to be run; None: all.
-        options: its folder, and how it is run.
-        rounds: in place of the study's.
-        form: of the text.
-        no_run: whether to run nothing.
+        name: name or file of the study.
+        overrides: settings that go over the study's base.
+        chosen: methods, seeds and settings to run.
+        options: the folder, and how runs are trained.
+        rounds: number of rounds; None: the study's.
+        form: format of the text, a key of `listing.FORMATS`.
+        no_run: compare the runs that are there, and train none.
 
     Raises:
-        RunFailed: runs have failed; the table of all else has been printed.
+        RunFailed: some runs failed; the table of the others was printed.
     """
-    check_over(over)
+    check_overrides(overrides)
     study = Study.of(studyfile.read(name))
     cells = cells_of(study)
     failure: RunFailed | None = None
     folder = StudyFolder(Path(options.out))
     if no_run:
-        requirement = "there is no study yet; without --no-run it is run"
-        check("out", options.out, bool(folder), requirement)
+        check(
+            "out",
+            options.out,
+            bool(folder),
+            "there is no study in it: leave --no-run out to train one",
+        )
         keys = zip(
             ("methods", "seeds", "settings", "rounds"),
             (*chosen, rounds),
@@ -118,7 +125,7 @@ def reproduce(
                 key,
                 value,
                 value is None,
-                "it says what to run, and no-run runs nothing",
+                "it selects what to train: leave it out with --no-run",
             )
     else:
         length: list[Layer] = [] if rounds is None else [{"federation": {"rounds": rounds}}]
@@ -127,9 +134,9 @@ def reproduce(
         with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
             try:
                 print(
-                    start(
+                    run_study(
                         definition,
-                        [*over, *length],
+                        [*overrides, *length],
                         options,
                         line,
                         part,
@@ -137,54 +144,57 @@ def reproduce(
                 )
             except RunFailed as error:
                 failure = error
-    comparison = write(_beside_paper(study, cells, folder, name), form)
+    comparison = write_listing(_listing_of_study(study, cells, folder, name), form)
     if failure is not None:
         print(comparison)
         raise failure
     return comparison
 
 
-def _beside_paper(
+def _listing_of_study(
     study: Study,
     cells: list[Printed],
     folder: StudyFolder,
     name: str,
 ) -> Listing:
-    changes = _changed(study, folder)
-    notes = [*changes, *_other_seeds(study, folder)]
+    """The table, whose title says how the runs differ from the study as written."""
+    changes = _changed_keys(study, folder)
+    notes = [*changes, *_changed_seeds(study, folder)]
     title = str((study.paper or {}).get("title") or name)
     if notes:
         title += "; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: "
         title += ", ".join(notes)
-    return listing_of(
-        beside(cells, folder, reasons=not changes),
+    return reproduction_listing(
+        compare_with_paper(cells, folder, with_reasons=not changes),
         title,
-        _missing(folder),
+        _unfinished(folder),
     )
 
 
-def _changed(study: Study, folder: StudyFolder) -> list[str]:
-    """The keys whose values differ between the base of what was run and the study's."""
+def _changed_keys(study: Study, folder: StudyFolder) -> list[str]:
+    """The keys of the base whose values differ between the folder's runs and the study as
+    written."""
     base, _ = resolved(study)
     written = dict(flat(to_settings(base)))
     run = dict(flat(folder.definition().get("base")))
     changes = []
     for key in dict.fromkeys([*written, *run]):
-        value = run.get(key, default(key))
+        value = run.get(key, earlier_default(key))
         may_differ = key.startswith((*PLACE, "fabric.", "seed"))
         if written.get(key) != value and not may_differ:
             changes.append(f"{key} {value} (the study: {written.get(key)})")
     return changes
 
 
-def _other_seeds(study: Study, folder: StudyFolder) -> list[str]:
-    """A note where the seeds that have been run are others than the study's."""
+def _changed_seeds(study: Study, folder: StudyFolder) -> list[str]:
+    """A note if other seeds have finished than the study names."""
     seeds = {int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])}
     differ = bool(seeds) and seeds != set(study.seeds)
     return [f"seeds {_listed(sorted(seeds))} (the study: {_listed(study.seeds)})"] if differ else []
 
 
-def _missing(folder: StudyFolder) -> list[str]:
+def _unfinished(folder: StudyFolder) -> list[str]:
+    """A note on runs that have not finished."""
     names = folder.run_names()
     missing = sum(not folder.finished(name) for name in names)
     return [f"unfinished: {missing} of {len(names)} runs"] if missing else []
@@ -204,18 +214,22 @@ def verdict_on(
     runs: int,
     decimals: int = 6,
 ) -> dict[str, Any]:
-    """The verdict on our numbers, one a seed, beside a printed mean: `VERDICT`.
+    """Compare our numbers with a printed mean.
 
-    They differ where Welch's interval for the difference of two means leaves out 0, and agree where
-    it does not and the difference is within the spread of single runs (the root of the sum of both
-    variances); between the two it cannot be told. Where the paper prints no spread, a run of its
-    spreads as ours. Half a unit of the last printed digit is forgiven.
+    They *differ* if Welch's interval for the difference of the means excludes 0. They *agree* if it
+    includes 0 and the difference is at most the spread of single runs, sqrt(std_ours² +
+    std_paper²). Otherwise there are too few seeds to tell. Half a unit of the last printed digit is
+    tolerated.
 
     Args:
-        ours: in the paper's unit.
-        std: of the paper's runs; None: not printed.
-        runs: that the printed number is the mean of.
-        decimals: of the printed number.
+        ours: our numbers, one for each seed, in the paper's unit.
+        printed: the paper's mean.
+        std: standard deviation of the paper's runs; None: not printed, and taken to equal ours.
+        runs: number of the paper's runs.
+        decimals: decimals of the printed number.
+
+    Returns:
+        `verdict`; `mean` and `std` of ours; `low` and `high` of the interval. None where unknown.
     """
     unknown = dict.fromkeys(VERDICT)
     if not ours:
@@ -224,7 +238,7 @@ def verdict_on(
     if len(ours) == 1:
         return unknown | {"verdict": ONE, "mean": mean}
     spread = float(np.std(ours, ddof=1))
-    low, high = statistics.welch(ours, printed, std, runs)
+    low, high = statistics.welch_interval(ours, printed, std, runs)
     grain = 0.5 * 10.0**-decimals
     of_both = math.hypot(spread, spread if std is None else std)
     if low > grain or high < -grain:
@@ -242,21 +256,25 @@ def verdict_on(
     }
 
 
-def beside(
+def compare_with_paper(
     cells: Sequence[Printed],
     folder: StudyFolder,
-    reasons: bool = True,
+    with_reasons: bool = True,
 ) -> DataFrame:
-    """A row for each of a paper's cells, with what the runs of a study that have ended come to.
+    """A row for each printed number, with ours and the verdict.
 
-    `reasons`: the runs are those for which reasons were found why they differ.
+    Args:
+        cells: the printed numbers.
+        folder: the study's folder, of which finished runs count.
+        with_reasons: whether to add known reasons for differences, which hold for the study as
+            written.
     """
     table = DataFrame(folder.cells())
-    runs = folder.results()
+    runs = folder.intact_runs()
     table = table[table.folder.isin(runs)].assign(run=table.folder.map(runs))
     rows = []
     for cell in cells:
-        numbers = [] if cell.ours is None else _numbers(cell.ours, table)
+        numbers = [] if cell.ours is None else _our_numbers(cell.ours, table)
         values = [number for number in numbers if not math.isnan(number)]
         row = verdict_on(
             values,
@@ -268,8 +286,8 @@ def beside(
         why = written = ""
         if row["verdict"] == NOT_RUN:
             why = cell.absent or ("its runs have no such number" if numbers else "")
-        elif row["verdict"] == DIFFERS and reasons:
-            why, written = reason(cell)
+        elif row["verdict"] == DIFFERS and with_reasons:
+            why, written = reason_for(cell)
         ours = {name: getattr(cell.ours, name, None) for name in OURS}
         row |= {
             "printed_std": cell.std,
@@ -287,8 +305,8 @@ def beside(
     return DataFrame(rows).astype(dict.fromkeys(VERDICT[1:], float))
 
 
-def _numbers(ours: Ours, table: DataFrame) -> list[float]:
-    """Our number of each seed, in the paper's unit."""
+def _our_numbers(ours: OurNumber, table: DataFrame) -> list[float]:
+    """Our number for each seed, in the paper's unit."""
     of_setting = table[[ours.setting.items() <= setting.items() for setting in table.setting]]
     alone = of_setting[of_setting.label == ours.alone].set_index("seed").run
     of_row = of_setting[of_setting.label == ours.label]
@@ -296,16 +314,22 @@ def _numbers(ours: Ours, table: DataFrame) -> list[float]:
         judges = [*of_row.judge.dropna(), None]
         ours = replace(ours, kind=judges[0])
     runs = zip(of_row.run, of_row.seed, strict=True)
-    return [ours.unit * figure(ours, run, alone.get(seed)) for run, seed in runs]
+    return [ours.unit * number_of_run(ours, run, alone.get(seed)) for run, seed in runs]
 
 
-def figure(
-    ours: Ours,
+def number_of_run(
+    ours: OurNumber,
     run: RunResult,
     alone: RunResult | None = None,
 ) -> float:
-    """The number of a run that a paper's cell is compared with, by `ours.figure`; NaN where it has
-    none. `alone`: training alone with the same seed."""
+    """The number of a run that a printed one is compared with; NaN if the run has none.
+
+    Args:
+        ours: how it is read.
+        run: the run.
+        alone: the run of training alone with the same seed, for the figures `relative` and
+            `transfer`.
+    """
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
     if ours.figure == "best":
@@ -316,9 +340,9 @@ def figure(
         scores, _ = run.scores(kind)
         return _mean(scores.values())
     if ours.figure in ("relative", "transfer"):
-        others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
-        return _beside_alone(ours.figure, _clients(run, column), others)
-    rows = run.judged(column)
+        others = _scores_at_best(alone, f"accuracy_{alone.judge}") if alone else {}
+        return _gain_over_alone(ours.figure, _scores_at_best(run, column), others)
+    rows = run.rows_with(column)
     if ours.figure == "mean":
         return _mean(row[column] for row in rows)
     if ours.figure == "validation":
@@ -327,19 +351,20 @@ def figure(
     return rows[-1][column] if rows else math.nan
 
 
-def _clients(run: RunResult, column: str) -> dict[int, float]:
-    """Each client's score in the round that is best on validation data."""
+def _scores_at_best(run: RunResult, column: str) -> dict[int, float]:
+    """Each client's score in the round with the best validation accuracy."""
     chosen = run.best("validation_accuracy")[1]
     rows = [row for row in run.rows("clients") if row["round"] == chosen and column in row]
     return {int(row["client"]): row[column] for row in rows}
 
 
-def _beside_alone(
+def _gain_over_alone(
     name: str,
     ours: Mapping[int, float],
     alone: Mapping[int, float],
 ) -> float:
-    """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
+    """FEDORA's R-Acc, mean of (accuracy - alone) / alone, or for the figure `transfer` its ratio of
+    positive transfer."""
     clients = sorted(ours.keys() & alone.keys())
     pairs = [(ours[client], alone[client]) for client in clients]
     if name == "transfer":
@@ -350,7 +375,7 @@ def _beside_alone(
 
 
 def _mean(values: Iterable[float]) -> float:
-    """NaN where there are none."""
+    """The mean, NaN without values."""
     numbers = list(values)
     return float(np.mean(numbers)) if numbers else math.nan
 
@@ -358,18 +383,24 @@ def _mean(values: Iterable[float]) -> float:
 # ---------------------------------------------------------------- the listing
 
 
-def listing_of(
+def reproduction_listing(
     lines: DataFrame,
     title: str,
     notes: Sequence[str],
 ) -> Listing:
-    """A block for each of the paper's data sets, settings and metrics."""
+    """The table, in blocks of data set, setting and metric.
+
+    Args:
+        lines: the rows of `compare_with_paper`.
+        title: line above the table.
+        notes: lines below it.
+    """
     counts = lines.verdict.value_counts()
     verdicts = [verdict for verdict in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if verdict in counts]
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts)
-    notes = [*notes, f"{len(lines)} cells: {summary}", *_reasons(lines)]
+    notes = [*notes, f"{len(lines)} cells: {summary}", *_reason_notes(lines)]
     titles = [f"{row.dataset}; {row.setting}; {row.metric}" for row in lines.itertuples()]
-    words = DataFrame([_words(row) for row in lines.itertuples()], index=titles)
+    words = DataFrame([_row_texts(row) for row in lines.itertuples()], index=titles)
     words = words.loc[list(dict.fromkeys(titles))]
     more = {"title": title, "notes": notes}
     return Listing(
@@ -383,8 +414,8 @@ def listing_of(
     )
 
 
-def _reasons(lines: DataFrame) -> list[str]:
-    """Why cells differ, or have not been run, each reason once with the methods that it is of."""
+def _reason_notes(lines: DataFrame) -> list[str]:
+    """Each reason why cells differ or have not been run, with their methods."""
     explained = lines[lines.why != ""].groupby(
         [
             "verdict",
@@ -400,8 +431,8 @@ def _reasons(lines: DataFrame) -> list[str]:
     return sentences
 
 
-def _words(row: Any) -> dict[str, str]:
-    """A line in words, by column."""
+def _row_texts(row: Any) -> dict[str, str]:
+    """A row as texts, by column."""
     digits = row.decimals
     has_run = not isna(row.mean)
     spread = "" if isna(row.std) else f" ± {row.std:.{digits}f}"
@@ -415,5 +446,5 @@ def _words(row: Any) -> dict[str, str]:
         "difference": f"{row.mean - row.value:+.{digits}f}" if has_run else NONE,
         "interval": NONE if isna(row.low) else interval,
         "verdict": row.verdict,
-        "is": row.ours.words() if row.ours else NONE,
+        "is": row.ours.describe() if row.ours else NONE,
     }

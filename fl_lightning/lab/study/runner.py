@@ -1,4 +1,4 @@
-"""Says of each run of a study how it has ended, and keeps why some failed."""
+"""Prints the end of each run of a study, and records failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator, Sequence
 
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.lab.study.board import called, state_of
+from fl_lightning.lab.study.board import describe_run, state_of
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import StudyRun
 from fl_lightning.lab.study.workers import EndedJob
@@ -22,19 +22,19 @@ def follow(
     all_ended: Generator[EndedJob, None, None],
     total: int,
 ) -> None:
-    """Print a line for each of `runs` as it ends.
+    """Print a line for each run as it ends.
 
     Args:
-        folder: the study's.
-        runs: that are run, in the order of their jobs.
-        all_ended: of `workers.serve_all`.
-        total: number of runs that are to be, those that were there included.
+        folder: the study's folder.
+        runs: the runs that are trained, in the order of their jobs.
+        all_ended: the generator of `workers.serve_all`.
+        total: number of runs asked for, including those that had finished before.
 
     Raises:
-        RunFailed: runs have failed; the others have been run.
+        RunFailed: some runs failed; all others were trained.
     """
     names = [run.folder for run in runs]
-    # but for those that are tried again
+    # without those that are tried again
     earlier = {name: why for name, why in folder.failures().items() if name not in names}
     failures: dict[str, str] = {}
     folder.write_failures(earlier)
@@ -46,14 +46,16 @@ def follow(
                 number += 1
                 states = [state_of(folder, cell, lambda run: None) for cell in cells]
                 scores = ", ".join(f"{state.shown_score} ({state.judge})" for state in states)
-                line = f"[{number}/{total}] {called(cells)}: {scores}, {states[0].seconds:.1f} s"
+                line = (
+                    f"[{number}/{total}] {describe_run(cells)}: {scores}, {states[0].seconds:.1f} s"
+                )
             else:
                 failures[names[ended.job]] = ended.error
                 folder.write_failures(earlier | failures)
-                line = f"{called(cells)} failed: {ended.error}"
+                line = f"{describe_run(cells)} failed: {ended.error}"
             print(line, file=sys.stderr, flush=True)
     if failures:
-        failed = [called(run.cells()) for run in runs if run.folder in failures]
+        failed = [describe_run(run.cells()) for run in runs if run.folder in failures]
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         first = next(iter(failures.values()))
         raise RunFailed(

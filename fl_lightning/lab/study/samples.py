@@ -1,5 +1,5 @@
-"""Refuses data that have changed under a study: its runs would be of several data sets, and a row
-of its table a mean over them."""
+"""Detects changes of the data under a study, whose runs would then have been trained on different
+data."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ READING = (
     "public_root",
     "reads_test",
 )
-"""Of the settings of data, those that decide what is read."""
+"""Keys of `data` that decide which data are read."""
 
 
-def key_of(data: DataConfig) -> str:
-    """What is read, as text: settings in which it is equal have one digest."""
+def data_key(data: DataConfig) -> str:
+    """A text of the settings that decide which data are read; equal texts mean equal data."""
     return repr([getattr(data, key) for key in READING])
 
 
 def digests(configs: Iterable[Config]) -> dict[str, str]:
-    """The digest of the data that each of `configs` names now, by what is read; without those that
-    cannot be read.
+    """The digest of the present data of each config, by `data_key`; data that cannot be read are
+    left out.
 
-    Data are loaded in a process of their own: this one must run no threads when it forks workers.
+    Data are loaded in a process of their own, since this process must have no threads when it forks
+    workers.
     """
     from fl_lightning.lab.study.workers import in_a_process
 
     first: dict[str, Config] = {}
     for config in configs:
-        first.setdefault(key_of(config.data), config)
+        first.setdefault(data_key(config.data), config)
     current = {}
     for key, config in first.items():
-        with suppress(BadInput, RunFailed):  # a run that reads them says why
+        with suppress(BadInput, RunFailed):  # the run itself will report the error
             current[key] = in_a_process(_current, config)
     return current
 
@@ -68,33 +69,42 @@ def _current(config: Config) -> str:
     return current(config.data, config.federation.clients, config.smoke)
 
 
-def check_same(
+def check_data_unchanged(
     folder: StudyFolder,
     runs: Pairs,
     todo: Pairs,
 ) -> None:
-    """Raise `BadInput` where `todo` would read other data than finished `runs` of the study have
-    read."""
+    """Raise `BadInput` if the data have changed since finished runs were trained on them.
+
+    Args:
+        folder: the study's folder.
+        runs: all runs of the study.
+        todo: the runs to train.
+    """
     before: dict[str, dict[Path, str]] = {}
     for run, config in runs:
         place = folder.path / run.folder
-        digest = provenance.source_of(place) if folder.finished(run.folder) else None
+        digest = provenance.source_digest(place) if folder.finished(run.folder) else None
         if digest is not None:
-            before.setdefault(key_of(config.data), {})[place] = digest
-    now = [config for _, config in todo if key_of(config.data) in before]
-    roots = {key_of(config.data): config.data.root for config in now}
+            before.setdefault(data_key(config.data), {})[place] = digest
+    now = [config for _, config in todo if data_key(config.data) in before]
+    roots = {data_key(config.data): config.data.root for config in now}
     for key, digest in digests(now).items():
         places = [str(place) for place, earlier in before[key].items() if earlier != digest]
-        changed = f"the data have changed since {some(places)} trained on them"
-        requirement = f"{changed}: restore them, or give another --out"
-        check("data.root", roots[key], not places, requirement)
+        check(
+            "data.root",
+            roots[key],
+            not places,
+            f"the data have changed since {some(places)} trained on them: restore them, or give "
+            "another --out",
+        )
 
 
 def notes(runs: DataFrame) -> list[str]:
-    """Lines on settings of a table of runs that have read different data."""
+    """Notes on settings whose runs in a table were trained on different data."""
     lines = []
     folders = runs.assign(folder=[run.folder for run in runs.run])
-    folders["digest"] = folders.folder.map(provenance.source_of)
+    folders["digest"] = folders.folder.map(provenance.source_digest)
     for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
         versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
         if len(versions) > 1:
@@ -103,6 +113,8 @@ def notes(runs: DataFrame) -> list[str]:
                 seeds = ", ".join(map(str, sorted(set(rows.seed))))
                 listed.append(f"seeds {seeds} ({rows.folder.iloc[0]})")
             begin = f"{setting}: " if setting else ""
-            count = f"{len(versions)} versions of the data, which differ"
-            lines.append(f"{begin}runs were trained on {count}: {'; '.join(listed)}")
+            lines.append(
+                f"{begin}runs were trained on {len(versions)} versions of the data, which differ: "
+                f"{'; '.join(listed)}"
+            )
     return lines

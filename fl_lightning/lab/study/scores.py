@@ -1,4 +1,4 @@
-"""Finished runs, of a study or not, as a table: a row for each method, setting and seed."""
+"""Finished runs, of a study or not, as a table of runs: a row for each method, setting and seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fl_lightning.foundation.errors import BadInput, Damaged
 from fl_lightning.foundation.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.lab.report.tables import incomparable
 from fl_lightning.lab.study import code, samples
-from fl_lightning.lab.study.folder import StudyFolder, default
+from fl_lightning.lab.study.folder import StudyFolder, earlier_default
 from fl_lightning.lab.study.grid import by_key
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import (
     ABSENT,
-    QUIET,
+    NEUTRAL_CALLBACKS,
     TIDY,
     damage,
     labels,
@@ -32,8 +32,8 @@ from fl_lightning.results.runs import (
 )
 
 METHODS_OWN = ("evaluation.", "optimizer.")
-"""Groups of keys that a study may give a method of its own: runs that differ in them can still be
-paired."""
+"""Groups of keys that methods of a study may set for themselves; runs that differ in them can still
+be paired."""
 COLUMNS = (
     "method",
     "name",
@@ -45,37 +45,41 @@ COLUMNS = (
     "scored",
     "run",
 )
-"""Of the table of runs, beside `scores` (a Series by client): the label of the row (`method`), the
-method (`name`), the setting in words, the seed, the kind of model and metric of the scores, the
-column of metrics.csv that has their mean by round, whose scores they are in words, and the
-`RunResult`."""
+"""Columns of a table of runs: `method`, the label of the row; `name`, the method; `setting`, in
+words; `seed`; `model` and `metric`, of the scores; `column`, of metrics.csv with the scores' mean
+by round; `scored`, in words whose scores they are; `run`, the `RunResult`. Also `scores`, a Series
+by client."""
 _JUDGE = "evaluation.judge"
 _METHOD_KEYS = ("method.", "optimizer.", "evaluation.finetune_epochs")
-"""Beginnings of keys that runs of a row have in common in each setting, beside their callbacks'."""
+"""Beginnings of keys that must be equal in all runs of a row and setting; callbacks' keys must be,
+too."""
 
 
 def read(
     paths: Sequence[Path],
     judge: str | None = None,
     metric: str | None = None,
-    accept_code: bool = False,
+    accept_changed_code: bool = False,
 ) -> tuple[DataFrame, list[str]]:
-    """The finished runs of one study folder or of several run folders (`COLUMNS`), and notes.
+    """Read the finished runs of a study or of run folders.
 
     Args:
         paths: the folder of a study, or run folders.
-        judge: the kind of model that all are scored by; rows of a study that name another judge are
-            left out. None: each by its own judge, or by the one that a study names.
-        metric: accuracy, or what the runs' `evaluation.metrics` name; None: what all runs are
-            judged by, else accuracy.
-        accept_code: runs of a row may have been trained with different versions of own code.
+        judge: kind of model that judges all runs; rows for which the study names another are left
+            out. None: each row's own judge.
+        metric: `accuracy`, or a metric of `evaluation.metrics`; None: the metric by which all runs
+            are judged, else accuracy.
+        accept_changed_code: whether runs of a row may have different versions of own code.
+
+    Returns:
+        The table of runs (`COLUMNS` and `scores`), and notes.
 
     Raises:
-        BadInput: no such study or run, nothing has ended, a kind of model was not scored, or runs
-            of a setting and seed cannot be paired (two of one method, or other data, clients,
-            rounds or models), or runs of a row are of different methods.
+        BadInput: there is no such study or run, nothing has ended, a kind of model was not scored,
+            runs of a setting and seed cannot be paired (two of one method, or different data,
+            clients, rounds or models), or runs of a row are of different methods.
     """
-    entries = _of_study(paths[0]) if _is_study(paths) else _of_runs(paths)
+    entries = _study_entries(paths[0]) if _is_study(paths) else _run_entries(paths)
     others = set()
     if judge is not None:
         others = {entry["label"] for entry in entries if entry.get("judge", judge) != judge}
@@ -84,13 +88,13 @@ def read(
     check("compare", subject, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
     damaged = next((f" ({entry['damage']})" for entry in entries if entry["damage"]), "")
-    nothing = f"none of its {len({entry['number'] for entry in entries})} runs has ended yet"
-    check("compare", subject, bool(ended), nothing + damaged)
+    count = len({entry["number"] for entry in entries})
+    check("compare", subject, bool(ended), f"none of its {count} runs has ended yet{damaged}")
     results = {entry["number"]: entry["run"] for entry in ended}.values()
     if metric is None:
         judged = {run.metric.name for run in results}
         metric = judged.pop() if len(judged) == 1 else ACCURACY.name
-    runs = DataFrame([_scored(entry, judge, metric) for entry in ended])
+    runs = DataFrame([_scored_run(entry, judge, metric) for entry in ended])
     notes = []
     if others:
         notes.append(f"left out, since they are judged otherwise: {', '.join(sorted(others))}")
@@ -99,16 +103,17 @@ def read(
         notes.append(f"scores are {FURTHER[metric].words}, not accuracies")
     _check_pairs(runs)
     _check_methods(runs)
-    let_in = code.accepted(paths[0])
+    accepted_versions = code.accepted_versions(paths[0])
     return runs, notes + samples.notes(runs) + code.check_rows(
         runs,
-        let_in,
-        accept_code,
+        accepted_versions,
+        accept_changed_code,
     )
 
 
 def tidy(runs: DataFrame) -> DataFrame:
-    """The scores of `runs`, a row for each client, in the columns of `results.runs.tidy`."""
+    """The scores of a table of runs, a row for each client, with the columns of
+    `results.runs.tidy`."""
     of_clients = runs.assign(
         client=[list(scores.index) for scores in runs.scores],
         value=[list(scores) for scores in runs.scores],
@@ -120,8 +125,7 @@ def _left_out(
     entries: Sequence[Mapping[str, Any]],
     failures: Mapping[str, str],
 ) -> list[str]:
-    """Notes on runs that are damaged, have failed or have not ended: a row is a mean over the
-    others."""
+    """Notes on runs that are left out: damaged, failed or unfinished."""
     total = len({entry["number"] for entry in entries})
     not_ended = (entry for entry in entries if entry["run"] is None)
     missing = by_key(not_ended, itemgetter("number")).values()
@@ -131,63 +135,71 @@ def _left_out(
     unfinished = len(intact) - len(failed)
     notes = []
     if damaged:
-        first = f"{len(damaged)} of {total} runs are damaged; the first: {damaged[0][0]['damage']}"
-        notes.append(f"left out: {first}: delete its folder to train it again")
+        notes.append(
+            f"left out: {len(damaged)} of {total} runs are damaged; the first: "
+            f"{damaged[0][0]['damage']}: delete its folder to train it again"
+        )
     if failed:
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed)
         listed = ", ".join(f"{label} {count}" for label, count in counts.items())
-        first = f"{listed}); the first: {failures[failed[0][0]['folder']]}"
-        rest = "a row is a mean over those that ended"
-        notes.append(f"left out: {len(failed)} of {total} runs failed ({first}; {rest}")
+        notes.append(
+            f"left out: {len(failed)} of {total} runs failed ({listed}); the first: "
+            f"{failures[failed[0][0]['folder']]}; a row is a mean over those that ended"
+        )
     if unfinished:
         notes.append(f"unfinished: {unfinished} of {total} runs have not ended and are left out")
     return notes
 
 
 def _warnings(runs: Sequence[RunResult]) -> list[str]:
-    """Runs whose rows look like all others: of made-up data, smoke runs, with failed clients."""
+    """Notes on runs whose scores say little: on made-up data, smoke runs, or with failed
+    clients."""
     notes = []
     made_up = [run for run in runs if run.facts.get("made_up_data")]
     if made_up:
-        begin = f"{len(made_up)} runs were trained on made-up data"
-        notes.append(f"{begin}: their accuracies mean nothing")
+        notes.append(
+            f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"
+        )
     smoke = sum(bool(run.setting("smoke")) for run in runs if run not in made_up)
     if smoke:
-        kind = "smoke runs (a few samples and steps)"
-        notes.append(f"{smoke} are {kind}: their accuracies mean little")
+        notes.append(
+            f"{smoke} are smoke runs (a few samples and steps): their accuracies mean little"
+        )
     lost = [_lost_visits(run) for run in runs]
     if any(lost):
-        numbers = f"{sum(lost)} visits in {sum(map(bool, lost))} of {len(runs)} runs"
-        begin = "clients failed, and runs went on without them"
-        notes.append(f"{begin}: {numbers}, see their failures.csv")
+        notes.append(
+            f"clients failed, and runs went on without them: {sum(lost)} visits in "
+            f"{sum(map(bool, lost))} of {len(runs)} runs, see their failures.csv"
+        )
     return notes
 
 
 def _lost_visits(run: RunResult) -> int:
-    """Visits of clients that failed; a retry leaves no trace."""
+    """Number of visits of clients that failed and were not repaired by a retry."""
     with contextlib.suppress(Damaged):
         return sum(row.get("outcome") != "retried" for row in run.files.read("failures"))
     return 0
 
 
 def _is_study(paths: Sequence[Path]) -> bool:
+    """Whether `paths` is one study; raises `BadInput` for a study among other folders."""
     studies = [str(path) for path in paths if StudyFolder(path)]
     if studies and len(paths) > 1:
         raise BadInput(
             "compare",
             studies[0],
-            "it is a study: one study, or several run folders",
+            "it is a study: give it alone, or several run folders",
         )
     return bool(studies)
 
 
-def _of_study(folder: Path) -> list[dict[str, Any]]:
-    """The cells of `study.json`; `run` is None where a run has not ended, `judge` is what a row
-    itself names, `number` the run's: FedAvg's one run serves two rows."""
+def _study_entries(folder: Path) -> list[dict[str, Any]]:
+    """The cells of a study. Also `run`, None if it is unfinished or damaged; `number`, of the run,
+    which several cells may share; `judge`, if the row names one."""
     study = StudyFolder(folder)
-    ended = study.ended(regression=False)
+    ended = study.ended_runs(regression=False)
     numbers = {name: number for number, name in enumerate(study.run_names())}
-    usual = _judge_of_base(study)
+    judge_of_base = _judge_of_base(study)
     entries = []
     for cell in study.cells():
         name = cell["folder"]
@@ -195,29 +207,28 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
             **cell,
             "setting": words(cell["setting"]),
             "number": numbers[name],
-            **_usable(ended.get(name)),
+            **_loaded(ended.get(name)),
         }
         run = entry["run"]
         judge = run.setting(_JUDGE) if run is not None else None
-        # its method was given a judge of its own
-        if usual is not None and judge not in (None, "auto", usual):
+        # the study gives this method another judge
+        if judge_of_base is not None and judge not in (None, "auto", judge_of_base):
             entry.setdefault("judge", judge)
         entries.append(entry)
     return entries
 
 
 def _judge_of_base(study: StudyFolder) -> str | None:
-    """What a study's base says of the judge; None: no `study.yaml` tells it."""
+    """The judge of a study's base; None without a readable `study.yaml`."""
     try:
         base = dict(flat(study.definition().get("base")))
     except BadInput:
         return None
-    return str(base.get(_JUDGE, default(_JUDGE)))
+    return str(base.get(_JUDGE, earlier_default(_JUDGE)))
 
 
-def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Run folders as cells: label, setting and seed are read off what differs between their
-    configurations."""
+def _run_entries(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Run folders as cells; labels and settings name the config keys that differ."""
     runs = load(list(paths), regression=False)
     entries = []
     columns = zip(runs, labels(runs), settings(runs), strict=True)
@@ -228,7 +239,7 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "run",
             str(run.folder),
             is_seed,
-            "its config.yaml names no seed",
+            "its config.yaml names no seed: leave this run out",
         )
         entry = {
             "number": number,
@@ -237,38 +248,42 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "setting": setting,
             "seed": seed,
         }
-        entries.append(entry | _usable(run))
+        entries.append(entry | _loaded(run))
     return entries
 
 
-def _usable(run: RunResult | None) -> dict[str, Any]:
-    """`run`: the run if it has ended and can be read, else None; `damage`: its folder and the file
-    that cannot be read, else empty."""
+def _loaded(run: RunResult | None) -> dict[str, Any]:
+    """`run`: the run if it is finished and intact, else None. `damage`: the folder and problem of a
+    damaged run, else empty."""
     damaged = None if run is None else damage(run)
     if run is None or damaged is not None:
         return {"run": None, "damage": f"{run.folder}: {damaged}" if run else ""}
     return {"run": run if run.finished else None, "damage": ""}
 
 
-def _scored(
+def _scored_run(
     entry: dict[str, Any],
     judge: str | None,
     metric: str,
 ) -> dict[str, Any]:
-    """A row of the table of runs; `BadInput` where its judge's kind of model was not scored."""
+    """A row of the table of runs. Raises `BadInput` if the run has no scores of the judge's kind of
+    model."""
     run: RunResult = entry["run"]
     kind = str(judge or entry.get("judge") or run.judge)
     scores, whose = run.scores(kind, metric) if kind in MODELS else ({}, "")
-    unscored = f"{run.folder} was not scored so"
     if not scores and metric in FURTHER and run.scores(kind)[0]:
         raise BadInput(
             "metric",
             metric,
-            f"{unscored}: its evaluation.metrics must name it",
+            f"{run.folder} has no such scores: name it in evaluation.metrics and train again",
         )
     kinds = [name for name in MODELS if run.has(f"accuracy_{name}")]
-    there = f"{unscored}; it has {', '.join(kinds) or 'no scores'}"
-    check("judge", kind, bool(scores), there)
+    check(
+        "judge",
+        kind,
+        bool(scores),
+        f"{run.folder} has no scores of this kind of model; it has {', '.join(kinds) or 'none'}",
+    )
     return {
         "method": entry["label"],
         "name": entry["method"],
@@ -284,39 +299,47 @@ def _scored(
 
 
 def _check_pairs(runs: DataFrame) -> None:
-    """Raise `BadInput` unless the runs of each setting and seed can be paired."""
+    """Raise `BadInput` unless all runs of a setting and seed can be paired."""
     for label, of_row in runs.groupby("method", sort=False):
         kinds = of_row.model.unique()
         words = "; ".join(MODELS[kind] for kind in kinds)
-        several = f"runs of {label!r} are judged differently ({words}): --judge KIND"
-        check("judge", kinds[-1], len(kinds) == 1, several)
+        check(
+            "judge",
+            kinds[-1],
+            len(kinds) == 1,
+            f"runs of {label!r} have different judges ({words}): give --judge KIND",
+        )
     for (setting, seed), unit in runs.groupby(["setting", "seed"], sort=False):
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         for label, of_label in unit.groupby("method", sort=False):
             folders = " and ".join(str(run.folder) for run in of_label.run.head(2))
-            alike = f"{folders} are {label!r} alike, and cannot be told apart"
-            check("compare", where, len(of_label) == 1, alike)
-        cannot = "its runs cannot be paired: "
+            check(
+                "compare",
+                where,
+                len(of_label) == 1,
+                f"{folders} are both {label!r}: leave one out",
+            )
         keys = [key for key in incomparable([*unit.run]) if not key.startswith(METHODS_OWN)]
         check(
             "compare",
             where,
             not keys,
-            f"{cannot}they differ in {', '.join(keys)}",
+            f"its runs cannot be paired: they differ in {', '.join(keys)}; leave some out",
         )
         first, *others = unit.run
         for other in others:
-            differ = f"clients of {first.folder} and {other.folder} have other samples"
             check(
                 "compare",
                 where,
                 not _other_samples(first, other),
-                cannot + differ,
+                f"its runs cannot be paired: clients of {first.folder} and {other.folder} have "
+                "other samples; leave one out",
             )
 
 
 def _other_samples(run: RunResult, other: RunResult) -> bool:
-    """Whether some client's numbers of samples differ, where both runs have kept them."""
+    """Whether the clients of two runs have different numbers of samples, as far as these are
+    recorded."""
     rows, other_rows = run.rows("split"), other.rows("split")
     if not rows or not other_rows:
         return False
@@ -328,35 +351,40 @@ def _other_samples(run: RunResult, other: RunResult) -> bool:
 
 
 def _check_methods(runs: DataFrame) -> None:
-    """Raise `BadInput` where runs of a row in a setting are known to differ in more than their
-    seed.
+    """Raise `BadInput` if runs of a row in a setting differ in more than their seed: their mean
+    would be of no method.
 
-    A folder that has grown under another version, or after an own class has changed, may hold such:
-    their mean would be of no method.
+    A study may have such runs if another version of this package or of an own class has trained
+    some.
     """
     for (label, _), of_row in runs.groupby(["method", "setting"], sort=False):
         keys_of = [_method_keys(run) for run in of_row.run]
         folders = [run.folder for run in of_row.run]
         for key in dict.fromkeys(key for keys in keys_of for key in keys):
-            values = [keys.get(key, _unsaid(key)) for keys in keys_of]
+            values = [keys.get(key, _value_if_absent(key)) for keys in keys_of]
             named = [pair for pair in zip(values, folders, strict=True) if pair[0] is not ABSENT]
             first, folder = named[0]
             for value, other in named[1:]:
-                both = f"{key} is {first!r} in {folder}, {value!r} in {other}"
-                differ = f"its runs are of different methods: {both}"
-                check("compare", label, value == first, differ)
+                check(
+                    "compare",
+                    label,
+                    value == first,
+                    f"its runs are of different methods: {key} is {first!r} in {folder}, "
+                    f"{value!r} in {other}",
+                )
 
 
 def _method_keys(run: RunResult) -> dict[str, Any]:
-    """The keys and values that make a run's method; of callbacks, which these are and what they
-    were given."""
-    callbacks = sorted(name for name in run.config.get("callbacks") or {} if name not in QUIET)
+    """The config keys that define the method of a run; of callbacks, the names and arguments."""
+    callbacks = sorted(
+        name for name in run.config.get("callbacks") or {} if name not in NEUTRAL_CALLBACKS
+    )
     beginnings = (*_METHOD_KEYS, *(f"callbacks.{name}." for name in callbacks))
     keys = {key: value for key, value in flat(run.config) if key.startswith(beginnings)}
     return {"callbacks": callbacks, **keys}
 
 
-def _unsaid(key: str) -> Any:
-    """What a run has that does not name the key, which has come since: its default; of arguments
-    nobody can say."""
-    return default(key) if key.startswith(("optimizer.", "evaluation.")) else ABSENT
+def _value_if_absent(key: str) -> Any:
+    """The value of a key that a run does not name: the key's default, or `ABSENT` for arguments,
+    whose former default is unknown."""
+    return earlier_default(key) if key.startswith(("optimizer.", "evaluation.")) else ABSENT

@@ -1,5 +1,5 @@
-"""What is searched for a method: its own arguments that say where, and what all methods have in
-common."""
+"""The hyperparameters that `fl-train tune` searches: those that a method declares, and the learning
+rate."""
 
 from __future__ import annotations
 
@@ -16,34 +16,38 @@ RATES: dict[str, Space] = {
     "adam": LogRange(1e-4, 1e-2),
     "adamw": LogRange(1e-4, 1e-2),
 }
-"""Where the learning rate is searched, for all methods; an optimiser of the model's own has its
-own. SGD: around what the methods' papers take, 0.005 to 0.1. Adam: a decade around 0.001, its
-default and FedHKD's."""
+"""Range of the learning rate by optimiser, for all methods. SGD: around the 0.005 to 0.1 of the
+methods' papers. Adam: a decade on either side of 0.001, its default and FedHKD's. A model that
+configures its optimiser keeps its learning rate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One argument that is searched."""
+    """One hyperparameter that is searched."""
 
     key: str
-    """`method.lam`, `optimizer.lr`."""
+    """Config key: `method.lam`, `optimizer.lr`."""
     space: Space
+    """Values that are tried."""
     start: Any
-    """The first trial's value: the base's, or the method's default."""
+    """Value of the first trial: the base's, or the method's default."""
 
 
 def space(
     config: Config,
     fixed: Collection[str] = (),
 ) -> list[Dimension]:
-    """The dimensions of the method of `config`, each widened to hold the value that is there.
+    """The hyperparameters to search for the method of `config`.
+
+    A range is widened to contain the present value. A hyperparameter whose space cannot be widened
+    to it is not searched.
 
     Args:
-        fixed: keys that the study file sets, which are not searched; nor are those whose space
-            cannot hold their value.
+        config: the run's config.
+        fixed: config keys that the study file sets, which are not searched.
 
     Raises:
-        BadInput: the method declares a space that nothing can be drawn from.
+        BadInput: the method declares a space from which nothing can be drawn.
     """
     module, _, name = config.method.class_path.rpartition(".")
     dimensions = []

@@ -1,5 +1,4 @@
-"""A study by its file, or by the name of one that ships with the package, with what it takes from
-another (`like`)."""
+"""Reads study files, from the user or from the package, and follows their key `like`."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from fl_lightning.configuration.config import check
 def read(
     name: str,
     beside: Path = Path(),
-    like_it: tuple[Path, ...] = (),
+    visited: tuple[Path, ...] = (),
 ) -> Any:
-    """The content of a study, for `Study.of`; files that its base names are whole paths.
+    """Read a study file for `Study.of`; configs in its base that lie beside it get absolute paths.
 
-    A study that is `like` another takes all its keys; what it says of `base` comes behind the
-    other's, of `paper` key by key over the other's, and of any other key in its place.
+    A study with the key `like` takes the keys of another. Its `base` is appended to the other's,
+    its `paper` is merged into the other's key by key, and any other key replaces the other's.
 
     Args:
         name: a file, or a name of `fl-train list studies`.
-        beside: folder where a file is looked for.
-        like_it: the studies that are like this one.
+        beside: folder in which a relative path is looked up.
+        visited: studies whose `like` led here.
 
     Raises:
-        BadInput: there is no such study, it cannot be read, or it is like itself.
+        BadInput: there is no such study, it cannot be read, or its `like` leads back to itself.
     """
     file, content = files.read("studies", "study", name, beside)
     path = file.resolve()
-    check("like", name, path not in like_it, "the study is like itself")
+    check("like", name, path not in visited, "its `like` leads back to the study itself: remove it")
     if not isinstance(content, dict):
         return content
     base = content.get("base")
@@ -46,7 +45,7 @@ def read(
         isinstance(like, str),
         "it must be a study's name or file",
     )
-    liked = read(like, file.parent, (*like_it, path))
+    liked = read(like, file.parent, (*visited, path))
     if not isinstance(liked, dict):
         return liked
     study = {**liked, **content}
@@ -59,6 +58,6 @@ def read(
 
 
 def _with_folder(part: Any, folder: Path) -> Any:
-    """A config that lies beside the study by its whole path; anything else as it is."""
+    """The absolute path if `part` is a config file in `folder`, else `part`."""
     is_file = isinstance(part, str) and (folder / part).is_file()
     return str(folder / part) if is_file else part

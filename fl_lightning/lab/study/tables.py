@@ -1,4 +1,4 @@
-"""A comparison as a listing, which is then written in one of its forms."""
+"""The comparison of methods as a listing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fl_lightning.lab.study.compare import Compared, Ranks
 from fl_lightning.lab.study.listing import Listing
 
 MARK = "fl-train compare"
-"""In all that is written: a file that has it may be written over."""
+"""Text in all written files; a file that has it may be overwritten."""
 
 
-def listing_of(compared: Compared) -> Listing:
-    """A block for each judge and setting; JSON has the ranks over settings, too."""
+def comparison_listing(compared: Compared) -> Listing:
+    """The table of a comparison, in blocks of judge and setting. JSON also has the ranks over
+    settings."""
     table = compared.table
     titles = []
     for row in table.itertuples():
@@ -40,8 +41,8 @@ def listing_of(compared: Compared) -> Listing:
             )
         )
     heads = _heads(compared)
-    words = DataFrame([_words(row) for row in table.itertuples()], index=titles)
-    notes = [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
+    words = DataFrame([_row_texts(row) for row in table.itertuples()], index=titles)
+    notes = [line for rank in compared.ranks for line in _rank_notes(rank)] + compared.notes
     ranks = [dataclasses.asdict(rank) for rank in compared.ranks]
     more = {"ranks": ranks, "notes": compared.notes}
     return Listing(
@@ -55,19 +56,20 @@ def listing_of(compared: Compared) -> Listing:
     )
 
 
-def _ranked(rank: Ranks) -> list[str]:
+def _rank_notes(rank: Ranks) -> list[str]:
+    """Notes on the ranks of a judge's methods."""
     order = sorted(zip(rank.ranks, rank.methods, strict=True), key=itemgetter(0))
     places = ", ".join(f"{method} {place:.2f}" for place, method in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
-    test = f"chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
     return [
-        f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: {test}",
+        f"{MODELS[rank.judge]}: Friedman over {rank.settings} settings: chi-square "
+        f"{rank.chi_square:.2f}, p {rank.p:.2g}",
         f"{MODELS[rank.judge]}: mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}",
     ]
 
 
 def _heads(compared: Compared) -> dict[str, str]:
-    """The columns' heads by their keys."""
+    """Heads of the columns, by key."""
     to = "" if compared.target is None else f" to {percent(compared.target)}"
     heads = {
         "method": "method",
@@ -89,8 +91,8 @@ def _heads(compared: Compared) -> dict[str, str]:
     return heads
 
 
-def _words(row: Any) -> dict[str, str]:
-    """By the columns' keys."""
+def _row_texts(row: Any) -> dict[str, str]:
+    """A row as texts, by column."""
     spread = "" if isna(row.std) else f" ± {100 * row.std:.2f}"
     costs = {
         "mib": known(row.mib, "{:,.1f}".format),

@@ -1,4 +1,5 @@
-"""How many runs of a study train together in a process, and how their clients train
+"""Decides how many runs of a study train together in one process, and with which executor their
+clients train: `loop`, one client after the other, or `vmap`, several in stacked passes
 (docs/performance.md)."""
 
 from __future__ import annotations
@@ -23,36 +24,43 @@ if TYPE_CHECKING:
     from fl_lightning.lab.study.folder import StudyFolder
     from fl_lightning.lab.study.workers import More
 
-RECORD = "executors.json"
-"""In the study's folder: how the clients of each kind of run train, so that a continued study stays
-as it is."""
+EXECUTORS_FILE = "executors.json"
+"""File in the study's folder with the executor of each kind of run, so that a continued study uses
+the same."""
 EVERY_KIND = ""
-"""In the record, in place of the kinds: how all runs train."""
-FULL = 256
-"""Clients that train at once, where `auto` says how many runs do: two passes of the widest.
-Ours."""
-SHARE = 0.5
-"""Of the memory that is free, what a study's processes may take by what one run was measured to
-take. Ours: a pass over all runs at once takes more than one run's."""
+"""Key in that file for an executor of all runs."""
+CLIENTS_AT_ONCE = 256
+"""Clients that train at once, over all runs of a process, with `auto`: two of the widest stacked
+passes (our choice)."""
+MEMORY_SHARE = 0.5
+"""Share of the free memory that a study may take, by the measured memory of one run (our choice): a
+pass over several runs takes more."""
 WORTH_MEASURING = 2_000
-"""Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the
-loop."""
+"""Visits of clients in a study from which `auto` measures (our choice): fewer take half a minute
+with `loop`."""
 
 
 def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
-    """How many runs of `configs` train together in one process; 1: no two, as where nothing is
-    stacked."""
+    """The most runs that train together in a process, before memory is considered.
+
+    1 if no run uses `vmap`, if a run needs several processes, or if it logs to W&B, of which a
+    process can have one run.
+
+    Args:
+        number: the user's number, or `auto`.
+        configs: the runs.
+    """
     if not any(config.fabric.executor == "vmap" for config in configs):
         return 1
     for config in configs:
         one_process = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
-        # W&B: a logger of which a process has one
+        # a process can have one W&B run
         if not one_process or any("wandb" in name for name in config.loggers):
             return 1
     if number != "auto":
         return int(number)
     cohorts = [round(c.federation.participation * c.federation.clients) for c in configs]
-    return max(1, FULL // max(1, min(cohorts)))
+    return max(1, CLIENTS_AT_ONCE // max(1, min(cohorts)))
 
 
 def within_memory(
@@ -60,11 +68,11 @@ def within_memory(
     workers: int,
     configs: Sequence[Config],
 ) -> int:
-    """`most` runs at a time in each of so many processes, or as many as there is memory for; a line
-    says so.
+    """Lower `most`, the number of runs that train together in each of `workers` processes, to what
+    memory allows; prints a line if it does.
 
-    Memory is measured in a process of its own: this one must run no threads when it forks the
-    workers.
+    Memory is measured in a process of its own, since this process must have no threads when it
+    forks the workers.
     """
     if most == 1:
         return most
@@ -73,48 +81,61 @@ def within_memory(
     from fl_lightning.foundation import device
     from fl_lightning.lab.study.workers import in_a_process
 
-    room = SHARE * device.free_bytes(torch.device("cpu")) / workers
+    room = MEMORY_SHARE * device.free_bytes(torch.device("cpu")) / workers
     one_of_each = {kind_of(config): config for config in configs}
     try:
         measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
     except (BadInput, RunFailed) as error:
-        begin = f"together: the memory of {most} runs is not known ({one_line(error)})"
-        log.say(f"{begin}; if it does not suffice, give fewer")
+        log.say(
+            f"together: the memory of {most} runs is not known ({one_line(error)}); if it does "
+            "not suffice, give fewer"
+        )
         return most
     first, further = max(measured, key=lambda sizes: sizes[0] + most * sizes[1])
     size = first + (most - 1) * further
     if size <= room:
         return most
     fits = 1 + int(max(0.0, room - first) / further) if further else 1
-    need = f"{most} runs take some {log.in_bytes(size)}"
-    log.say(f"together: {fits} at a time: {need}, and a process may take {log.in_bytes(room)}")
+    log.say(
+        f"together: {fits} at a time: {most} runs take some {log.in_bytes(size)}, and a process "
+        f"may take {log.in_bytes(room)}"
+    )
     return fits
 
 
 def _measured_bytes(config: Config) -> tuple[float, float]:
-    from fl_lightning.lab.planning.rehearsal import run_bytes
+    """The memory of a process with one run, and of each further run."""
+    from fl_lightning.lab.planning.rehearsal import memory_of_runs
 
-    return run_bytes(_with_executor(config, "vmap"))
+    return memory_of_runs(_with_executor(config, "vmap"))
 
 
 def _with_executor(config: Config, executor: Any) -> Config:
     return replace(config, fabric=replace(config.fabric, executor=executor))
 
 
-def with_executors(
+def choose_executors(
     folder: StudyFolder, chosen: Pairs, number: int | str, pairs: Pairs
 ) -> tuple[Pairs, dict[str, str]]:
-    """The `chosen` of the study's `pairs`, each with the executor that runs of its kind have in
-    this study, and the executors by kind, which are to be `keep`t in the study's folder.
+    """Choose the executor (`loop` or `vmap`) of each run.
 
-    With `auto` it is measured once for each kind, in the order of the pairs; a number takes `vmap`
-    for all; with 1, and where the base names an executor, it is the base's. Runs that are there
-    already keep what they began with.
+    Runs whose base names `vmap`, and runs of a kind that the study has trained already, keep
+    theirs. For other kinds, `auto` measures which executor is faster, a number above 1 takes
+    `vmap`, and 1 takes `loop`.
+
+    Args:
+        folder: the study's folder.
+        chosen: the runs to train.
+        number: most runs that train together, or `auto`.
+        pairs: all runs of the study.
+
+    Returns:
+        The chosen runs with their executor; the executor of each kind, for `write_executors`.
     """
-    executors = _record(folder.path)
+    executors = _read_executors(folder.path)
     if executors is None:
-        # it was begun with runs that train one by one
-        executors = {EVERY_KIND: "loop"} if folder.begun() else {}
+        # the study began with runs that train one by one
+        executors = {EVERY_KIND: "loop"} if folder.has_begun() else {}
     free = [config for _, config in chosen if config.fabric.executor == "loop"]
     if not free or (number == 1 and not executors):
         return chosen, {}
@@ -127,33 +148,34 @@ def with_executors(
         if EVERY_KIND in executors or kind in executors:
             continue
         if number == "auto":
-            executors[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
+            executors[kind] = _faster_executor(config) if visits >= WORTH_MEASURING else "loop"
         else:
             executors[kind] = "loop" if number == 1 else "vmap"
-    with_them = []
+    chosen_with_executors = []
     for run, config in chosen:
         if config.fabric.executor == "loop":
             executor = executors.get(EVERY_KIND) or executors[kind_of(config)]
             config = _with_executor(config, executor)
-        with_them.append((run, config))
-    return with_them, executors
+        chosen_with_executors.append((run, config))
+    return chosen_with_executors, executors
 
 
-def by_method(pairs: Pairs) -> Pairs:
-    """The seeds of a method and setting one after the other: at the same time they share the passes
-    of an own loss."""
+def order_by_method(pairs: Pairs) -> Pairs:
+    """Reorder runs so that the seeds of a method and setting are neighbours: runs that train
+    together can then share passes of a method's own loss."""
     seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
     return list(itertools.chain(*seeds.values()))
 
 
-def keep(folder: StudyFolder, executors: dict[str, str]) -> None:
-    """Write down how clients train in this study."""
-    if executors and executors != _record(folder.path):
-        write_whole(folder.path / RECORD, json.dumps(executors, indent=1) + "\n")
+def write_executors(folder: StudyFolder, executors: dict[str, str]) -> None:
+    """Write the executor of each kind of run to the study's folder."""
+    if executors and executors != _read_executors(folder.path):
+        write_whole(folder.path / EXECUTORS_FILE, json.dumps(executors, indent=1) + "\n")
 
 
 def kind_of(config: Config) -> str:
-    """The model, data, batches and optimiser, which decide how fast clients train."""
+    """The kind of a run: the model, data, batch size and optimiser, on which the speed of local
+    training depends."""
     models = [f"{_name(model)} {model.component.init_args}" for model in config.models]
     batches = f"{config.data.source} in batches of {config.federation.batch_size}"
     return ", ".join([*models, batches, config.optimizer.name])
@@ -163,10 +185,10 @@ def _name(model: ModelConfig) -> str:
     return model.component.class_path.rpartition(".")[2].lower()
 
 
-def _record(path: Path) -> dict[str, str] | None:
-    """What was chosen for this study; None: nothing yet."""
+def _read_executors(path: Path) -> dict[str, str] | None:
+    """The executor of each kind of run; None if the study has not chosen any."""
     try:
-        executors = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        executors = json.loads((path / EXECUTORS_FILE).read_text(encoding="utf-8"))
         if not isinstance(executors, dict) or not set(executors.values()) <= {
             "loop",
             "vmap",
@@ -178,26 +200,27 @@ def _record(path: Path) -> dict[str, str] | None:
         raise BadInput(
             "out",
             str(path),
-            "a part of it is a file, and no folder",
+            "a folder of this path is a file: choose another path",
         ) from None
     except (OSError, ValueError) as error:
-        requirement = f"its {RECORD} cannot be read ({error}): delete it"
-        raise BadInput("out", str(path), requirement) from None
+        raise BadInput(
+            "out", str(path), f"its {EXECUTORS_FILE} cannot be read ({error}): delete it"
+        ) from None
     return executors
 
 
-def _measured(config: Config) -> str:
-    """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a
-    process of its own."""
+def _faster_executor(config: Config) -> str:
+    """Measure which executor is faster for clients of several runs, in a process of its own; prints
+    the reason."""
     from fl_lightning.lab.study.workers import in_a_process
 
-    executor, line = in_a_process(_gain, config)
+    executor, line = in_a_process(_executor_and_reason, config)
     log.say(f"together auto: {executor} for {line}")
     return str(executor)
 
 
-def _gain(config: Config) -> tuple[str, str]:
-    """The executor, and how it was found."""
+def _executor_and_reason(config: Config) -> tuple[str, str]:
+    """The faster executor, and the measurement or the reason why it is `loop`."""
     from fl_lightning.run import launch
 
     single = replace(
@@ -209,21 +232,21 @@ def _gain(config: Config) -> tuple[str, str]:
         ),
     )
     try:
-        answers = launch(single, _faster, FULL)["answers"]
+        answers = launch(single, _answers_of_trainers, CLIENTS_AT_ONCE)["answers"]
     except Exception as error:
         answers = [f"it cannot be measured ({one_line(error)})"]
-    # one that cannot be stacked says why, in words
+    # an architecture that cannot be stacked gives the reason as text
     pairs = [("loop", answer) if isinstance(answer, str) else answer for answer in answers]
     executor, reason = next((pair for pair in pairs if pair[0] == "loop"), pairs[0])
     return executor, f"{', '.join(map(_name, config.models))}: {reason}"
 
 
-def _faster(
+def _answers_of_trainers(
     fabric: Any,
     config: Config,
     jobs: int,
 ) -> dict[str, Any]:
-    """`faster_together` of each model, where so many clients of several runs train at once."""
+    """The result of `faster_together` for each architecture, with `jobs` clients at once."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble
     from fl_lightning.training.executors.together import Together
@@ -239,14 +262,20 @@ def _faster(
         return {"answers": [faster_together(trainer, jobs) for trainer in fed.worker.trainers]}
 
 
-def drive(
+def serve_together(
     run: Callable[[Any, Any], str | None],
     more: More,
 ) -> Iterator[tuple[int, str | None]]:
-    """What a worker does whose runs train together.
+    """Train jobs of a worker, several at a time: their clients' local steps run in stacked passes.
 
-    `run`: trains a job (config and folder), put together by a function (`fit`'s `put_together`);
-    returns None, or one line that says why it failed.
+    Args:
+        run: trains a job, given the job (config and folder) and `put_together` of `run.fit`, which
+            builds a federation that shares passes with the others; returns None, or a line that
+            says why the run failed.
+        more: gives the next job (`workers.More`), whenever another can begin.
+
+    Yields:
+        The job's number and the result of `run`, as each job ends.
     """
     import torch
 
@@ -256,15 +285,15 @@ def drive(
     together = Together()
     put_together = partial(assemble, together=together)
 
-    def works(waits: bool) -> Any:
+    def next_work(waits: bool) -> Any:
         numbered = more(waits)
         if numbered is None:
             return None
         number, job = numbered
         config, _ = job
-        # each run would put back what it found, in the middle of the others
+        # set here, since a run that restores it would do so in the middle of the others
         if config.fabric.threads is not None:
             torch.set_num_threads(config.fabric.threads)
         return number, lambda: run(job, put_together)
 
-    yield from together.drive(works)
+    yield from together.drive(next_work)

@@ -1,9 +1,9 @@
-"""The trials of one method: optuna asks for them, a journal keeps them, which processes and
-machines may share.
+"""The trials of one method's search. Optuna proposes values, and a journal file keeps the trials,
+which several processes and machines may share.
 
-Every process asks and tells on its own; there is no server. A trial belongs to the process that
-holds its lock. One whose process is gone is continued from its runs, and none that has ended is run
-again.
+There is no server: each process reads and writes the journal itself. A trial belongs to the process
+that holds its lock. A trial whose process has died is continued from its runs; a trial that has
+ended is not run again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fl_lightning.configuration.search import Choice, LogRange, Whole
 from fl_lightning.foundation.files import Taken, make_folder, take_lock
 from fl_lightning.foundation.rng import key
-from fl_lightning.lab.study.folder import reading
-from fl_lightning.lab.study.grid import place
+from fl_lightning.lab.study.folder import explaining_damage
+from fl_lightning.lab.study.grid import label_folder
 from fl_lightning.lab.study.space import Dimension
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 RANDOM = 10
-"""Trials that are drawn at random before the sampler goes by scores: optuna's default."""
+"""Trials that are drawn at random before the sampler uses scores: optuna's default."""
 WHY = "why"
-"""The attribute of a refused trial that says why."""
+"""Attribute of a refused trial that holds the reason."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,16 @@ class EndedTrial:
 
     number: int
     values: dict[str, Any]
-    """By key, as its runs had them."""
+    """Hyperparameters by config key, as its runs had them."""
     score: float | None
-    """Greater is better; None: the method refused the values, failed with them, or came to no
-    number."""
+    """The score, greater is better; None if the method refused the values, failed with them, or
+    scored NaN."""
     why: str = ""
+    """Reason of a trial without a score."""
 
 
 class ClaimedTrial:
-    """A trial that is this process's own until it is told or let go."""
+    """A trial that this process works on until it records a result or releases the trial."""
 
     def __init__(
         self,
@@ -66,64 +67,55 @@ class ClaimedTrial:
         self.values: dict[str, Any] = {}
         try:
             for dimension in trials.dimensions:
-                value = trials.suggested(trial, dimension)
+                value = trials.suggest(trial, dimension)
                 self.values[dimension.key] = _rounded(dimension, value)
         except BaseException:  # Ctrl-C
             lock.close()
             raise
 
     def tell(self, score: float) -> None:
-        """Record its score; a trial whose score is no number is refused."""
+        """Record the score; NaN is recorded as a refusal."""
         if math.isnan(score):
             self.refuse("its score is no number")
         else:
             self._study.tell(self._trial, score)
 
     def refuse(self, why: str) -> None:
-        """Record as pruned, and `why`, a trial whose values cannot work: the sampler counts it
-        among the worst."""
+        """Record that the values cannot work, and why. Optuna counts the trial as pruned, among the
+        worst."""
         self._trial.set_user_attr(WHY, why)
         self._study.tell(self._trial, state=TrialState.PRUNED)
 
-    def let_go(self) -> None:
-        """Others may take it up, unless it was told."""
+    def release(self) -> None:
+        """Release the lock; a trial without a result can then be claimed by other processes."""
         self._lock.close()
 
 
+@dataclass
 class Trials:
     """The trials of one method.
 
-    Args:
-        folder: of the whole search; `journal.log` lies there.
-        label: the method's, within the study.
-        dimensions: what is searched; the first trial has their starts.
-        number: how many trials, those that fail among them.
-        seed: of the sampler. What trial k asks for depends on the seed, the label, k, the argument,
-            and the trials that have ended.
+    The values of trial k depend on the seed, the label, k, the key, and the trials that have ended.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        label: str,
-        dimensions: Sequence[Dimension],
-        number: int,
-        seed: int,
-    ) -> None:
-        self.folder, self.label, self.dimensions = (
-            folder,
-            label,
-            list(dimensions),
-        )
-        self.number, self.seed = number, seed
+    folder: Path
+    """Folder of the search of all methods; `journal.log` lies there."""
+    label: str
+    """The method's label in the study."""
+    dimensions: Sequence[Dimension]
+    """The hyperparameters; the first trial has their start values."""
+    number: int
+    """Number of trials, including those that fail."""
+    seed: int
+    """Seed of the sampler."""
 
     @cached_property
     def study(self) -> optuna.Study:
-        """What the journal holds of it, begun where it holds nothing; `BadInput` where it is
-        damaged."""
+        """The optuna study of the journal, created if the journal has none. Raises `BadInput` if
+        the journal is damaged."""
         make_folder(self.folder)
         journal = self.folder / "journal.log"
-        with self._reading():
+        with self._explaining_damage():
             backend = JournalFileBackend(str(journal), lock_obj=_Lock(journal))
             return optuna.create_study(
                 storage=JournalStorage(backend),
@@ -133,14 +125,14 @@ class Trials:
             )
 
     def folder_of(self, number: int) -> Path:
-        """Where the runs of a trial are."""
-        return self.folder / place(self.label) / f"trial-{number:03d}"
+        """The folder of a trial's runs."""
+        return self.folder / label_folder(self.label) / f"trial-{number:03d}"
 
     def claim(self) -> ClaimedTrial | None:
-        """A trial that nobody works on, begun before or new; None where all have ended or are
-        others'."""
-        make_folder(self.folder / place(self.label))
-        with _alone(self.folder / "claim.lock"):
+        """Claim a trial that no process works on, begun or new; None if all trials have ended or
+        are claimed."""
+        make_folder(self.folder / label_folder(self.label))
+        with _exclusive(self.folder / "claim.lock"):
             trials = self.study.get_trials(deepcopy=False)
             begun = [trial for trial in trials if trial.state != TrialState.WAITING]
             for trial in begun:
@@ -158,17 +150,17 @@ class Trials:
             return ClaimedTrial(self, new, lock)
 
     def ended(self) -> list[EndedTrial]:
-        """The trials that have ended, in order; `BadInput` where the journal is damaged."""
-        with self._reading():
+        """The trials that have ended, in order. Raises `BadInput` if the journal is damaged."""
+        with self._explaining_damage():
             trials = self.study.get_trials(deepcopy=False)
             return [self._ended(trial) for trial in trials if trial.state.is_finished()]
 
-    def _reading(self) -> AbstractContextManager[None]:
-        """Raise `BadInput` inside where optuna meets a line of the journal that it has not
-        written."""
+    def _explaining_damage(self) -> AbstractContextManager[None]:
+        """Context manager: raise `BadInput` if optuna meets a damaged line of the journal
+        inside."""
         problem = f"{self.folder / 'journal.log'} is damaged"
         advice = "restore it, or give this search another --out"
-        return reading("out", str(self.folder.parent), problem, advice)
+        return explaining_damage("out", str(self.folder.parent), problem, advice)
 
     def _ended(self, trial: FrozenTrial) -> EndedTrial:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
@@ -180,19 +172,19 @@ class Trials:
         )
 
     def _locked(self, number: int) -> IO[str] | None:
+        """Take the lock of a trial; None if another process has it."""
         folder = self.folder_of(number)
         with contextlib.suppress(Taken):
             return take_lock(folder.with_name(f"{folder.name}.lock"))
         return None
 
-    def suggested(self, trial: Trial, dimension: Dimension) -> Any:
-        """The trial's value for a dimension, drawn now where it has none.
+    def suggest(self, trial: Trial, dimension: Dimension) -> Any:
+        """The trial's value of a hyperparameter, drawn if it has none.
 
-        It is drawn by a sampler of its own, which replaces the study's: the value does not depend
-        on what has been drawn in this process, or before a kill. For a key that all methods have
-        (the learning rate) all methods draw the same value while draws are random, in the first
-        `RANDOM` trials: else with few trials the luck of the draw is taken for a difference of
-        methods.
+        The value is drawn by a new sampler with a seed of its own, so that it does not depend on
+        earlier draws of this process. For a key that all methods share (the learning rate), all
+        methods draw the same values in the first `RANDOM` trials; otherwise, with few trials, the
+        luck of the draw would look like a difference between methods.
         """
         name, space = dimension.key, dimension.space
         whose = f"{self.label} " if name.startswith("method.") else ""
@@ -206,29 +198,30 @@ class Trials:
 
 
 def best(ended: Sequence[EndedTrial]) -> EndedTrial | None:
-    """The trial with the greatest score, the first of equals; None where all have failed."""
+    """The trial with the greatest score, the first of equals; None if none has a score."""
     scored = [(trial.score, -trial.number, trial) for trial in ended if trial.score is not None]
     return max(scored)[2] if scored else None
 
 
 def _rounded(dimension: Dimension, value: Any) -> Any:
-    """`value` with three digits, which is more than a search can tell; the start stays as it is."""
+    """`value` rounded to three digits, finer than a search resolves; the start value is not
+    rounded."""
     is_drawn = isinstance(value, float) and value != dimension.start
     return float(f"{value:.3g}") if is_drawn else value
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until this process alone is in the block. A process that is gone, however it went, is in
-    it no longer."""
+def _exclusive(path: Path) -> Iterator[None]:
+    """Context manager: wait until no other process is inside. The lock of a process that died is
+    free."""
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class _Lock(JournalFileOpenLock):
-    """That of the journal's writers. Optuna's own locks are files that a killed process leaves
-    behind."""
+    """Lock of the journal's writers. A lock of optuna's is a file, which stays after its process
+    was killed."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
@@ -236,13 +229,14 @@ class _Lock(JournalFileOpenLock):
         self._inside = contextlib.ExitStack()
 
     def acquire(self) -> bool:
-        """Wait for it, and take off the journal what a killed process has written of a line."""
-        self._inside.enter_context(_alone(self._journal.with_suffix(".lock")))
+        """Wait for the lock, and remove an incomplete last line, which a killed process has
+        left."""
+        self._inside.enter_context(_exclusive(self._journal.with_suffix(".lock")))
         with self._journal.open("r+b") as file:
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)
         return True
 
     def release(self) -> None:
-        """Let the next one write."""
+        """Release the lock."""
         self._inside.close()

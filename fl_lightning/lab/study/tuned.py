@@ -1,5 +1,5 @@
-"""What a search came to: the choice of each method, the spread over its trials, and the study file
-of the choices."""
+"""The results of a search: each method's best trial, the spread over trials, and the study file
+with the best values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.table import Table
 from fl_lightning.configuration.search import edge
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import Metric
-from fl_lightning.lab.study.chosen import UNTUNED, words
-from fl_lightning.lab.study.folder import as_yaml
+from fl_lightning.lab.study.chosen import UNTUNED, values_text
+from fl_lightning.lab.study.folder import study_yaml
 from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension
 from fl_lightning.lab.study.trials import RANDOM, EndedTrial, best
@@ -25,8 +25,8 @@ from fl_lightning.lab.study.trials import RANDOM, EndedTrial, best
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method's trials. Raises `RunFailed` where its choice is asked for and none of them ended
-    well."""
+    """The trials of one method. `best` and everything that needs it raise `RunFailed` if no trial
+    has a score."""
 
     entry: ListedMethod
     ended: list[EndedTrial]
@@ -35,16 +35,18 @@ class Tuned:
 
     @property
     def best(self) -> EndedTrial:
-        """The choice."""
+        """The trial with the best score."""
         chosen = best(self.ended)
         if chosen is None:
-            none = f"none of its {len(self.ended)} trials ended well"
-            raise RunFailed(f"{self.entry.label}: {none}: {self.ended[0].why}")
+            raise RunFailed(
+                f"{self.entry.label}: none of its {len(self.ended)} trials ended well: "
+                f"{self.ended[0].why}"
+            )
         return chosen
 
     def row(self) -> dict[str, Any]:
-        """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the
-        first."""
+        """The row of `tuned.csv`. Scores are on validation data; `gain` is the best trial's score
+        minus the first's."""
         chosen, first = self.best, self.ended[0]
         merit = self.metric.merit
         # `trial.score` is a merit, greater is better; `merit` turns it back into the metric
@@ -69,11 +71,11 @@ class Tuned:
         }
 
     def warnings(self) -> list[str]:
-        """Why the choice may say little: few trials, the start, or a value at the edge of where it
-        was searched."""
+        """Reasons to doubt the choice: few trials, the first trial is the best, or a value lies at
+        the edge of its range."""
         if not self.dimensions:
             return []
-        lines = [few(len(self.ended))]
+        lines = [few_trials_warning(len(self.ended))]
         if self.best.number == self.ended[0].number:
             lines.append("the best trial is the start: nothing was gained")
         for dimension in self.dimensions:
@@ -83,12 +85,12 @@ class Tuned:
                 lines.append(f"{key}={value} lies at the edge of its range ({end})")
         return list(filter(None, lines))
 
-    def listed(
+    def as_listed(
         self,
         trial: EndedTrial,
         label: str,
     ) -> dict[str, Any]:
-        """The method with a trial's values, as a study file lists it."""
+        """The method with a trial's values, as an entry of a study file."""
         arguments, settings = split_values(trial.values)
         entry = self.entry
         row: dict[str, Any] = {
@@ -103,8 +105,8 @@ class Tuned:
         return row
 
 
-def few(number: int) -> str:
-    """The warning that so many trials are too few; empty where they are not."""
+def few_trials_warning(number: int) -> str:
+    """A warning if `number` trials are too few, else an empty text."""
     line = f"{number} trials: below {RANDOM} the luck of the draw decides"
     return line if number < RANDOM else ""
 
@@ -112,7 +114,7 @@ def few(number: int) -> str:
 def split_values(
     values: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of a trial that are a method's arguments, and those that are keys of its own."""
+    """A trial's values as arguments of the method, and as flat config keys."""
     arguments, settings = {}, {}
     for key, value in values.items():
         if key.startswith("method."):
@@ -129,18 +131,22 @@ def study_file(
     grid: dict[str, Any],
     untuned: bool,
 ) -> str:
-    """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
+    """The study file with the chosen values, as YAML; it adds no forced baselines, since the search
+    has tuned them.
 
     Args:
         base: the resolved base, as YAML.
-        untuned: list each method with the settings of its first trial, too, where the choice is
-            another.
+        tuned_methods: the trials of each method.
+        seeds: seeds of the study.
+        grid: its grid.
+        untuned: whether to list each method with the values of its first trial, too, if others were
+            chosen.
     """
-    methods = [tuned.listed(tuned.best, tuned.entry.label) for tuned in tuned_methods]
+    methods = [tuned.as_listed(tuned.best, tuned.entry.label) for tuned in tuned_methods]
     for tuned in tuned_methods if untuned else ():
         start = tuned.ended[0]
         if tuned.best.values != start.values:
-            methods.append(tuned.listed(start, f"{tuned.entry.label} {UNTUNED}"))
+            methods.append(tuned.as_listed(start, f"{tuned.entry.label} {UNTUNED}"))
     rest = {
         "methods": methods,
         "seeds": seeds,
@@ -148,11 +154,11 @@ def study_file(
     }
     if grid:
         rest["grid"] = grid
-    return as_yaml(base, rest)
+    return study_yaml(base, rest)
 
 
 def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
-    """A row of `trials.csv` for each trial; an empty score: refused, and why."""
+    """The rows of `trials.csv`; a refused trial has no score but a reason."""
     rows = []
     for tuned in tuned_methods:
         for trial in tuned.ended:
@@ -167,7 +173,7 @@ def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
 
 
 def table(tuned_methods: Sequence[Tuned]) -> Table:
-    """For the terminal."""
+    """The table of results that `fl-train tune` prints."""
     shown = Table(title="chosen on validation data", title_justify="left")
     for name in ("method", "trials", "start", "min", "median", "max", "gain"):
         shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
@@ -177,7 +183,7 @@ def table(tuned_methods: Sequence[Tuned]) -> Table:
         refused = f" ({row['refused']} refused)" if row["refused"] else ""
         columns = ("start", "min", "median", "max", "gain")
         scores = [tuned.metric.shown(row[name]) for name in columns]
-        choice = escape(words(tuned.best.values))
+        choice = escape(values_text(tuned.best.values))
         shown.add_row(
             escape(tuned.entry.label),
             f"{row['trials']}{refused}",

@@ -1,5 +1,5 @@
-"""The same search for every method on validation data, then the choices on fresh
-seeds."""
+"""The command `fl-train tune`: the same search for every method on validation data, then a study
+with the chosen values and other seeds."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import aside_of, write_whole
 from fl_lightning.foundation.metric import Metric, of_rows
 from fl_lightning.lab.study import launch, samples, studyfile
-from fl_lightning.lab.study.chosen import UNTUNED, words
+from fl_lightning.lab.study.chosen import UNTUNED, values_text
 from fl_lightning.lab.study.folder import (
     PLACE,
     Busy,
     StudyFolder,
     check_new,
+    explaining_damage,
     one_line,
-    reading,
 )
-from fl_lightning.lab.study.grid import LONGEST, ListedMethod, Pairs, Study, StudyRun, safe
+from fl_lightning.lab.study.grid import MAX_LABEL_BYTES, ListedMethod, Pairs, Study, StudyRun, safe
 from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.opening import say_when_stopped
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import tidy
 
@@ -47,41 +47,42 @@ if TYPE_CHECKING:
     from fl_lightning.lab.study.trials import ClaimedTrial, EndedTrial, Trials
     from fl_lightning.lab.study.tuned import Tuned
 
-BENEATH: Layer = {"data": {"validation": 0.2}}
-"""Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would
-have but a few samples to be judged by."""
+DEFAULTS: Layer = {"data": {"validation": 0.2}}
+"""Settings under the base. 0.2 is FedFomo's and PFLlib's share: with less, small clients would have
+few validation samples."""
 ON_VALIDATION: Layer = {"data": {"score_on": "validation"}}
+"""Settings of all trials."""
 LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """The search for one method, as a worker is given it."""
+    """The search for one method, which can be sent to a worker."""
 
     entry: ListedMethod
     folder: Path
-    """Of all searches."""
+    """Folder of the trials of all methods."""
     number: int
-    """Trials."""
+    """Number of trials."""
     seed: int
-    """Of the trials' runs, and of what they try."""
+    """Seed of the trials' runs and of the sampler."""
     base: Config
     settings: list[dict[str, Any]]
-    """Points of the grid: a trial is a run in each, and its score their mean."""
+    """Points of the grid: a trial has a run in each, and its score is their mean."""
 
     def metric(self) -> Metric:
-        """The judge's metric, by the keys of the first summary below the folder; accuracy before
-        there is one."""
+        """The judge's metric, by the columns of any finished run's summary; accuracy if no run has
+        finished."""
         ended = next(self.folder.rglob("summary.json"), None)
         summary = {} if ended is None else RunFolder(ended.parent).read_summary()
-        # names of columns decide, values do not
+        # `of_rows` looks at the columns' names only
         return of_rows([{name.removeprefix("final_"): 0.0 for name in summary}])
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
-        """The arguments that neither the list nor the grid sets. `BadInput` where they depend on
-        the setting: a trial has the same values in all."""
+        """The hyperparameters that neither the study's methods nor its grid set. Raises `BadInput`
+        if ranges differ between settings, since a trial has the same values in all."""
         listed = set(self.entry.arguments).union(*self.entry.when.values())
         fixed = {f"method.{name}" for name in listed}
         fixed.update(self.entry.settings, *self.settings)
@@ -90,15 +91,18 @@ class Search:
         for setting, dimensions in zip(self.settings[1:], others, strict=True):
             here = {d.key: (d.space, d.start) for d in dimensions}
             differ = [key for key in ranges | here if ranges.get(key) != here.get(key)]
-            requirement = (
+            check(
+                "grid",
+                values_text(setting),
+                not differ,
                 f"{self.entry.label} has another range of {', '.join(differ)} there than in the "
-                "first setting: set it in the study file, or tune these settings one by one"
+                "first setting: set it in the study file, or tune these settings one by one",
             )
-            check("grid", words(setting), not differ, requirement)
         return first
 
-    def record(self) -> str:
-        """Text of all that decides its trials and that searches do not have in common."""
+    def fingerprint(self) -> str:
+        """A text of the settings that decide this method's trials, except for those that all
+        methods share; a resumed search must have the same."""
         entry = self.entry
         parts = [f"{entry.name} {entry.arguments | entry.settings}"]
         parts += [f"when {dict(entry.when)}"] if entry.when else []
@@ -106,7 +110,7 @@ class Search:
         return "; ".join(parts)
 
     def trials(self) -> Trials:
-        """As the journal has them."""
+        """The trials in the journal."""
         from fl_lightning.lab.study.trials import Trials
 
         return Trials(
@@ -122,8 +126,8 @@ class Search:
         values: dict[str, Any],
         setting: dict[str, Any],
     ) -> Config:
-        """Of a trial's run in one setting; test data are not read. `BadInput` where the method
-        refuses the values."""
+        """The config of a trial's run in one setting; the run does not read test data. Raises
+        `BadInput` if the method refuses the values."""
         from fl_lightning.lab.study.tuned import split_values
 
         arguments, settings = split_values(values)
@@ -132,18 +136,18 @@ class Search:
             arguments=self.entry.arguments | arguments,
             settings=self.entry.settings | settings,
         )
-        layers = launch.layers_of(StudyRun(setting, entry, self.seed))
+        layers = launch.run_layers(StudyRun(setting, entry, self.seed))
         config = resolve([*layers, ON_VALIDATION], self.base)
         return dataclasses.replace(config, seed=self.seed)
 
     def configs(self) -> list[Config]:
-        """Of runs with the base's values, in each setting."""
+        """The configs of runs with the base's values, one for each setting."""
         return [self.config({}, setting) for setting in self.settings]
 
 
 @dataclass(frozen=True)
 class TuneOptions(launch.StudyOptions):
-    """How methods are searched (`fl_lightning.tune`); `out` is the search's folder."""
+    """Options of `fl_lightning.tune`; `out` is the folder of the search."""
 
     trials: int = 20
     metric: str | None = None
@@ -154,30 +158,34 @@ class TuneOptions(launch.StudyOptions):
 
 def tune(
     content: Any,
-    over: list[Layer],
+    overrides: list[Layer],
     options: TuneOptions,
 ) -> None:
-    """Searches for each method's arguments, writes what was found, and runs the study of the
-    choices.
+    """Searches each method's hyperparameters, writes the results, and runs the study with the
+    chosen values.
 
     Args:
-        content: of the study's file.
-        over: settings over those of its base.
-        options: the search's folder, and how it is run.
+        content: content of the study file.
+        overrides: settings that go over the study's base.
+        options: the folder of the search, and how runs are trained.
     """
     for extra in ("tune", "study"):
         require(extra, "tune", options.out)
-    from fl_lightning.lab.study.tuned import Tuned, few
+    from fl_lightning.lab.study.tuned import Tuned, few_trials_warning
 
-    launch.check_over(over)
+    launch.check_overrides(overrides)
     if options.metric is not None:
-        over = [*over, {"evaluation": {"metric": options.metric}}]
+        overrides = [*overrides, {"evaluation": {"metric": options.metric}}]
     study = Study.of(content)
-    requirement = "the study judges on this seed, which trials must not see: give another"
-    check("seed", options.seed, options.seed not in study.seeds, requirement)
+    check(
+        "seed",
+        options.seed,
+        options.seed not in study.seeds,
+        "it must not be a seed of the study: give another",
+    )
     if options.untuned:
-        _check_labels(study)
-    base, pairs = launch.resolved(study, over, [BENEATH])
+        _check_untuned_labels(study)
+    base, pairs = launch.resolved(study, overrides, [DEFAULTS])
     base = _with_one_test_part(study, base, pairs)
     for _, config in pairs:
         share = config.data.validation
@@ -185,11 +193,11 @@ def tune(
             "data.validation",
             share,
             share > 0,
-            "tune chooses on validation data: above 0",
+            "it must be above 0, such as 0.2: tune chooses on validation data",
         )
     out = Path(options.out)
     settings = study.settings()
-    # forced rows among them: each has its own judge, and so its own search
+    # also of the forced baselines: each has another judge, and so a search of its own
     searches = [
         Search(
             entry,
@@ -199,13 +207,13 @@ def tune(
             base,
             settings,
         )
-        for entry in study.entries(everyone=False)
+        for entry in study.entries(full_participation=False)
     ]
     configs = [config for search in searches for config in search.configs()]
     _write_request(out, study, searches, configs, options.accept_changed_code)
-    launch.fetch(configs)
-    warning = few(options.trials)
-    if warning:  # before the search, whose hours would otherwise be spent
+    launch.fetch_datasets(configs)
+    warning = few_trials_warning(options.trials)
+    if warning:  # before hours are spent
         print(f"tune: {warning}", file=sys.stderr)
     line = command.line("tune", "STUDY", "--out", options.out)
     _search(searches, out, launch.worker_count(options.workers, base), line)
@@ -215,8 +223,10 @@ def tune(
         tuned.append(Tuned(search.entry, ended, search.metric(), search.dimensions))
     missing = sum(options.trials - len(method.ended) for method in tuned)
     if missing:
-        others = f"{missing} trials are at work in other processes"
-        print(f"tune: {others}; the last of them goes on, or: {line}")
+        print(
+            f"tune: {missing} trials are at work in other processes; the last of them goes on, "
+            f"or: {line}"
+        )
         return
     _choose(out, to_yaml(base), study, tuned, options)
     if options.runs_study:
@@ -231,11 +241,10 @@ def _with_one_test_part(
     base: Config,
     pairs: Pairs,
 ) -> Config:
-    """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was
-    set: with one test part for trials and study, no trial trains on what the study tests.
-    `BadInput` for a grid that has null."""
+    """`base` with `data.test_seed: 0` if it is null, as it is by default: with the same test part
+    for all seeds, no trial trains on samples that the study tests. Raises `BadInput` if the grid
+    has null."""
     if "data.test_seed" in study.varied():
-        trained = "with null, trials would train on test samples of the study's seeds"
         for _, config in pairs:
             test_seed = config.data.test_seed
             is_number = test_seed is not None
@@ -243,26 +252,31 @@ def _with_one_test_part(
                 "data.test_seed",
                 test_seed,
                 is_number,
-                f"it must be a number: {trained}",
+                "it must be a number: with null, trials would train on test samples of the "
+                "study's seeds",
             )
     test_seed = base.data.test_seed or 0
     return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=test_seed))
 
 
-def _check_labels(study: Study) -> None:
-    """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned
-    settings."""
-    entries = study.entries(everyone=False)
+def _check_untuned_labels(study: Study) -> None:
+    """Raise `BadInput` if the label of a row with untuned values would be too long or another
+    method's."""
+    entries = study.entries(full_participation=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
         key, label = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
-        requirement = f"{label!r} is too long: {LONGEST} bytes at most"
-        check(key, entry.label, safe(label) == label, requirement)
+        check(
+            key,
+            entry.label,
+            safe(label) == label,
+            f"{label!r} is too long: give a shorter `label` ({MAX_LABEL_BYTES} bytes at most)",
+        )
         check(
             key,
             entry.label,
             label not in labels,
-            f"another method is called {label!r}",
+            f"another method has the label {label!r}: give one of them another `label`",
         )
 
 
@@ -273,8 +287,8 @@ def _write_request(
     configs: list[Config],
     accept: bool,
 ) -> None:
-    """Write what is asked for to `tune.yaml`. `BadInput` unless the folder is new, or holds this
-    very search: it may gain methods and (fresh) seeds."""
+    """Write the definition of the search to `tune.yaml`. Raises `BadInput` unless the folder is new
+    or holds this search; methods and seeds of the study may be added."""
     first = searches[0]
     base = to_settings(first.base)
     for key in PLACE:
@@ -282,58 +296,65 @@ def _write_request(
         del base[group][name]
     code: dict[str, str] = {}
     for config in configs:
-        code |= owncode.now(config)
+        code |= owncode.current_digests(config)
     now: dict[str, Any] = {
         "trials": first.number,
         "seed": first.seed,
         "base": base,
         "grid": study.grid,
-        "methods": {search.entry.label: search.record() for search in searches},
+        "methods": {search.entry.label: search.fingerprint() for search in searches},
         "code": code,
         "data": sorted(samples.digests(configs).values()),
     }
     file = out / "tune.yaml"
     if file.is_file():
-        before = _request(file)
+        before = _read_request(file)
         for key in ("trials", "seed", "base", "grid"):
-            requirement = f"the search in {out} began otherwise: give this one an --out of its own"
-            check(key, ..., before[key] == now[key], requirement)
+            check(
+                key,
+                ...,
+                before[key] == now[key],
+                f"the search in {out} began with another value: give this search another --out",
+            )
         now["methods"] = now["methods"] | before["methods"]
         for search in searches:
             label = search.entry.label
-            requirement = (
-                f"the search in {out} has it otherwise: give this one a `label` of its own"
-            )
             check(
                 "methods",
                 label,
-                now["methods"][label] == search.record(),
-                requirement,
+                now["methods"][label] == search.fingerprint(),
+                f"the search in {out} began with other settings of this label: give it another "
+                "`label`",
             )
         earlier_code = before["code"]
-        changed = owncode.changed(earlier_code, code)
-        requirement = (
+        changed = owncode.changed_files(earlier_code, code)
+        check(
+            "code",
+            ", ".join(changed),
+            accept or not changed,
             f"the trials in {out} began with another version: change it back, give this search "
-            "another --out, or go on with --accept_changed_code"
+            "another --out, or go on with --accept_changed_code",
         )
-        check("code", ", ".join(changed), accept or not changed, requirement)
         now["code"] = earlier_code | code
         is_same = not now["data"] or before.get("data", now["data"]) == now["data"]
-        requirement = (
+        check(
+            "data.root",
+            first.base.data.root,
+            is_same,
             f"the data have changed since trials in {out} trained on them: restore them, or give "
-            "this search another --out"
+            "this search another --out",
         )
-        check("data.root", first.base.data.root, is_same, requirement)
-        first.trials().ended()  # `BadInput` for a damaged journal, before anything is written
+        first.trials().ended()  # raises `BadInput` for a damaged journal before anything is written
     else:
         check_new(out, [file.name, aside_of(file).name], file.name)
     write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 
 
-def _request(file: Path) -> dict[str, Any]:
-    """What an earlier call has written to `tune.yaml`; `BadInput` if it cannot be read."""
+def _read_request(file: Path) -> dict[str, Any]:
+    """The definition of an earlier search in `tune.yaml`; raises `BadInput` if it cannot be
+    read."""
     advice = "restore it, or give this search another --out"
-    with reading("out", str(file.parent), f"{file} is damaged", advice):
+    with explaining_damage("out", str(file.parent), f"{file} is damaged", advice):
         content = {
             "code": {},
             **yaml.safe_load(file.read_text(encoding="utf-8")),
@@ -361,60 +382,63 @@ def _search(
     count: int,
     line: str,
 ) -> None:
-    """Run all trials that are missing, in `count` workers.
+    """Run the missing trials of all methods in `count` workers.
 
-    A worker has a method to itself until its trials are done, so that what they try does not depend
-    on how many workers there are; where there are more workers than methods, several share one.
+    A worker keeps to one method until its trials are done, so that trials do not depend on the
+    number of workers; if there are more workers than methods, several share one.
     """
     from fl_lightning.lab.study.workers import run_all
 
     jobs = searches * -(-count // len(searches))
-    teller = _Teller(searches)
+    progress = _TrialProgress(searches)
     failures = {}
-    with when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
-        all_ended = run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell())
+    with say_when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
+        all_ended = run_all(
+            run_trials, jobs, count, out / "logs", lambda running: progress.print_ended()
+        )
         for ended in all_ended:
             if ended.error is not None:
                 failures[jobs[ended.job].entry.label] = ended.error
-        teller.tell(last=True)
+        progress.print_ended(last=True)
     if failures:
         label, reason = next(iter(failures.items()))
         more = f" ({len(failures)} methods failed)" if len(failures) > 1 else ""
         raise RunFailed(f"{label}: {reason}{more}; the same command tries it again")
 
 
-class _Teller:
-    """Says of each trial of this call that it has ended: a line each."""
+class _TrialProgress:
+    """Prints a line for each trial that ends, in this or another process."""
 
     def __init__(self, searches: list[Search]) -> None:
         self._searches = [(search, search.trials()) for search in searches]
-        self._told = [len(trials.ended()) for _, trials in self._searches]
+        self._printed = [len(trials.ended()) for _, trials in self._searches]
         self._last = time.monotonic()
 
-    def tell(self, last: bool = False) -> None:
-        """Look, where the last look is long enough ago."""
+    def print_ended(self, last: bool = False) -> None:
+        """Print the trials that have ended since the last look, if `LOOK_SECONDS` have passed or it
+        is the last look."""
         if time.monotonic() - self._last < LOOK_SECONDS and not last:
             return
         self._last = time.monotonic()
         for k, (search, trials) in enumerate(self._searches):
             ended = trials.ended()
-            for number in range(self._told[k], len(ended)):
-                line = f"[{number + 1}/{search.number}] {_line(search, ended[number])}"
+            for number in range(self._printed[k], len(ended)):
+                line = f"[{number + 1}/{search.number}] {_trial_line(search, ended[number])}"
                 print(line, file=sys.stderr, flush=True)
-            self._told[k] = len(ended)
+            self._printed[k] = len(ended)
 
 
-def _line(search: Search, trial: EndedTrial) -> str:
+def _trial_line(search: Search, trial: EndedTrial) -> str:
     metric = search.metric()
     result = f"refused: {trial.why}"
     if trial.score is not None:
         result = metric.shown(metric.merit(trial.score))
-    return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {result}"
+    return f"{search.entry.label}, trial {trial.number} ({values_text(trial.values)}): {result}"
 
 
 def run_trials(search: Search) -> str | None:
-    """A worker's job: trials of one method until none is left; None, or one line that says why it
-    failed."""
+    """Run trials of one method until none is left, as a worker's job; return None, or a line that
+    says why it failed."""
 
     def work() -> None:
         trials = search.trials()
@@ -422,15 +446,15 @@ def run_trials(search: Search) -> str | None:
             try:
                 _run_trial(search, claim)
             finally:
-                claim.let_go()
+                claim.release()
 
     return launch.run_safely(work)
 
 
 def _run_trial(search: Search, claim: ClaimedTrial) -> None:
-    """The runs of a trial, and their mean score. Values with which they fail are refused; where the
-    first trial's fail, which are the base's own, or the machine is at fault, the method is not
-    tuned."""
+    """Train the runs of a trial and record their mean score. Values with which a run fails are
+    refused. If the first trial fails, whose values are the base's, or the machine is at fault, the
+    error ends the search of the method."""
     scores = []
     try:
         for setting in search.settings:
@@ -438,7 +462,7 @@ def _run_trial(search: Search, claim: ClaimedTrial) -> None:
             place = claim.folder / safe(name or "run")
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
-                launch.train(config, place, accept=True)  # `_write_request` has looked at its code
+                launch.train(config, place, accept=True)  # `_write_request` has checked its code
             final = tidy([RunResult(place)])
             metric = search.metric()
             mean = final.value[final.metric == metric.name].mean()
@@ -451,7 +475,7 @@ def _run_trial(search: Search, claim: ClaimedTrial) -> None:
     else:
         claim.tell(sum(scores) / len(scores))
     for checkpoints in claim.folder.glob("*/checkpoints"):
-        shutil.rmtree(checkpoints)  # nobody asks for the models of a trial
+        shutil.rmtree(checkpoints)  # the models of trials are not needed
 
 
 # ---------------------------------------------------------------- choosing
@@ -464,9 +488,8 @@ def _choose(
     tuned_methods: list[Tuned],
     options: TuneOptions,
 ) -> None:
-    """Write and print what was found. `BadInput`, and nothing is written, where the study of the
-    choices would refuse the folder `study`: it has trained rows that are no longer listed, whose
-    choices the tables would lose."""
+    """Write and print the results. Raises `BadInput` before that if the folder `study` has trained
+    rows that the new study file would lack."""
     from fl_lightning.lab.study import tuned
 
     content = tuned.study_file(base, tuned_methods, study.seeds, study.grid, options.untuned)
@@ -490,10 +513,10 @@ def _run_study(
     options: TuneOptions,
     line: str,
 ) -> None:
-    """Runs the study of the choices, an ordinary study folder."""
+    """Runs the study with the chosen values in the folder `study`."""
     chosen = Study.of(studyfile.read(str(out / "tuned.yaml")))
     inner = dataclasses.replace(options, out=str(out / "study"))
     try:
-        print(launch.start(chosen, [], inner, line))
+        print(launch.run_study(chosen, [], inner, line))
     except Busy:
         print(f"tune: another process runs the study in {inner.out}")

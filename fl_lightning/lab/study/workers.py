@@ -1,13 +1,13 @@
-"""Worker processes that stay up between runs: what they import is imported once, and the loss of
-one costs one run.
+"""Worker processes that run several jobs each: imports happen once, and a process that dies costs
+one job.
 
-They are forked from the process that has checked the study, and so has imported everything. It must
-run no other threads (none may hold a lock that the fork would copy), and must not have touched a
+Workers are forked from the process that has checked the study and has imported everything. It must
+have no other threads (one might hold a lock, which the fork would copy), and must not have used a
 GPU.
 
-`serve_all` starts the workers and sends numbered jobs through each one's pipe. In a worker `_serve`
-calls `serve(more)`: it asks `more` for the next job, does it, and yields the job's number and
-error, which `_serve` sends back.
+`serve_all` starts the workers and sends numbered jobs through each one's pipe. In a worker,
+`_serve` calls `serve(more)`, which asks `more` for the next job, does it, and yields the job's
+number and error; `_serve` sends these back.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from fl_lightning.foundation.errors import BadInput, RunFailed
 
 PATIENCE = 10.0
-"""Seconds that interrupted workers have to close what is open: as `fl-train` gives its ranks."""
+"""Seconds that interrupted workers have to close files and connections: as many as `fl-train` gives
+its ranks."""
 TICK = 0.5
-"""Seconds between looks at what goes on."""
+"""Seconds between calls of `on_look`."""
 
 
 @dataclass
 class EndedJob:
-    """How job number `job` has ended: `error` is None, or one line that says why it failed."""
+    """The end of job number `job`; `error` is None, or a line that says why it failed."""
 
     job: int
     error: str | None
 
 
 More = Callable[[bool], "tuple[int, Any] | None"]
-"""The next job with its number; None: there is none now, or, asked with True, none at all."""
+"""Returns the next job with its number. Called with True, it waits, and None means that there are
+no more jobs; called with False, None may also mean that no job is there yet."""
 Serve = Callable[[More], Iterator[tuple[int, "str | None"]]]
-"""Runs jobs, and says of each how it has ended: None, or one line that says why it failed."""
+"""Runs the jobs that `More` gives, and yields the number and error (or None) of each as it ends."""
 
 
 class WorkerProcess:
@@ -69,18 +71,19 @@ class WorkerProcess:
         arguments = (end, self.pipe, serve, log, os.getpid())
         self.process = context.Process(target=_serve, args=arguments)
         with warnings.catch_warnings():
-            # Python 3.12 on threads: libraries' idle ones here
+            # Python 3.12 warns of threads; here they are libraries' idle ones
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         end.close()
 
     def start(self, number: int, job: Any) -> None:
-        """Begin with a job."""
+        """Send the process a job."""
         self.jobs.append(number)
         self.pipe.send((number, job))
 
-    def answers(self) -> list[EndedJob]:
-        """The job that has ended; of a process that has died, all of its jobs."""
+    def ended_jobs(self) -> list[EndedJob]:
+        """Receive the end of one job; if the process has died, the ends of all its jobs. Called
+        when the pipe has something to read."""
         try:
             number, error = self.pipe.recv()
         except (EOFError, OSError):
@@ -96,7 +99,7 @@ class WorkerProcess:
 
 
 def one_by_one(work: Callable[[Any], str | None]) -> Serve:
-    """Runs one job after the other."""
+    """Returns a `Serve` that runs one job after the other with `work`."""
 
     def serve(more: More) -> Iterator[tuple[int, str | None]]:
         while (numbered := more(True)) is not None:
@@ -113,8 +116,8 @@ def run_all(
     logs: Path,
     on_look: Callable[[list[int]], None],
 ) -> Generator[EndedJob, None, None]:
-    """As `serve_all`, one job after the other in each process: `work` returns None, or why the job
-    failed."""
+    """As `serve_all`, with one job at a time in each process: `work` returns None, or a line that
+    says why the job failed."""
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
@@ -122,12 +125,12 @@ def in_a_process(
     work: Callable[[Any], Any],
     argument: Any,
 ) -> Any:
-    """Returns `work(argument)` from a process of its own: one that forks workers must run no
-    threads.
+    """Returns `work(argument)`, called in a process of its own, since a process that forks workers
+    must have no threads.
 
     Raises:
-        BadInput: `work` has raised it.
-        RunFailed: the process died, or `work` has raised something else.
+        BadInput: `work` raised it.
+        RunFailed: the process died, or `work` raised another error.
     """
 
     def tried(argument: Any) -> Any:
@@ -147,7 +150,7 @@ def in_a_process(
             lambda numbers: None,
         )
         with contextlib.closing(ends):
-            # in place of an error: what `tried` returns, or a line on a process that died
+            # in place of an error: the result of `tried`, or a line on a process that died
             answer: Any = next(ends).error
     if isinstance(answer, tuple):
         return answer[0]
@@ -162,23 +165,25 @@ def serve_all(
     on_look: Callable[[list[int]], None],
     most: int = 1,
 ) -> Generator[EndedJob, None, None]:
-    """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has
-    ended, as it ends.
+    """Run all jobs in `count` processes, `most` at a time in each, and yield each job's end.
 
     Args:
-        serve: what a process does. Ctrl-C and SIGTERM of this process reach it as
+        serve: runs jobs in a process. Ctrl-C and SIGTERM of this process reach it as
             KeyboardInterrupt.
-        logs: folder for what workers print.
-        on_look: called with the numbers of the jobs that are running, every `TICK` seconds.
+        jobs: arguments of the jobs, which are numbered from 0.
+        count: number of processes.
+        logs: folder for the workers' output.
+        on_look: called every `TICK` seconds with the numbers of the running jobs.
+        most: most jobs of a process at a time.
     """
     waiting = deque(enumerate(jobs))
-    most = min(most, max(1, -(-len(jobs) // count)))  # all processes have their share
+    most = min(most, max(1, -(-len(jobs) // count)))  # jobs are spread over all processes
     files = [logs / f"worker-{k + 1}.log" for k in range(min(count, len(jobs)))]
     workers = [WorkerProcess(serve, file, most) for file in files]
     try:
         while True:
             while waiting:
-                # each has its share of jobs that take long: who has fewest gets the next one
+                # the worker with the fewest jobs gets the next one
                 k, worker = min(enumerate(workers), key=lambda pair: len(pair[1].jobs))
                 if len(worker.jobs) == most:
                     break
@@ -190,13 +195,13 @@ def serve_all(
                 return
             on_look([number for worker in busy.values() for number in worker.jobs])
             for pipe in wait(list(busy), TICK):
-                yield from busy[pipe].answers()  # type: ignore[index]
+                yield from busy[pipe].ended_jobs()  # type: ignore[index]
     finally:
         _stop(workers)
 
 
 def _stop(workers: list[WorkerProcess]) -> None:
-    """End all workers; those at work may close what is open."""
+    """End all workers; they have `PATIENCE` seconds to close files and connections."""
     deadline = time.monotonic() + PATIENCE
     for worker in workers:
         worker.process.terminate()
@@ -214,20 +219,20 @@ def _serve(
     log: Path,
     parent: int,
 ) -> None:
-    """One worker: jobs in, answers out, until this process is told to end."""
+    """Run a worker: receive jobs and send back their ends, until the process is told to end."""
     ended = False
 
     def end(signum: int, frame: FrameType | None) -> None:
         nonlocal ended
-        ended = True  # where nobody sees the exception: what a destructor raises is dropped
+        ended = True  # in case the exception is dropped, as in a destructor
         raise KeyboardInterrupt
 
-    # Ctrl-C reaches all processes of a terminal; the parent tells us
+    # Ctrl-C reaches all processes of a terminal; the parent sends SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end)  # unwind: close what is open
-    # an orphan would hold its run against the study that goes on with it
+    signal.signal(signal.SIGTERM, end)  # unwind, so that files are closed
+    # an orphan would keep the lock of its run
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    # an agent of W&B has started one run, and these are several
+    # this variable of a W&B agent is for one run, and a worker has several
     os.environ.pop("WANDB_SWEEP_PARAM_PATH", None)
     parents.close()
     log.parent.mkdir(exist_ok=True)
@@ -244,7 +249,7 @@ def _serve(
         )
         streams.append(file)
     sys.stdout, sys.stderr = streams
-    gc.freeze()  # what has been imported is not looked through again and again
+    gc.freeze()  # the garbage collector need not search imported modules
 
     def more(waits: bool) -> tuple[int, Any] | None:
         while os.getppid() == parent and not ended:
@@ -258,10 +263,10 @@ def _serve(
     try:
         for number, error in serve(more):
             pipe.send((number, error))
-            gc.collect()  # a run's models are in circles, and another's come on top
+            gc.collect()  # free the models of this run, which are in reference cycles
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         pass
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # what the parent wants done at its exit is not ours to do
+        os._exit(0)  # without the parent's exit handlers
