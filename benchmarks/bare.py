@@ -13,7 +13,7 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, ResidentPart
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.foundation.rng import generator
 
 
@@ -89,7 +89,7 @@ class BareFedAvg:
                 client,
                 epoch,
             )
-            order = sent(
+            order = to_device(
                 torch.randperm(len(y), generator=draws),
                 y.device,
             )

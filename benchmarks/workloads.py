@@ -66,7 +66,7 @@ class Rounds:
                 self.side.round(self.done)
                 continue
             with contextlib.redirect_stderr(io.StringIO()):  # the progress line
-                self.side.tell("on_round_end", self.side.round(self.done))
+                self.side.notify("on_round_end", self.side.round(self.done))
 
 
 @dataclass(frozen=True)

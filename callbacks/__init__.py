@@ -1,4 +1,4 @@
-"""Callbacks: relations, what is sent, what is seen, what is saved. Imported as
+"""Callbacks of the four kinds (relations, transforms, observers, aggregators), imported as
 `fl_lightning.callbacks`."""
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform

@@ -1,5 +1,4 @@
-"""Simulated attackers, for tests and studies of what a defence is worth. No part of honest
-training."""
+"""Simulated attackers, for tests and studies of defences; no part of honest training."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,16 +16,17 @@ from fl_lightning.foundation.rng import numpy_rng
 
 @dataclass
 class Attack(Transform):
-    """A SIMULATION of malicious clients. It comes before all callbacks that change what is sent.
+    """A SIMULATION of malicious clients. Name it before all callbacks that change uploads.
 
     Args:
-        kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's
-            change from; `noise` uploads s and Gaussian noise of scale times the length of w - s;
-            `label_flip` trains on the labels C - 1 - y (positions without a target have none then,
-            too), and uploads the result.
-        clients: who attacks, by number.
-        share: instead of `clients`: this share of all clients, rounded, drawn from the seed.
-        scale: how much harder than its honest change an attacker pushes. 1: as much.
+        kind: how attackers attack. With w the trained model and s the model from which the server
+            counts the client's change, `sign_flip` uploads s - scale (w - s); `noise` uploads s
+            plus Gaussian noise, scale times as long as w - s. `label_flip` trains on the labels C -
+            1 - y of C classes, except for positions without a target, and uploads the result.
+        clients: numbers of the attackers.
+        share: in place of `clients`: the share of all clients that attack, rounded to whole clients
+            and drawn from the seed.
+        scale: length of the attack in lengths of the honest change. 1: the same length.
     """
 
     changes_upload = True
@@ -45,7 +45,7 @@ class Attack(Transform):
             key,
             self.clients,
             given_once,
-            "either clients or share says who attacks",
+            "give exactly one of clients and share",
         )
         check(
             key,
@@ -55,17 +55,22 @@ class Attack(Transform):
         )
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Choose the attackers; with `label_flip`, turn their training labels."""
+        """Choose the attackers; with `label_flip`, flip the labels of their training data."""
         key = self.config_key
         flips = self.kind == "label_flip"
         sends = any(g.up_mask.any() for g in run.groups)
-        requirement = f"{run.method_name} uploads no model, so only label_flip can attack"
-        check(f"{key}.kind", self.kind, sends or flips, requirement)
+        requirement = f"{run.method_name} uploads no model to attack; use label_flip"
+        check(
+            f"{key}.kind",
+            self.kind,
+            sends or flips,
+            requirement,
+        )
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
-                requirement = f"it must come before {name}, which honest clients run, too"
-                raise BadInput(key, self.kind, requirement)
+                requirement = f"it must be named before {name}, which changes all uploads"
+                raise BadInput(key, ..., requirement)
         self.attackers = self._drawn(run) if self.clients is None else frozenset(self.clients)
         exist = all(0 <= c < run.clients for c in self.attackers)
         check(
@@ -76,19 +81,28 @@ class Attack(Transform):
         )
         if flips:
             has_classes = run.data.task == "classification"
-            requirement = "it flips classes, and a regression has none"
-            check(f"{key}.kind", self.kind, has_classes, requirement)
+            requirement = "a regression has no classes to flip; use sign_flip or noise"
+            check(
+                f"{key}.kind",
+                self.kind,
+                has_classes,
+                requirement,
+            )
             last = run.data.num_classes - 1
             for client in self.attackers:
                 run.data.relabel(client, lambda y: torch.where(y == NO_TARGET, y, last - y))
 
     def _drawn(self, run: RunContext) -> frozenset[int]:
-        """The attackers, drawn from the seed: `share` of all clients."""
+        """Draw `share` of all clients from the seed."""
         share = self.share or 0.0
         count = round(share * run.clients)
-        least = f"above {0.5 / run.clients:g}, or 0"
-        requirement = f"of {run.clients} clients that comes to 0 attackers: it must be {least}"
-        check(f"{self.config_key}.share", share, count > 0 or share == 0, requirement)
+        requirement = f"that is no attacker; give 0, or more than {0.5 / run.clients:g}"
+        check(
+            f"{self.config_key}.share",
+            share,
+            count > 0 or share == 0,
+            requirement,
+        )
         draws = numpy_rng(run.config.seed, "attackers")
         return frozenset(draws.choice(run.clients, count, replace=False).tolist())
 
@@ -97,7 +111,7 @@ class Attack(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Upload something else."""
+        """Replace the model that an attacker uploads, unless it attacks by its labels."""
         if client.id not in self.attackers or self.kind == "label_flip":
             return
         reference = client.reference

@@ -1,8 +1,8 @@
 """Base classes of callbacks: transforms change messages, observers read each round's record, and
-aggregators make one model of a round's uploads. Relations are in `relations`.
+aggregators combine a round's uploads. The base of relations is in `relations`.
 
-State that must survive a round is declared as named tensors of the client or the server: these
-move between ranks, are saved and are resumed.
+State that must survive a round is declared as named tensors of the client or the server: these move
+between ranks, are saved and are resumed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fl_lightning.foundation import log
 from fl_lightning.privacy.steps import Private
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
-"""Hooks of all callbacks of one stage run before those of the next."""
+"""The order of the stages: hooks of all callbacks of one stage run before those of the next."""
 
 
 def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
-    """Return callbacks by stage, within a stage as given; `loggers` come at stage `log` at the
-    earliest."""
+    """Return callbacks and loggers in the order in which their hooks run: by stage, and within a
+    stage in the given order. Loggers of stages before `log` run at stage `log`."""
     log_stage = STAGES.index("log")
     placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
     placed += [(max(STAGES.index(logger.stage), log_stage), logger) for logger in loggers]
@@ -46,7 +46,7 @@ def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) ->
 
 
 internal = partial(field, init=False, repr=False)
-"""A dataclass field that is no argument of the callback: it holds a value while a run goes on."""
+"""A dataclass field that is no argument of the callback: it holds a value during the run."""
 
 
 class Callback:
@@ -57,8 +57,9 @@ class Callback:
     """
 
     stage: ClassVar[Literal["observe", "draw", "show", "write", "log", "save", "send"]] = "observe"
-    """When its hooks run: it observes and adds metrics; draws; shows progress; writes tables; logs;
-    saves the run; sends what is saved (after a crash it catches up from the run folder)."""
+    """When its hooks run. `observe`: add metrics; `draw`: draw pictures; `show`: show progress;
+    `write`: write tables; `log`: write logs; `save`: save the run; `send`: upload what is saved
+    (after a crash it catches up from the run folder)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,46 +78,48 @@ class Callback:
                 raise TypeError(f"{name}.{hook} would never be called: {bases} has no such hook")
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument of a dataclass that its type does not allow
-        (`ranges`)."""
+        """Raise `BadInput` if an argument of a dataclass lies outside the range that its type
+        declares (`ranges`)."""
         check_ranges(self, self.config_key)
 
     @property
     def config_key(self) -> str:
-        """Its key in a configuration, for messages."""
+        """The key of the callback in a configuration, such as `callbacks.topk`, for messages."""
         return f"callbacks.{type(self).__name__.lower()}"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise
-        `BadInput` here."""
+        """Called on every rank before the first round, when data, models and checkpoint are loaded
+        (`run.resumed_from`: the last finished round). Raise `BadInput` if the callback cannot work
+        here."""
 
 
 class Transform(Callback):
     """Changes messages between clients and server: quantises, leaves layers out, adds noise.
 
     Transforms run in the configuration's order, on the client's home rank. A class that changes a
-    payload's `vector` or `sent` must declare it: storage depends on it, and an undeclared change
-    is an error.
+    payload's `vector` or `sent` declares it by `changes_download` or `changes_upload`: storage
+    depends on it, and an undeclared change is an error.
     """
 
     changes_download = False
-    """Whether `on_download` may put another `vector` into a payload, or change what is `sent`."""
+    """Whether `on_download` may assign another `vector` to a payload, or change which blocks are
+    `sent`."""
     changes_upload = False
-    """Whether `on_upload` may: then the server's copy of a client is no longer the client's own
-    model."""
+    """Whether `on_upload` may do so. The server's copy of the upload then differs from the client's
+    model and is stored apart."""
     client_memory = False
-    """Whether `init_client` gives anything."""
+    """Whether `init_client` returns any tensors."""
     further_vectors = False
-    """Whether what it changes includes `payload.vectors`; else it is refused beside a method that
-    exchanges any."""
+    """Whether it also changes `payload.vectors`; otherwise it is refused beside a method that
+    exchanges such vectors."""
     deployed = False
-    """Whether it works with `fl-train deploy`: the centre runs `on_download`, and the site
-    `on_upload`, which reads nothing of the server. Its client memory travels to the centre in the
-    clear."""
+    """Whether it works with `fl-train deploy`: the centre (server) runs `on_download`, and the site
+    (client) runs `on_upload`, which must not read the server's state. The centre receives its
+    client memory unencrypted."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Print a line where it has no effect: it changes models alone, and the method sends none,
-        but class means or predictions."""
+        """Print a notice if the transform has no effect: it only changes models, and the method
+        exchanges none (but, for instance, class means)."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
         sends = any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
         if alone and run.is_main and not sends:
@@ -124,8 +127,8 @@ class Transform(Callback):
             log.say(f"{self.config_key}: {problem}")
 
     def init_client(self, run: RunContext) -> Tensors:
-        """Tensors (on the CPU) that every client keeps in its memory for this transform, with their
-        first values."""
+        """Return the tensors (on the CPU), with their first values, that each client keeps in its
+        memory for this transform."""
         return {}
 
     def on_download(
@@ -133,16 +136,16 @@ class Transform(Callback):
         client: Client,
         payload: Payload,
     ) -> None:
-        """`payload` is about to reach `client`. To change its numbers, give it a new `vector`
-        (`changes_download`)."""
+        """Change `payload` before `client` receives it. To change its numbers, assign a new
+        `vector` (`changes_download`)."""
 
     def on_phase(
         self,
         client: Client,
         phase: Phase,
     ) -> Private | None:
-        """`client` is about to train `phase`; returns how its steps are protected (None: they are
-        not)."""
+        """Return the protection of the steps of `phase`, which `client` is about to train; None: no
+        protection."""
         return None
 
     def on_upload(
@@ -150,13 +153,13 @@ class Transform(Callback):
         client: Client,
         payload: Payload,
     ) -> None:
-        """`payload` is about to leave `client`. To change its numbers, give it a new `vector`
+        """Change `payload` before it leaves `client`. To change its numbers, assign a new `vector`
         (`changes_upload`)."""
 
 
 class Observer(Callback):
-    """Reads the record and adds metrics and pictures. Hooks run on every rank (rank 0 is
-    `run.is_main`), but for `on_client_end`."""
+    """Reads each round's record; may add metrics and pictures to it. Hooks run on every rank (rank
+    0 is `run.is_main`), except `on_client_end`: it runs on the client's home rank only."""
 
     def on_round_start(
         self,
@@ -164,34 +167,34 @@ class Observer(Callback):
         round: int,
         cohort: list[int],
     ) -> None:
-        """The cohort is drawn; nothing has been sent."""
+        """Called after the cohort is drawn, before anything is sent."""
 
     def on_client_end(
         self,
         run: RunContext,
         client: int,
     ) -> None:
-        """`client` has uploaded in this round (home rank only)."""
+        """Called after `client` has uploaded in this round, on its home rank only."""
 
     def on_aggregate(
         self,
         run: RunContext,
         server: Server,
     ) -> None:
-        """The method has aggregated what clients of the round have uploaded; what is added to
-        `server.metrics` becomes part of the record."""
+        """Called after the method has aggregated the round's uploads; entries that are added to
+        `server.metrics` become part of the record."""
 
     def on_round_end(
         self,
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """The round is complete and scored."""
+        """Called when the round is complete and scored."""
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Return entries of `summary.json` after the last round; rank 0's are kept.
+        """Return entries for `summary.json` after the last round; those of rank 0 are kept.
 
-        A key that two parts of a run give ends the run with an error.
+        A key that another callback or the run also gives ends the run with an error.
         """
         return {}
 
@@ -200,32 +203,43 @@ class Observer(Callback):
         run: RunContext,
         summary: Mapping[str, Any],
     ) -> None:
-        """The last round is over; `summary` is the content of `summary.json`."""
+        """Called after the last round; `summary` is the content of `summary.json`."""
 
     def on_close(self, run: RunContext) -> None:
-        """Runs last, also after an error: close files and bars."""
+        """Called last, also after an error: close files and progress bars."""
 
 
 class Aggregator(Callback):
-    """Combines a round's uploads into the global model; here the mean by the relation's weights.
+    """Combines a round's uploads into the global model. This base computes the mean by the
+    relation's weights.
 
-    A run has one aggregator at most, and only with a method whose relation is global.
+    A run has at most one aggregator, and only with a method whose relation is global.
     """
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where there is no global model, or another aggregator."""
-        requirement = "it needs a method whose relation is a global model's, as fedavg's is"
-        check(self.config_key, run.method_name, run.relation.is_global, requirement)
+        """Raise `BadInput` if the method has no global model, or the run has another aggregator."""
+        requirement = "it needs a method with one global model, such as fedavg"
+        check(
+            self.config_key,
+            run.method_name,
+            run.relation.is_global,
+            requirement,
+        )
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
-        requirement = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-        check(self.config_key, ..., first is self, requirement)
+        requirement = f"a run has one aggregator, and {first.config_key} is it; remove one"
+        check(
+            self.config_key,
+            ...,
+            first is self,
+            requirement,
+        )
 
     def weights(
         self,
         p: Tensor,
         inputs: RelationInputs,
     ) -> Tensor:
-        """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
+        """Return the sources' weights, (L, n) summing to 1; `p`: those of the relation."""
         return p
 
     def combine(
@@ -233,11 +247,11 @@ class Aggregator(Callback):
         W: Tensor,
         p: Tensor,
     ) -> Tensor:
-        """One vector (columns,) from a tile of all sources' vectors `W` (n, columns) and their
-        weights `p` (n,).
+        """Return the combination (columns,) of a tile `W` (n, columns), some columns of all
+        sources' vectors, with their weights `p` (n,).
 
-        Tiles are taken one by one: what is done to a column may depend on that column and on `p`
-        alone.
+        Tiles are combined one by one, so the result in a column may depend on that column and `p`
+        only.
         """
         return mean_of(W, p)
 
@@ -245,20 +259,25 @@ class Aggregator(Callback):
         self,
         mean: Tensor,
         group: GroupServer,
-        who: Sequence[int],
+        clients: Sequence[int],
     ) -> Tensor:
-        """Finish the model (D,) that was made of the uploads of `who`, on every rank: it may gain
-        noise."""
+        """Return the final global model (D,), on every rank; a subclass may add noise.
+
+        Args:
+            mean: the combined uploads (D,).
+            group: the server's handle for the clients' architecture.
+            clients: numbers of the clients whose uploads were combined.
+        """
         return mean
 
 
 class Unweighted(Aggregator):
-    """Every client counts once, however many samples it has."""
+    """Gives every client the same weight, however many samples it has."""
 
     def weights(
         self,
         p: Tensor,
         inputs: RelationInputs,
     ) -> Tensor:
-        """1 / n each."""
+        """Return 1 / n for each source."""
         return torch.full_like(p, 1 / p.shape[-1])

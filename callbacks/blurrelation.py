@@ -1,5 +1,4 @@
-"""Defences of a relation: its rows are changed before the server mixes by them, sends the mixes and
-logs them."""
+"""Blurring of a relation, so that mixes and logs reveal less of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +21,20 @@ def blurred(
     noise: Tensor | None,
     top: int | None,
 ) -> Tensor:
-    """Rows with the own weight and the sum that they had, and others' weights noised, then thinned
-    out, then rounded.
+    """Return rows in which others' weights have been changed: noise is added, then only the `top`
+    greatest are kept, then weights are rounded.
 
-    Negative weights count as 0. Where nothing of a row's others is left, all of them have the same
-    weight.
+    The receiver's own weight and the sum of the others' weights stay as they were: the changed
+    weights are scaled back to that sum. Negative weights count as 0. If all others' weights become
+    0, they get equal shares of the sum.
 
     Args:
         rows: (L, m, n), float64.
-        own: whether a weight is the receiver's own, bool (m, n).
-        decimals: others' weights are rounded to so many; None: not.
-        noise: is added to them, (L, m, n); None: none is.
-        top: so many of them, the greatest, stay (of equals the first), and the rest become 0; None:
-            all stay.
+        own: bool (m, n), true where a weight is the receiver's own.
+        decimals: number of decimals to which others' weights are rounded; None: no rounding.
+        noise: added to others' weights, (L, m, n); None: no noise.
+        top: number of others' weights that are kept, the greatest (of equal ones the first); None:
+            all.
 
     Returns:
         Shape (L, m, n).
@@ -56,21 +56,21 @@ def blurred(
 
 @dataclass
 class BlurRelation(Transform, Observer):
-    """Before the server mixes by a relation and logs it: round others' weights, add noise, keep the
-    greatest.
+    """Blurs the relation before the server mixes by it and logs it: adds noise to others' weights,
+    keeps the greatest, rounds them.
 
-    The method computes its relation as always, and what it learns of it stays exact. A client's
-    weight of its own stays, and so does the sum of the others'. In this order: noise, then `top`,
-    then `decimals`. Clients that receive mixes, and readers of the logged relation, see the changed
-    rows; the server, which computes it, knows it.
+    The changes are made in this order: noise, `top`, `decimals`. A client's own weight and the sum
+    of the others' stay the same. A relation that learns continues from its exact rows. Clients,
+    which receive mixes, and readers of the logged relation see only the blurred rows; the server
+    knows the exact ones.
 
     Args:
-        decimals: to which others' weights are rounded, before they are brought to their sum again.
-            null: not rounded.
-        noise: standard deviation of Gaussian noise on each weight of another client, anew in each
-            round, for each layer; a row sums to 1. It is drawn for (seed, round, receiver). null:
-            none.
-        top: how many other clients a row keeps, those of the greatest weights. null: all.
+        decimals: number of decimals to which others' weights are rounded, before they are scaled
+            back to their sum. null: no rounding.
+        noise: standard deviation of Gaussian noise on each weight of another client, where a row
+            sums to 1; drawn for each layer from (seed, round, receiver). null: no noise.
+        top: number of other clients that keep a weight in a row: those of the greatest weights.
+            null: all.
     """
 
     decimals: Annotated[int, Range(0, 15)] | None = None
@@ -82,46 +82,51 @@ class BlurRelation(Transform, Observer):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_set = any(value is not None for value in (self.decimals, self.noise, self.top))
-        check(self.config_key, ..., is_set, "give one of decimals, noise and top")
+        check(self.config_key, ..., is_set, "give at least one of decimals, noise and top")
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where there is no relation to change, or two would change it; from now
-        on this one does."""
+        """Install this callback as the one that changes the relation; raise `BadInput` if the
+        relation cannot be changed, or another callback would change it too."""
         relation = run.relation
         key = self.config_key
-        why = relation.fixed
-        if relation.is_global:
-            why = "all clients of this method receive the same"
-        requirement = f"it changes a relation, and {why}; choose another --method, such as kapc"
+        why = "all its clients receive the same" if relation.is_global else relation.fixed
+        problem = f"the method's relation cannot be changed, since {why}"
+        requirement = f"{problem}; choose another --method, such as kapc"
         check(key, run.method_name, not why, requirement)
         count = sum(isinstance(callback, BlurRelation) for callback in run.callbacks)
-        check(
-            key,
-            f"{count} times",
-            count == 1,
-            "only one callback may change the relation",
-        )
+        requirement = f"{count} callbacks of this kind would change the relation; keep one"
+        check(key, ..., count == 1, requirement)
         share = run.config.data.held_out_clients
-        requirement = f"{key} does not cover clients that join: set it to 0"
-        check("data.held_out_clients", share, not share, requirement)
-        relation.blur = self._changed
+        requirement = f"{key} does not cover clients that join; set it to 0"
+        check(
+            "data.held_out_clients",
+            share,
+            not share,
+            requirement,
+        )
+        relation.blur = self._blurred
         self._seed = run.config.seed
 
-    def _changed(
+    def _blurred(
         self,
         rows: Tensor,
         receivers: Sequence[int],
         sources: Sequence[int],
         round: int,
     ) -> Tensor:
-        """The rows (L, m, n) of `receivers` by `sources`, as they are mixed by in `round`."""
+        """Return the blurred rows (L, m, n) of `receivers` by `sources` in `round`."""
         self._used = True
         is_own = torch.tensor(receivers)[:, None] == torch.tensor(sources, dtype=torch.int64)
         noise = None
         if self.noise is not None:
             drawn = []
             for client in receivers:
-                draws = generator(self._seed, "noise of the relation", round, client)
+                draws = generator(
+                    self._seed,
+                    "noise of the relation",
+                    round,
+                    client,
+                )
                 drawn.append(torch.randn(rows[:, 0].shape, generator=draws, dtype=rows.dtype))
             noise = self.noise * torch.stack(drawn, 1)
         return blurred(
@@ -137,6 +142,12 @@ class BlurRelation(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Raise `BadInput` where the method has passed the changed rows by."""
-        requirement = "its server mixes by rows of its own, past its relation's (`mix_by`)"
-        check(self.config_key, run.method_name, self._used, requirement)
+        """Raise `BadInput` if the server has mixed by other rows than the blurred ones."""
+        problem = "its server mixes by rows of its own (`mix_by`), which are not blurred"
+        requirement = f"{problem}; choose another --method, such as kapc"
+        check(
+            self.config_key,
+            run.method_name,
+            self._used,
+            requirement,
+        )

@@ -1,8 +1,8 @@
-"""Clients that test a claimed epsilon: each is in or out by a coin, and what leaves the noise is
-asked which.
+"""A test of a claimed epsilon by canaries: clients that upload a secret direction or nothing, as a
+coin decides, which is then guessed from the noisy results.
 
 Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar: One-shot Empirical Privacy Estimation for
-Federated Learning. ICLR 2024 (random directions). Guesses are counted as in `privacy.bound`.
+Federated Learning. ICLR 2024 (random directions). Guesses are evaluated as in `privacy.bound`.
 """
 
 from collections.abc import Mapping
@@ -24,25 +24,26 @@ from fl_lightning.privacy.mechanism import MODEL
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
 LONG = 1e4
-"""Clips that a canary's change is long before it is bounded: what it sends has the length of the
-clip."""
+"""Length of a canary's change before it is clipped, in clips: after clipping it has exactly the
+length of the clip."""
 
 
 @dataclass
 class Canaries(Transform, Observer):
-    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon; canaries
-    upload no model.
+    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon. Some clients
+    become canaries, which upload no model of their own.
 
-    The change that a canary uploads is replaced, before it is bounded: by a random direction, the
-    same in all rounds, if the canary's coin says in, and by 0 if it says out. What leaves through
-    the noise (its noisy uploads, or the global models) is compared with the direction, and the
-    coins of the surest canaries are guessed.
+    Each canary has a secret coin. Before clipping, its change is replaced by a random direction,
+    the same in all rounds, if the coin says in, and by 0 if it says out. The noisy results (its
+    uploads, or the global models) are compared with the direction, and the coins of the canaries
+    with the clearest results are guessed.
 
     Args:
-        share: of the clients, drawn from the seed, that are canaries. The others train as always.
-        guesses: share of the canaries whose coin is guessed, half of them as in. 0.2: the largest
-            bounds on Gaussian noise of epsilon 4 and 8 with 500 canaries, of 1, 0.5, 0.2, 0.1 and
-            0.05.
+        share: share of the clients that are canaries, drawn from the seed. The others train as
+            always.
+        guesses: share of the canaries whose coins are guessed, half of them as in, half as out.
+            0.2: among 1, 0.5, 0.2, 0.1 and 0.05 it gave the largest bounds, on Gaussian noise of
+            epsilon 4 and 8 with 500 canaries.
     """
 
     changes_upload = client_memory = True
@@ -52,25 +53,27 @@ class Canaries(Transform, Observer):
     _canaries = frozenset[int]()
     _privacy: LocalPrivacy | CentralPrivacy | None = internal(default=None)
     _before: dict[int, Tensor] = internal(default_factory=dict)
-    """This round's global models before it, by group."""
+    """The global models before this round, by group."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Draw the canaries; raise `BadInput` where no epsilon is claimed of the models."""
+        """Draw the canaries; raise `BadInput` if no callback claims an epsilon, or the method sends
+        no models on."""
         key = self.config_key
         claims = [c for c in run.callbacks if isinstance(c, LocalPrivacy | CentralPrivacy)]
-        requirement = "it tests localprivacy or centralprivacy, and neither is there"
+        requirement = "it tests localprivacy or centralprivacy; add one of them"
         check(key, ..., bool(claims), requirement)
-        hands_on = any((g.up_mask & g.down_mask).any() for g in run.groups)
-        requirement = "canaries are in models, and this method hands none on"
-        check(key, run.method_name, hands_on, requirement)
+        sends_models_on = any((g.up_mask & g.down_mask).any() for g in run.groups)
+        problem = "canaries hide in models, and this method sends none on to clients"
+        requirement = f"{problem}; choose another --method, such as fedavg"
+        check(key, run.method_name, sends_models_on, requirement)
         self._privacy = claims[0]
         count = max(1, round(self.share * run.clients))
         draws = numpy_rng(run.config.seed, "canaries")
         self._canaries = frozenset(draws.choice(run.clients, count, replace=False).tolist())
 
     def init_client(self, run: RunContext) -> Tensors:
-        """How far what left went in the canary's direction so far, in clips, and in how many
-        rounds."""
+        """Return the canary's state: the sum over rounds of the noisy results' projections on its
+        direction, in clips, and the number of those rounds."""
         return {
             SCORE: torch.zeros((), dtype=torch.float64),
             ROUNDS: torch.zeros((), dtype=torch.int64),
@@ -82,7 +85,7 @@ class Canaries(Transform, Observer):
         round: int,
         cohort: list[int],
     ) -> None:
-        """Keep the global models."""
+        """Store the global models, to measure their change in this round."""
         self._before = {g.index: g.vectors[MODEL].clone() for g in run.groups}
 
     def on_upload(
@@ -90,7 +93,7 @@ class Canaries(Transform, Observer):
         client: Client,
         payload: Payload,
     ) -> None:
-        """A canary's change is its direction, or nothing."""
+        """Replace a canary's change by its direction, or by zeros."""
         if client.id not in self._canaries or not payload.sent.any():
             return
         run = client.run
@@ -99,7 +102,7 @@ class Canaries(Transform, Observer):
         payload.vector = base.clone()
         if coin(run, client.id):
             payload.vector += LONG * self._clip(run) * direction(run, client.group, client.id)
-        if is_local:  # subtracted here, since the server's copy of the upload holds it
+        if is_local:  # the server's copy of the upload holds the base: its part is subtracted here
             along = self._along(run, client.group, client.id, base)
             client.memory[SCORE] = client.memory[SCORE] - along
 
@@ -108,26 +111,19 @@ class Canaries(Transform, Observer):
         run: RunContext,
         client: int,
     ) -> None:
-        """Of local privacy: the upload as the server has received it."""
+        """With `localprivacy`, add the projection of the received upload to the canary's score."""
         if client in self._canaries and isinstance(self._privacy, LocalPrivacy):
             received = run.states[client].received[MODEL]
-            self._add(
-                run,
-                client,
-                self._along(
-                    run,
-                    run.group_of(client),
-                    client,
-                    received,
-                ),
-            )
+            along = self._along(run, run.group_of(client), client, received)
+            self._add(run, client, along)
 
     def on_round_end(
         self,
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Of central privacy: the change of the global model."""
+        """With `centralprivacy`, add the projection of the global model's change to the canaries'
+        scores."""
         if isinstance(self._privacy, LocalPrivacy):
             return
         for row in record.clients:
@@ -144,7 +140,7 @@ class Canaries(Transform, Observer):
         client: int,
         score: float,
     ) -> None:
-        """Count a round of a canary, with its score."""
+        """Add a round's `score` to the canary's memory."""
         memory = run.states[client].memory
         memory[SCORE] = memory[SCORE] + score
         memory[ROUNDS] = memory[ROUNDS] + 1
@@ -156,7 +152,7 @@ class Canaries(Transform, Observer):
         client: int,
         vector: Tensor,
     ) -> float:
-        """How far `vector` (D,) goes in the canary's direction, in clips."""
+        """Return the projection of `vector` (D,) on the canary's direction, in clips."""
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
 
@@ -166,7 +162,8 @@ class Canaries(Transform, Observer):
         return float(run.server.memory[CLIP])
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """The guesses, how many were right, and the epsilon that they refute."""
+        """Return the number of guesses and of right ones, the interval of their share, and the
+        lower bound on epsilon."""
         scores_here = {}
         for c, state in run.states.items():
             if c in self._canaries and state.memory[ROUNDS]:
@@ -198,7 +195,8 @@ class Canaries(Transform, Observer):
 
 
 def coin(run: RunContext, client: int) -> bool:
-    """Whether a canary is in: fair, of (seed, client), and known to nobody who guesses."""
+    """Return whether a canary is in: a fair coin from (seed, client), unknown to whoever
+    guesses."""
     return bool(numpy_rng(run.config.seed, "canary coin", client).integers(2))
 
 
@@ -207,7 +205,8 @@ def direction(
     group: ModelGroup,
     client: int,
 ) -> Tensor:
-    """A canary's direction (D,), of length 1 over what its group sends."""
+    """Return a canary's direction (D,), of length 1, in the blocks that are both uploaded and
+    downloaded."""
     draws = generator(run.config.seed, "canary direction", client)
     vector = torch.zeros_like(group.initial)
     for s in group.layout.segments(group.up_mask & group.down_mask):

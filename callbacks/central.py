@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform, Unweighted, internal
-from fl_lightning.callbacks.privacy import INPUTS, check_account, check_noise_stays, uploads
+from fl_lightning.callbacks.privacy import INPUTS, check_account, check_noise_stays, most_uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.configuration.optimizerkeys import check_noise
@@ -27,22 +27,22 @@ from fl_lightning.core.traits import MARK, declares, is_shipped
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import ENTROPY, generator, unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
-from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
+from fl_lightning.privacy.mechanism import MODEL, clipped, repaired, with_protected_change
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
-"""Tensors of the server's memory: the clip and the noise of the next round, and how many rounds
-each client was in."""
+"""Tensors of the server's memory: clip and noise of the next round, and the number of rounds of
+each client."""
 RATE, COUNTING = 0.2, 20
-"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and by how much n is
-divided for the noise of the count."""
+"""Of adaptive clipping (Andrew et al., 2021, section 3): the step size of the clip, and the divisor
+of n that gives the noise on the count."""
 
 
-def refusal(method: Any) -> str | None:
-    """Why noise on the mean does not cover what the server of `method` learns and hands on; None:
-    it does."""
+def why_uncovered(method: Any) -> str | None:
+    """Return why noise on the mean does not protect all that the server of `method` learns and
+    sends on; None: it does."""
     relation = method.relation()
     if not relation.is_global:
-        return "its clients receive mixes of their own, and the noise is on the one global model"
+        return "each of its clients receives its own mix, and the noise is on one global model"
     kinds = [b.kind for b in method.beside().values() if b.values != "public"]
     slots = [name for name, slot in method.slots().items() if slot.exchanged]
     if kinds or slots:
@@ -53,30 +53,30 @@ def refusal(method: Any) -> str | None:
     for hook in ("aggregate", "broadcast"):
         if not hasattr(getattr(method, hook), MARK):
             place = f"{hook} of {_owner(method, hook)}"
-            return f"its server ({place}) may look at single uploads, or weighs them"
+            return f"its server ({place}) may read single uploads or weight them"
     if (
         not isinstance(relation, SampleCounts)
         or relation.sources != "cohort"
         or method.traits.everyone_first
     ):
-        return "its server weighs uploads in another way, or those of earlier rounds"
+        return "its server weights uploads in another way, or uses those of earlier rounds"
     return None
 
 
-def keeps_state(
+def clients_keep_state(
     config: Config,
     method: Any,
     callbacks: Iterable[Any],
 ) -> bool:
-    """Whether clients may keep anything of their data from round to round that a later upload
-    depends on.
+    """Return whether a client may keep, from one round to the next, something of its data on which
+    a later upload depends.
 
-    No theorem on secret cohorts covers such a client: what it uploads tells of rounds in which it
-    took part before.
+    An upload of such a client also reveals earlier rounds in which it took part, so secret cohorts
+    (amplification by sampling) do not lower epsilon.
 
     Args:
-        config: whether the optimiser's state is kept.
-        method: by what it declares; where it has a `scope` of its own, parts of models may stay
+        config: tells whether the optimiser's state is kept.
+        method: declares memory, slots and start; if it overrides `scope`, parts of models may stay
             with clients.
         callbacks: objects or classes.
     """
@@ -94,30 +94,32 @@ def _owner(method: Any, hook: str) -> str:
 
 @dataclass
 class CentralPrivacy(Transform, Unweighted, Observer):
-    """A trusted server bounds each client's change and adds noise to their one mean: privacy
-    against all others.
+    """A trusted server clips each client's change and adds noise to the mean: differential privacy
+    against everybody but the server.
 
-    The unit is a client: epsilon compares runs with and without its part in the sum of changes, and
-    in the count for `quantile`. The mean is plain, 1 / n for each of the cohort's n clients, and
-    its noise has the standard deviation noise * clip / n. Against the server itself it protects
-    nothing (`localprivacy` does).
+    The unit is a client: epsilon compares runs with and without the client's term in the sum of
+    changes and, with `quantile`, in the count. All n clients of the cohort have weight 1 / n, and
+    the noise on the mean has the standard deviation noise * clip / n. There is no protection
+    against the server itself (`localprivacy` gives it).
 
     Args:
-        clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of
-            the first round.
-        noise: standard deviation of the noise on the sum of changes, in units of the clip.
-        epsilon_target: in place of `noise`: the least noise that keeps the run's epsilon there.
-        quantile: adaptive clipping: the clip follows this quantile of the norms by a noisy count of
-            the clients below it; the count has a share of the noise, and epsilon stays. null: the
-            clip stays. The authors: 0.5.
-        delta: at which epsilon is given; below one over the clients. 1e-5: the field's habit.
-        reproducible: noise is drawn for (seed, round): who knows the seed can take it off. false:
-            the operating system's random numbers.
+        clip: the greatest L2 norm of a client's change of the global model; with `quantile`, that
+            of the first round.
+        noise: standard deviation of the noise on the sum of changes, in clips.
+        epsilon_target: in place of `noise`: the run's epsilon, for which the least sufficient noise
+            is computed.
+        quantile: adaptive clipping: from round to round the clip approaches this quantile of the
+            clients' norms, by a noisy count of those below it. The count takes a part of the noise,
+            so epsilon stays the same. null: a fixed clip. The authors use 0.5.
+        delta: the delta at which epsilon is given; below 1 / number of clients. 1e-5: usual in the
+            field.
+        reproducible: noise is drawn from (seed, round), so whoever knows the seed can subtract it.
+            false: from the operating system's random numbers.
     """
 
     changes_upload = True
     accounts = True
-    """As of `LocalPrivacy`."""
+    """Whether it accounts for the privacy of the whole run."""
 
     clip: float | None = None
     noise: float | None = None
@@ -127,9 +129,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     reproducible: bool = True
     _noise = 0.0
     _stateful = False
-    """Whether clients keep state (`keeps_state`)."""
+    """Whether clients keep state (`clients_keep_state`)."""
     _within: dict[int, bool] = internal(default_factory=dict)
-    """This round's uploads of this rank: whether a client's change was within the clip."""
+    """Whether each client's change in this round was within the clip, on this rank."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,36 +146,27 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run
-        had other noise."""
+        """Raise `BadInput` if the noise does not protect all that the server learns, or a resumed
+        run would change it."""
         key = self.config_key
         check_account(run, key)
         has_buffers = any(
             b.is_floating_point() for group in run.groups for b in group.initial_buffers
         )
-        self._stateful = has_buffers or keeps_state(run.config, run.method, run.callbacks)
+        self._stateful = has_buffers or clients_keep_state(run.config, run.method, run.callbacks)
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
         names = [g.name for g in run.groups]
-        check(
-            "model",
-            names,
-            len(names) == 1,
-            f"{key} takes clients of one architecture",
-        )
+        requirement = f"{key} needs one architecture; give all clients the same model"
+        check("model", names, len(names) == 1, requirement)
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
         problem = f"it must be named before {key.removeprefix('callbacks.')}"
-        requirement = f"{problem}, which bounds what is sent in the end"
+        requirement = f"{problem}, which clips the final uploads"
         check(last.config_key, ..., last is self, requirement)
         memory = run.server.memory
         noise = memory.setdefault(NOISE, torch.tensor(self._noise, dtype=torch.float64))
-        target = self.epsilon_target
-        check_noise_stays(
-            f"{key}.epsilon_target",
-            target,
-            [float(noise)],
-            [self._noise],
-        )
+        key = f"{key}.epsilon_target"
+        check_noise_stays(key, self.epsilon_target, [float(noise)], [self._noise])
         memory.setdefault(CLIP, torch.tensor(self.clip, dtype=torch.float64))
         memory.setdefault(TAKEN, torch.zeros(run.clients, dtype=torch.int64))
 
@@ -182,24 +175,25 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         config: Config,
         method: Any,
     ) -> float:
-        """The noise of the run.
+        """Return the noise of the run, in clips.
 
         Raises:
             BadInput: the method is not covered; delta is too large; no noise meets the target; the
                 cohort is too small for adaptive clipping.
         """
         key = self.config_key
-        if why := refusal(method):
+        if why := why_uncovered(method):
             requirement = f"{why}; choose another --method, such as fedavg"
             raise BadInput(key, type(method).__name__.lower(), requirement)
-        requirement = f"it must lie below one over the {config.clients} clients"
+        requirement = f"it must be below 1 / {config.clients}, one over the number of clients"
         check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, requirement)
         noise = self._calibrated(config, method) if self.noise is None else self.noise
         size = cohort_size(config, config.clients)
         most = 2 * size / COUNTING
-        requirement = f"with cohorts of {size} it needs noise below {most:g}, and has {noise:.4g}"
-        enough = self.quantile is None or noise < most
-        check(f"{key}.quantile", self.quantile, enough, requirement)
+        problem = f"cohorts of {size} need noise below {most:g} for it, and have {noise:.4g}"
+        requirement = f"{problem}; use larger cohorts, less noise, or null"
+        is_possible = self.quantile is None or noise < most
+        check(f"{key}.quantile", self.quantile, is_possible, requirement)
         return noise
 
     def _calibrated(
@@ -210,16 +204,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         key = f"{self.config_key}.epsilon_target"
         target = float(self.epsilon_target or 0)
         times = _rounds(config, method)
-        enough = list[float]()
-        why = None
+        noises = list[float]()
+        failure = None
         for make in self._ways(config, times, config.federation.rounds):
             try:
-                enough.append(calibrated(make, target, self.delta, key))
+                noises.append(calibrated(make, target, self.delta, key))
             except BadInput as error:
-                why = error
-        if why is not None and not enough:
-            raise why
-        return min(enough)
+                failure = error
+        if failure and not noises:
+            raise failure
+        return min(noises)
 
     def planned(
         self,
@@ -228,9 +222,16 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         sends_model: bool,
         sizes: Sequence[int],
     ) -> dict[str, Any]:
-        """What the summary will have, before the run."""
+        """Return the privacy entries of the summary, as far as they are known before the run.
+
+        Args:
+            config: of the run.
+            method: of the run.
+            sends_model: whether clients upload models.
+            sizes: number of training samples of each client.
+        """
         callbacks = [part.load() for part in config.callbacks.values()]
-        self._stateful = keeps_state(config, method, callbacks)
+        self._stateful = clients_keep_state(config, method, callbacks)
         self._noise = self._multiplier(config, method)
         times = _rounds(config, method)
         return self._report(
@@ -247,30 +248,31 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Bound the change from the global model."""
+        """Clip the client's change from the global model."""
         same_blocks = bool((payload.sent == client.group.up_mask).all())
-        problem = "it sends other blocks than its scope says, and which they are may tell of data"
+        problem = "it sends other blocks than its scope says, and the choice may reveal data"
         requirement = f"{problem}; choose another --method, such as fedavg"
         check(self.config_key, client.run.method_name, same_blocks, requirement)
         clip = float(client.run.server.memory[CLIP])
 
-        def bounded(change: Tensor) -> Tensor:
-            short = clipped(change, clip)
-            self._within[client.id] = torch.equal(short, change)
-            return short
+        def clip_change(change: Tensor) -> Tensor:
+            clipped_change = clipped(change, clip)
+            self._within[client.id] = torch.equal(clipped_change, change)
+            return clipped_change
 
-        payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
+        start = client.group.vectors[MODEL]
+        payload.vector = with_protected_change(client, payload, start, clip_change)
 
     def finished(
         self,
         mean: Tensor,
         group: GroupServer,
-        who: Sequence[int],
+        clients: Sequence[int],
     ) -> Tensor:
-        """With noise on all that is handed on; the rounds of `who` are counted, and the clip
-        follows their norms."""
+        """Return the mean with noise on all blocks that clients receive; also count the round for
+        `clients` and adapt the clip to their norms."""
         run = group.server.run
-        n = len(who)
+        n = len(clients)
         memory = run.server.memory
         if self.reproducible:
             draws = generator(run.config.seed, "central privacy", group.server.round)
@@ -286,12 +288,12 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
             mean[s.columns] += (noise * clip / n * normal).to(mean)
         rounds = memory[TAKEN].clone()
-        rounds[who] += 1
+        rounds[clients] += 1
         memory[TAKEN] = rounds
         if self.quantile is not None:
             within = run.processes.gather_by_client(self._within)
             count_noise = counting * float(torch.randn((), generator=draws))
-            count = sum(within[c] - 0.5 for c in who) + count_noise
+            count = sum(within[c] - 0.5 for c in clients) + count_noise
             step = math.exp(-RATE * (count / n + 0.5 - self.quantile))
             memory[CLIP] = memory[CLIP] * step
         self._within.clear()
@@ -304,8 +306,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the
-        next round."""
+        """Add epsilon so far: each client's to its row, the largest to the round's metrics; with
+        `quantile`, also the clip of the next round."""
         rounds = run.server.memory[TAKEN].tolist()
         t = run.server.round
         for row in record.clients:
@@ -323,8 +325,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         *,
         replace_one: bool = False,
     ) -> float:
-        """The smaller of two that both hold: of the rounds with the client; of all rounds, if
-        nobody knows who was in them and clients keep no state."""
+        """Return the smallest epsilon among the accountings that hold (`_ways`)."""
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
@@ -334,9 +335,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         times: int,
         rounds: int,
     ) -> list[Any]:
-        """Accountings of a run that hold, each from a noise to mechanisms: of the `times` rounds
-        with the client; of all rounds with secret cohorts, if clients keep no state. The smaller
-        epsilon holds."""
+        """Return the accountings that hold for a run, each a function from a noise to mechanisms:
+        over the `times` rounds with the client; and, if clients keep no state, over all `rounds`
+        with secret cohorts. The smaller epsilon holds."""
         clients = config.clients
         size = cohort_size(config, clients)
         ways = [lambda noise: [Mechanism(noise, times)]]
@@ -345,7 +346,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return ways
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Epsilon of the client with the largest, its delta and unit, and what it covers."""
+        """Return the epsilon of the client with the largest, its delta and unit, and what it
+        covers."""
         memory = run.server.memory
         times = int(memory[TAKEN].max())
         return self._report(run.config, times, run.server.round, float(memory[CLIP]))
@@ -367,12 +369,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             )
         return {
             "privacy_epsilon": least,
-            "privacy_epsilon_replace_one": self._epsilon(
-                config,
-                times,
-                rounds,
-                replace_one=True,
-            ),
+            "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
             "privacy_epsilon_known_cohorts": of_known_cohorts,
             "privacy_delta": self.delta,
             "privacy_unit": "client",
@@ -387,5 +384,5 @@ class CentralPrivacy(Transform, Unweighted, Observer):
 
 
 def _rounds(config: Config, method: Any) -> int:
-    """Of the client that is drawn most often."""
-    return uploads(config, method, [MODEL])[0]
+    """Return the number of rounds of the client that is drawn most often."""
+    return most_uploads(config, method, [MODEL])[0]

@@ -1,7 +1,7 @@
-"""From bytes to seconds: how long a round takes when its clients sit at the far end of a link.
+"""Simulated duration of a round, from bytes and operations, when clients communicate over a link.
 
 Each client of the cohort receives, computes, then sends; the round is over when the slowest has
-sent. Training is not touched, and no clock is read: equal runs have equal times, on any number of
+sent. Training is not changed, and no clock is read: equal runs have equal times, on any number of
 processes.
 """
 
@@ -25,8 +25,8 @@ PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 
 @dataclass
 class _Channel(Observer):
-    """What all channels share: seconds of a client and of a round. The server's own time is not
-    counted."""
+    """Base of the channels: computes the seconds of each client and round from `rates`. The
+    server's own computing time is not counted."""
 
     client_gflops: PositiveFloat | None = field(default=73.0, kw_only=True)
     latency_ms: NonNegativeFloat = field(default=0.0, kw_only=True)
@@ -38,25 +38,25 @@ class _Channel(Observer):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes
-        (n, 2)."""
+        """Return the bits per second of each client, (n, 2): download and upload. `sizes` (n, 2):
+        the bytes that each receives and sends."""
         raise NotImplementedError
 
     def _computing(self, row: Row) -> float:
-        """Seconds that the client of `row` computes; NaN where its operations could not be
+        """Return the seconds that the client of `row` computes; NaN if its operations could not be
         counted."""
         if not self.client_gflops:
             return 0.0
         return sum(row.get(name, math.nan) for name in CLIENT_FLOPS) / (self.client_gflops * 1e9)
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where there are two channels: a round has one length."""
+        """Raise `BadInput` if there are two channels."""
         channels = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, _Channel)]
         check(
             "callbacks",
             ", ".join(channels),
             len(channels) == 1,
-            "one channel at a time",
+            "a round has one length; keep one channel",
         )
 
     def on_round_end(
@@ -64,7 +64,7 @@ class _Channel(Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Add each client's seconds, and those of the slowest: the round's."""
+        """Add each client's seconds to its row, and those of the slowest to the round's metrics."""
         rows = record.clients
         clients = [int(row["client"]) for row in rows]
         sizes = np.array([[row["download_bytes"], row["upload_bytes"]] for row in rows], float)
@@ -76,14 +76,15 @@ class _Channel(Observer):
             row["channel_upload_s"] = upload
         if any(math.isnan(row[part]) for row in rows for part in PARTS):
             for row in rows:
-                del row["channel_compute_s"]  # nor is it known who is the slowest
+                del row["channel_compute_s"]  # the slowest client is unknown, too
             return
         slowest = max(rows, key=lambda row: sum(row[part] for part in PARTS))
         parts = {part: slowest[part] for part in PARTS}
         record.metrics |= {"channel_s": sum(parts.values()), **parts}
 
     def summarize(self, run: RunContext) -> dict[str, float]:
-        """The run's seconds over the channel, with the rounds before a resume."""
+        """Return the seconds of all rounds over the channel, including those before a resume;
+        nothing if a round's are unknown."""
         rows = RunFolder(run.folder).read("metrics") if run.is_main else []
         complete = rows and all("channel_s" in row for row in rows)
         return {"total_channel_s": math.fsum(row["channel_s"] for row in rows)} if complete else {}
@@ -91,16 +92,17 @@ class _Channel(Observer):
 
 @dataclass
 class FixedRate(_Channel):
-    """Seconds of a round over links of a fixed rate, the same for every client.
+    """Computes the seconds of each round over links of fixed rates, the same for every client.
 
     Args:
-        upload_mbit: megabits a second of each client's upload. 18.56: 42.654 MiB in 19.28 s (BLS
-            journal, Table 5).
-        download_mbit: of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
-        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes
-            no time. 73.0: 424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if both
-            mean the same work).
-        latency_ms: added to each transfer that happens. 0: the journal has none.
+        upload_mbit: rate of each client's upload in megabits per second. 18.56: 42.654 MiB in 19.28
+            s (BLS journal, Table 5).
+        download_mbit: rate of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
+        client_gflops: computing speed of a client, in 1e9 operations per second; null: computing
+            takes no time. 73.0: 424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if
+            both mean the same work).
+        latency_ms: milliseconds that are added to each transfer that happens. 0: the journal has
+            none.
     """
 
     upload_mbit: PositiveFloat = 18.56
@@ -113,42 +115,43 @@ class FixedRate(_Channel):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """The given ones."""
+        """Return the configured rates for every client."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
 
 
 @dataclass
 class Wireless(_Channel):
-    """Seconds of a round in a radio cell: Shannon rates over distance, bands shared among the
-    round's clients.
+    """Computes the seconds of each round in a radio cell: Shannon rates by distance, bands shared
+    among the round's clients.
 
     After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025): 3GPP's macro cell (TR 36.814,
     case 1) without walls and shadowing; the two values marked "fitted" are chosen so that FedAvg's
     times of the journal's Table 5 come out (docs/decisions/0011). Shares of a band are fixed for a
-    round and go to those who exchange anything in it.
+    round, and only clients that exchange anything in it have one.
 
     Args:
         upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB,
             slowest of 10).
         download_mhz: band that its downloads share equally, and the server's power with it. 50:
             journal.
-        shares: of the upload band: equal, or in proportion to each client's bytes. equal: our
-            choice; the journal speaks of shares but does not give the rule.
+        shares: division of the upload band: equal, or in proportion to each client's bytes. equal:
+            our choice; the journal speaks of shares but does not give the rule.
         client_dbm: power of a client. 23: 3GPP.
         server_dbm: power of the server's station over its whole band. 46: 3GPP.
         path_loss_db: loss at 1 km. 128.1: 3GPP.
         path_loss_slope: further loss for ten times the distance, in dB. 37.6: 3GPP.
         noise_dbm_hz: thermal noise density. -174: physics, at 290 K.
-        interference_db: how far interference and receivers lift noise, both ways. 5.9: fitted (7.16
-            s download).
-        near: least distance of a client, in metres. 35: 3GPP.
-        far: greatest. 289: 3GPP, radius of a cell with stations 500 m apart.
-        fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is
-            without.
-        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes
-            no time. 73.0: 424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both mean
-            the same work).
-        latency_ms: added to each transfer that happens. 0: the journal has none.
+        interference_db: increase of the noise by interference and receivers, both ways. 5.9: fitted
+            (7.16 s download).
+        near: least distance of a client from the server, in metres. 35: 3GPP.
+        far: greatest distance, in metres. 289: 3GPP, radius of a cell with stations 500 m apart.
+        fading: Rayleigh fading, drawn anew for each client, round and direction. false: the values
+            were fitted without it.
+        client_gflops: computing speed of a client, in 1e9 operations per second; null: computing
+            takes no time. 73.0: 424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both
+            mean the same work).
+        latency_ms: milliseconds that are added to each transfer that happens. 0: the journal has
+            none.
     """
 
     upload_mhz: PositiveFloat = 28.6
@@ -174,18 +177,19 @@ class Wireless(_Channel):
         seed: int,
         client: int,
     ) -> float:
-        """Metres to the server: the same in every round, drawn evenly over the ring's area."""
+        """Return the client's distance to the server in metres: drawn evenly over the ring's area,
+        the same in every round."""
         inner = self.near**2
         share = numpy_rng(seed, "channel distance", client).random()
         return math.sqrt(inner + (self.far**2 - inner) * share)
 
     def gains(self, seed: int, round: int, client: int) -> np.ndarray:
-        """Power received over power sent, down and up, shape (2,)."""
+        """Return received power over sent power, (2,): download and upload."""
         decades = math.log10(self.distance(seed, client) / 1e3)
         gain = _ratio(-self.path_loss_db - self.path_loss_slope * decades)
         if not self.fading:
             return np.full(2, gain)
-        # of a Rayleigh amplitude: 1 on average
+        # the power of a Rayleigh amplitude, 1 on average
         return gain * numpy_rng(seed, "channel fading", client, round).exponential(size=2)
 
     def rates(
@@ -195,12 +199,12 @@ class Wireless(_Channel):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """Shannon's: band times log2(1 + signal over noise and interference)."""
+        """Return Shannon's rates in each client's share of the bands."""
         gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
         weights = (sizes > 0).astype(float)
         if self.shares == "bytes":
             weights[:, 1] = sizes[:, 1]
-        # 1: unused, never 0
+        # 1 where a band is unused: it is divided by
         share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)
         band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
         power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts
@@ -214,12 +218,12 @@ def rate(
     received: np.ndarray,
     noise: float | np.ndarray,
 ) -> np.ndarray:
-    """Shannon's bits a second.
+    """Return Shannon's capacity in bits per second.
 
     Args:
         band: hertz.
         received: power of the signal in watts.
-        noise: density of noise and interference in watts a hertz.
+        noise: density of noise and interference in watts per hertz.
     """
     return band * np.log1p(received / (noise * band)) / math.log(2)
 

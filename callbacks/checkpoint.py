@@ -1,11 +1,11 @@
-"""What survives a round, on disk: the vectors of clients that changed, the server, and a manifest
-that names them.
+"""Checkpoints of a run on disk: the clients' vectors that changed, the server's state, and a
+manifest that names the files.
 
-How that lies there, and why nothing on the disk is trusted, is explained in
-`fl_lightning.storage.manifest`. Names of tensors on the disk: `row` is a model, `vectors.SLOT` a
-further vector, `buffers.K` a buffer, `fields.NAME` an entry of memory, `received` the server's last
-copy of a client's model (`received.SLOT`: of a slot), `K.shared` the global model of group K. In
-the manifest `turns` are a client's rounds, and `heard` the clients that have uploaded.
+`fl_lightning.storage.manifest` explains their layout and how files are verified. Names of tensors
+in the files: `row` is a model, `vectors.SLOT` a further vector, `buffers.K` a buffer, `fields.NAME`
+an entry of memory, `received` the server's last copy of a client's model (`received.SLOT`: of a
+slot), `K.shared` the global model of group K. In the manifest `turns` counts a client's rounds, and
+`heard` lists the clients that have uploaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fl_lightning.foundation.signals import undisturbed
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import DamagedCheckpoint, Manifest
-from fl_lightning.storage.state import MODEL, ClientState, spent_by
+from fl_lightning.storage.state import MODEL, ClientState, privacy_spent
 
 CHEAP = 20
-"""A best round is saved early once so many times the seconds that the last checkpoint took have
-passed since it, for each run of this process."""
+"""A best round is saved early once the time since the last checkpoint is this many times the
+seconds that it took to save, times the number of runs in this process."""
 _SAVING: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
-"""Of the runs of this process, from their start to their end."""
+"""The callbacks of the runs in progress in this process."""
 
 
 @dataclass
@@ -50,17 +50,16 @@ class Checkpoint(Observer):
     The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
-        every: rounds between checkpoints, at least. 1: rounds that take long are saved one by one.
-        keep: how many of the last checkpoints stay. 2: should the disk damage the newest, one is
+        every: least number of rounds between checkpoints. 1: long rounds are saved one by one.
+        keep: number of newest checkpoints that are kept. 2: if the disk damages the newest, one is
             left.
-        best: keep the best one too: of the round with the greatest accuracy on validation data, or
-            where there are none the greatest `mean_accuracy`, which looks at test data. A round
-            better than all that are saved is saved before its time where that is cheap, so that
-            saving takes a twentieth of a run at most. Which round it is: `best_checkpoint_round` in
-            `summary.json`.
-        seconds: between checkpoints, and from the start to the first, at least, whatever rounds
-            take. 10: rounds of milliseconds would cost more to save than to run, and nobody minds
-            running ten seconds again. 0: every round that `every` names.
+        best: also keep the checkpoint of the best round: by accuracy on validation data or, without
+            these, by `mean_accuracy`, which looks at test data. A round better than all saved ones
+            is saved early if that is cheap, so that early saving takes a twentieth of the run at
+            most. `best_checkpoint_round` in `summary.json` names the round.
+        seconds: least number of seconds between checkpoints, and from the start to the first. 10:
+            rounds of milliseconds would cost more to save than to run, and ten seconds are soon run
+            again. 0: save every round that `every` names.
     """
 
     stage = "save"
@@ -70,21 +69,22 @@ class Checkpoint(Observer):
     best: bool = True
     seconds: NonNegativeFloat = 10.0
     saved = 0
-    """The last round that is saved, or that the run was resumed from."""
+    """The last round that was saved, or from which the run was resumed."""
     _saved_at: float | None = internal(default=None)
-    """When this process last saved, or began."""
+    """Time of this process's last checkpoint, or of its start."""
     _took = 0.1
-    """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
+    """Seconds that the last checkpoint took; before the first a guess: some 50 ms for ten small
+    models."""
     _last: Manifest | None = internal(default=None)
     _spent: dict[int, dict[str, Any]] = internal(default_factory=dict)
-    """By client, what of its privacy was spent when this process last saved it: a visit that failed
-    may spend some."""
+    """By client, its spent privacy budget when this process last saved it: a visit that failed may
+    spend some."""
     _kept: dict[int, Manifest] | None = internal(default=None)
-    """Manifests in the folder, by round, once it has been looked through."""
+    """Manifests in the folder, by round; None: the folder has not been read yet."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Look at the clock, and look up which files hold the clients that the run was resumed
-        with."""
+        """Start the clock and, in a resumed run, read the manifest: files of clients that do not
+        change are used again."""
         _SAVING[id(self)] = self
         self._saved_at = time.monotonic()
         self.saved = run.resumed_from
@@ -96,7 +96,7 @@ class Checkpoint(Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
+        """Save the run if a checkpoint is due; Ctrl-C and SIGTERM wait until it is written."""
         metric = run.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
         score = None if score is None else metric.merit(score)
@@ -113,28 +113,29 @@ class Checkpoint(Observer):
         run: RunContext,
         score: float | None = None,
     ) -> None:
-        """Save the run as it is now, with the score of its round, where it has one."""
+        """Save the run as it is now; `score`: that of its last round, if it was scored."""
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
 
     def on_close(self, run: RunContext) -> None:
-        """Leave the process to other runs."""
+        """Remove this callback from the process's runs in progress (`_SAVING`)."""
         _SAVING.pop(id(self), None)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
-        """The round that `--checkpoint best` stands for."""
+        """Return the round that `--checkpoint best` loads."""
         if not run.is_main or not self.best:
             return {}
         manifests = self._kept or disk.manifests(run.folder / "checkpoints")
-        greatest = disk.best(manifests.values())
+        greatest = disk.best_round(manifests.values())
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
-    def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint
-        yet.
+    def may_lack_checkpoint(self, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Return whether a killed run with these `rows` in metrics.csv may never have saved a
+        checkpoint; otherwise its files have been deleted.
 
-        Of the last row's round nothing is known; of those before, all that were due would have been
-        saved. A run that is resumed with fewer `seconds` may have begun with the default.
+        The last row's round may have ended without its checkpoint; if one was due in an earlier
+        round, it was saved. A run that is resumed with fewer `seconds` may have begun with the
+        default, so the greater number counts.
         """
         last_due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
@@ -146,7 +147,8 @@ class Checkpoint(Observer):
         round: int,
         score: float | None,
     ) -> bool:
-        """Return whether a round is saved: the same on every rank, by rank 0's clock and files."""
+        """Return whether the round is saved: the same on every rank, by rank 0's clock and
+        files."""
         if round == run.rounds:
             return True
         if round % self.every:
@@ -159,11 +161,11 @@ class Checkpoint(Observer):
         return bool(run.processes.gather_objects(is_due)[0])
 
     def _is_best(self, score: float | None) -> bool:
-        """Return whether `score` is greater than those of all checkpoints that are kept."""
+        """Return whether `score` is greater than those of all kept checkpoints."""
         if not self.best or score is None or math.isnan(score):
             return False
         manifests = self._kept or {}
-        greatest = disk.best(manifests.values())
+        greatest = disk.best_round(manifests.values())
         return greatest is None or score > manifests[greatest]["score"]
 
     def _save(
@@ -172,14 +174,15 @@ class Checkpoint(Observer):
         folder: Path,
         score: float | None,
     ) -> Manifest:
-        """Write all that changed since the last checkpoint, on every rank, then its manifest."""
+        """Write what has changed since the last checkpoint, on every rank, then the manifest;
+        return it."""
         t = run.server.round
         before = self._last or {"clients": {}}
         entries: dict[str, dict[str, Any]] = {}
         changed: dict[str, Tensors] = {}
         for client, state in sorted(run.states.items()):
             entry = before["clients"].get(str(client))
-            spent = {name: x.tolist() for name, x in spent_by(state).items()}
+            spent = {name: x.tolist() for name, x in privacy_spent(state).items()}
             same_budget = spent == self._spent.get(client, {})
             if entry is None or entry["turns"] != state.rounds or not same_budget:
                 name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
@@ -219,9 +222,10 @@ class Checkpoint(Observer):
         folder: Path,
         newest: Manifest,
     ) -> None:
-        """Delete all but the last few checkpoints and the best, and files that none of these names.
+        """Delete all checkpoints except the newest few and the best, and files that no kept
+        manifest names.
 
-        The first call looks through the folder, later ones at what this run has written.
+        The first call reads the folder; later ones know what this run has written.
         """
         files = set[str]()
         if self._kept is None:
@@ -231,7 +235,7 @@ class Checkpoint(Observer):
                 files |= {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}
         self._kept[newest["round"]] = newest
         rounds = sorted(self._kept, reverse=True)[: self.keep]
-        greatest = disk.best(self._kept.values())
+        greatest = disk.best_round(self._kept.values())
         if self.best and greatest is not None:
             rounds.append(greatest)
         for manifest in self._kept.values():
@@ -251,19 +255,24 @@ def why_none(
 ) -> str:
     """Return why a run with these rows of metrics.csv has no checkpoint.
 
+    Args:
+        callbacks: of the run.
+        rows: of metrics.csv.
+        ended: whether the run has ended.
+
     Raises:
         BadInput: it had one, whose files are gone.
     """
     savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
-    if ended or not all(saver.may_be_none(rows) for saver in savers):
-        problem = "the run has no checkpoint, and would begin again over its own tables"
-        cure = "give a new --name, or put its folder checkpoints back"
-        raise BadInput("resume", True, f"{problem}: {cure}")
+    if ended or not all(saver.may_lack_checkpoint(rows) for saver in savers):
+        problem = "the run's checkpoints are gone, and it would begin again over its own tables"
+        cure = "give a new --name, or restore its folder checkpoints"
+        raise BadInput("resume", True, f"{problem}; {cure}")
     return "was stopped before its first checkpoint" if savers else "keeps no checkpoints"
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is anything to resume from, intact or not."""
+    """Return whether a folder holds any checkpoint, intact or damaged."""
     return bool(disk.rounds(folder))
 
 
@@ -272,7 +281,8 @@ def restore(
     folder: Path,
     which: Literal["last", "best"] | int = "last",
 ) -> int:
-    """Load a checkpoint in `folder` (the newest intact, the best, or a round's); return its round.
+    """Load a checkpoint in `folder` into `run` (the newest intact, the best, or a round's); return
+    its round.
 
     Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
 
@@ -281,7 +291,7 @@ def restore(
     """
     rounds = disk.rounds(folder)
     if which != "last":
-        chosen = disk.best(disk.manifests(folder).values()) if which == "best" else which
+        chosen = disk.best_round(disk.manifests(folder).values()) if which == "best" else which
         rounds = [t for t in rounds if t == chosen]
     rounds = run.processes.gather_objects(rounds)[0]
     place = str(folder.parent)
@@ -318,19 +328,18 @@ def _load(
     folder: Path,
     round: int,
 ) -> _Loaded:
-    """Return manifest, initial model, server and this rank's clients; `run` is not touched."""
+    """Return manifest, initial models, server tensors and this rank's clients; `run` is not
+    changed."""
     manifest = disk.read_manifest(folder, round)
     place = str(folder.parent)
     clients = [*map(int, manifest["clients"])]
     fits = max(manifest["heard"] + clients, default=0) < run.clients
-    check("run", place, fits, "its checkpoint was saved with more clients")
+    cure = "resume with the run's own configuration"
+    requirement = f"its checkpoint has more clients than the {run.clients} of this run; {cure}"
+    check("run", place, fits, requirement)
     fits = manifest["blocks"] == _blocks(run) and manifest["dtype"] == str(run.dtype)
-    check(
-        "run",
-        place,
-        fits,
-        "its checkpoint was saved with another model or precision",
-    )
+    requirement = f"its checkpoint was saved with another model or precision; {cure}"
+    check("run", place, fits, requirement)
     initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
     models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
     fields = _flat(fields=run.server.memory) | _vectors(run)
@@ -351,7 +360,7 @@ def _load(
 
 
 def _put(run: RunContext, loaded: _Loaded) -> None:
-    """Let `run` go on from what has been loaded."""
+    """Copy what was loaded into `run`."""
     device = run.device
     saved = loaded.server
     for k, group in enumerate(run.groups):
@@ -376,7 +385,8 @@ def _put(run: RunContext, loaded: _Loaded) -> None:
 
 
 def _of_client(state: ClientState) -> Tensors:
-    """Return a client's tensors; the server's last copy only where it is another tensor."""
+    """Return a client's tensors by name; the server's copies of its uploads only where they are
+    other tensors."""
     vectors = dict(state.vectors)
     row = vectors.pop(MODEL)
     tensors = _flat(
@@ -397,7 +407,7 @@ def _state(
     rounds: int,
     saved: Mapping[str, Tensor],
 ) -> ClientState:
-    """Return what `_of_client` gave, in the store."""
+    """Return the client's state from the tensors that `_of_client` named, in the run's store."""
     slots = run.method.slots()
     vectors = {MODEL: run.store.allocate(saved["row"])}
     vectors |= {slot: run.store.allocate(saved[f"vectors.{slot}"]) for slot in slots}
@@ -421,12 +431,12 @@ def _state(
 
 
 def _received_name(slot: str) -> str:
-    """The name of the server's last copy of a slot."""
+    """Return the name of the server's last copy of a slot."""
     return "received" if slot == MODEL else f"received.{slot}"
 
 
 def _of_server(run: RunContext) -> Tensors:
-    """Return the server's memory and vectors; a global model where it is not the initial one."""
+    """Return the server's memory and vectors; a global model only if it is not the initial one."""
     tensors = _flat(fields=run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
         if group.vectors[MODEL] is not group.initial:
@@ -435,7 +445,7 @@ def _of_server(run: RunContext) -> Tensors:
 
 
 def _vectors(run: RunContext) -> Tensors:
-    """Return what the server keeps of each group beside the global model."""
+    """Return the server's further vectors of each group, beside the global model."""
     tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         vectors = {name: vector for name, vector in group.vectors.items() if name != MODEL}
@@ -444,7 +454,7 @@ def _vectors(run: RunContext) -> Tensors:
 
 
 def _initial(run: RunContext) -> Tensors:
-    """Return each group's initial model and what of it is frozen: stored once."""
+    """Return each group's initial model, buffers and frozen tensors: stored once."""
     tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         parts = _flat(row=group.initial, buffers=group.initial_buffers, frozen=group.frozen)
@@ -453,7 +463,8 @@ def _initial(run: RunContext) -> Tensors:
 
 
 def _blocks(run: RunContext) -> list[Any]:
-    """Return what a checkpoint fits: of each group its first and last client, and its blocks."""
+    """Return what a checkpoint must fit: for each group its first and last client, and names and
+    shapes of its blocks."""
     return [
         [[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]]
         for g in run.groups

@@ -1,8 +1,8 @@
-"""Fewer bits instead of fewer layers: quantisation and sparsification of what travels.
+"""Compression of messages by fewer bits: quantisation and sparsification.
 
-Both code the difference from the server's last copy of the client, which client and server know
-alike (the client knows what it has sent). A small change then costs a small error, and what one
-round did not carry is in the next difference.
+Both encode the difference from the server's last copy of the client's model, which client and
+server share (the client knows what it has sent). So a small change costs a small error, and the
+next difference holds what one round left out.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.configuration.ranges import PositiveShare
 from fl_lightning.core import Client, Payload, RunContext
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.foundation.errors import BadInput
 
 
@@ -26,8 +26,8 @@ def quantised(
     bits: int,
     draws: torch.Generator,
 ) -> Tensor:
-    """`x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean is `x`
-    (unbiased).
+    """Return `x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean
+    is `x` (unbiased).
 
     QSGD's idea (Alistarh et al., NeurIPS 2017) with the largest magnitude as scale. Zeros stay
     zeros.
@@ -35,12 +35,12 @@ def quantised(
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
     level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
     floor = level.floor()
-    up = sent(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
+    up = to_device(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
     return (floor + up) * scale
 
 
 def largest(x: Tensor, count: int) -> Tensor:
-    """`x` with all but its `count` entries of largest magnitude set to 0."""
+    """Return `x` with all but its `count` entries of largest magnitude set to 0."""
     places = x.abs().topk(count).indices
     return torch.zeros_like(x).index_copy_(0, places, x[places])
 
@@ -49,12 +49,12 @@ def largest(x: Tensor, count: int) -> Tensor:
 class Quantize(Transform):
     """Send 8- or 16-bit integers and one scale for each tensor instead of 32-bit floats (unbiased).
 
-    Running statistics travel whole: a step of the grid can be greater than a small variance, or
-    bring it below 0.
+    Running statistics are sent unquantised: a step of the grid can be greater than a small
+    variance, or bring it below 0.
 
     Args:
         bits: 8 or 16. 8: a quarter of the bytes.
-        direction: what is quantised.
+        direction: which messages are quantised.
     """
 
     changes_download = changes_upload = True
@@ -90,11 +90,11 @@ class Quantize(Transform):
         size = payload.vector.element_size()
         draws = client.generator(purpose)
         coded = payload.sent & layout.is_parameter
-        client.flops += 9 * int(layout.numbers[coded].sum())
+        client.flops += 9 * int(layout.sizes[coded].sum())
         code = partial(quantised, bits=self.bits, draws=draws)
         payload.vector = _with_coded_changes(client, payload, coded, code)
         bits = np.where(layout.is_parameter, self.bits, 8 * size)
-        payload.block_bytes = layout.numbers * bits // 8 + size * layout.is_parameter
+        payload.block_bytes = layout.sizes * bits // 8 + size * layout.is_parameter
 
 
 @dataclass
@@ -106,8 +106,8 @@ class TopK(Transform):
     Cordonnier, Jaggi (Sparsified SGD with Memory, NeurIPS 2018), on models instead of gradients.
 
     Args:
-        share: of each tensor's numbers (at least one). 0.1: with 4-byte positions a fifth of the
-            bytes.
+        share: share of each tensor's numbers that is sent (at least one number). 0.1: with 4-byte
+            positions a fifth of the bytes.
     """
 
     changes_upload = True
@@ -115,19 +115,20 @@ class TopK(Transform):
     share: PositiveShare = 0.1
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` beside `quantize`: their bytes would not add up."""
+        """Raise `BadInput` beside `quantize`: each of the two counts a message's bytes as if it
+        were alone."""
         super().on_fit_start(run)
         if any(isinstance(c, Quantize) for c in run.callbacks):
-            raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")
+            raise BadInput("callbacks.topk", ..., "it cannot run with quantize; keep one of them")
 
     def on_upload(
         self,
         client: Client,
         payload: Payload,
     ) -> None:
-        """Keep the largest changes."""
+        """Keep the largest changes and set the others to 0."""
         # differences, magnitudes and sums
-        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
+        client.flops += 3 * int(payload.layout.sizes[payload.sent].sum())
         payload.vector = _with_coded_changes(
             client,
             payload,
@@ -150,8 +151,8 @@ def _with_coded_changes(
     blocks: np.ndarray,
     code: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """The payload's vector (D,), in `blocks` (bool [B]) the server's last copy of the client plus
-    the coded difference from it."""
+    """Return the payload's vector (D,) in which `blocks` (bool [B]) hold the server's last copy of
+    the client plus the coded difference from it."""
     last_copy = client.state.received["model"]
     vector = payload.vector.clone()
     for block, is_coded in zip(payload.layout.blocks, blocks, strict=True):

@@ -1,5 +1,5 @@
-"""Whether W&B's server can be reached, and whose variables the environment holds: decided before a
-run begins, and never by asking for a key."""
+"""The connection to W&B, decided before a run begins and never by asking for a key: whether its
+server can be reached, and which variables of the environment belong to other runs."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 Mode = Literal["online", "offline", "disabled"]
 SWEEP = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
-"""What `wandb agent` sets for the run that it starts."""
+"""Variables that `wandb agent` sets for the run that it starts."""
 OF_ONE_RUN = (
     *SWEEP,
     "WANDB_RESUME",
@@ -31,17 +31,18 @@ OF_ONE_RUN = (
     "WANDB_X_LABEL",
     "WANDB__LABEL",
 )
-"""Variables that say which run this is, or where its files lie. Of another job they would make two
-runs one. All others (WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_BASE_URL,
+"""Variables that name a run or its files. Inherited from another job, they would merge two runs
+into one. All others (WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, WANDB_BASE_URL,
 WANDB_TAGS, ...) are the user's."""
-_PATIENCE = 3.0  # seconds to wait for a sign of life of the W&B server
+_PATIENCE = 3.0  # seconds to wait for W&B's server
 
 
 def id_of_agent() -> str | None:
-    """The id that `wandb agent` has given to this process's run; None: no agent has started it.
+    """Return the run id that `wandb agent` has given to this process; None: no agent has started
+    it.
 
-    The variables alone prove nothing: beside them the agent writes the run's parameters into a file
-    of this name.
+    The variables may be inherited and prove nothing alone: the agent also writes the run's
+    parameters into a file `config-ID.yaml`.
     """
     sweep, run_id, file = (os.environ.get(name, "") for name in SWEEP)
     by_agent = Path(file).name == f"config-{run_id}.yaml" and Path(file).is_file()
@@ -49,12 +50,8 @@ def id_of_agent() -> str | None:
 
 
 def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
-    """Take the variables of `OF_ONE_RUN` but for `keep` out of this process's environment, before
-    W&B reads it.
-
-    Returns:
-        Their names.
-    """
+    """Remove the variables `OF_ONE_RUN`, except `keep`, from this process's environment, before W&B
+    reads it; return the names of those removed."""
     names = [name for name in OF_ONE_RUN if name in os.environ and name not in keep]
     for name in names:
         del os.environ[name]
@@ -62,8 +59,8 @@ def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
 
 
 def possible_mode() -> tuple[Mode, str]:
-    """What `auto` comes to (online, offline or disabled), and why it is not online. Never asks for
-    a key."""
+    """Return the mode that `auto` means here (online, offline or disabled), and the reason if it is
+    not online. Never asks for a key."""
     import wandb
 
     try:
@@ -76,13 +73,14 @@ def possible_mode() -> tuple[Mode, str]:
     except Exception as error:
         return "offline", f"the W&B settings or the API key cannot be used ({type(error).__name__})"
     host, port = address(settings.base_url)
-    if not answers(host, port):
+    if not is_reachable(host, port):
         return "offline", f"{host} does not answer"
     return "online", ""
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port that a request for `url` goes to: the proxy's, where there is one."""
+    """Return host and port to which a request for `url` connects: those of the proxy, if there is
+    one."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
@@ -90,24 +88,28 @@ def address(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
-def answers(host: str, port: int) -> bool:
-    """Whether something listens there. A thread, since looking a name up heeds no time limit."""
+def is_reachable(host: str, port: int) -> bool:
+    """Return whether a TCP connection to `host` opens within `_PATIENCE` seconds. It runs in a
+    thread, since looking up a name has no time limit."""
     answered = threading.Event()
 
-    def knock() -> None:
+    def connect() -> None:
         with contextlib.suppress(OSError):
             socket.create_connection((host, port), _PATIENCE).close()
             answered.set()
 
-    thread = threading.Thread(target=knock, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(_PATIENCE)
     return answered.is_set()
 
 
-def let_go(exit_code: int = 1) -> None:
-    """Part with W&B's helper, or where it is gone W&B prints a traceback at the end; and with W&B's
-    settings."""
+def tear_down(exit_code: int = 1) -> None:
+    """Shut down W&B's service process and forget W&B's settings.
+
+    If the service is gone, W&B would otherwise print a traceback at exit; and this process's next
+    run would reuse the settings. `exit_code`: reported to the service.
+    """
     import wandb
 
     with contextlib.suppress(Exception):

@@ -1,19 +1,20 @@
-"""A relation that groups clients in layers at one end where losses on samples that training has not
-seen ask for it.
+"""A relation that groups clients in the last or first layers, if a trial on held-out losses shows
+that groups help.
 
 Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be
-compared. Where they fall into two heaps far apart, pairs of the upper heap are of one group, and
-rounds 4 to 6 try three candidates: FedAvg's rows in all layers (EVERYWHERE, 0), the group's in the
-last layer (HEAD, 1), or in the first (FIRST, 2). In round t client i begins from candidate
-(i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training
-on two halves, each sample by the model of the other half. What wins over all clients stays. If
-nothing does, three rounds more try the last two layers and the first two, then four and so on, up
-to half of the layers: 3 and 4 are the last two and the first two. FedAvg's rows if nothing wins.
+compared. If the cosines fall into two clusters far apart, pairs of the upper cluster are of one
+group, and rounds 4 to 6 try three candidates: FedAvg's rows in all layers (EVERYWHERE, 0), the
+group's in the last layer (HEAD, 1), or in the first (FIRST, 2). In round t client i begins from
+candidate (i + t) mod 3, a Latin square, without its own model in the mix, and reports its loss
+before and after training on two halves of its samples, each sample scored by the model of the other
+half. The candidate that wins over all clients stays. If none does, three rounds more try the last
+two layers and the first two, then four and so on, up to half of the layers: candidates 3 and 4 are
+the last two and the first two. If no candidate wins, FedAvg's rows stay.
 
-Steps alone cannot tell label skew, where groups cost, from conflict, where they gain: losses after
-training can, and so can means of features by class, where all clients share classes. If these fall
-into two heaps, of pairs that agree and of pairs whose classes look different, clients conflict:
-then the trial only says in which layer.
+Steps alone cannot tell label skew, where groups cost accuracy, from conflict, where they gain.
+Losses after training can, and so can means of features by class, if all clients share classes: if
+their distances fall into two clusters, pairs that agree and pairs whose classes look different,
+clients conflict, and the trial only decides in which layer.
 """
 
 import math
@@ -37,35 +38,36 @@ COMPARED = 3
 """Number of rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours,
 validation data)."""
 TRIED = 3
-"""Number of rounds of a trial: in each, a third of the clients tries a candidate, and every client
-tries every one."""
+"""Number of rounds of a trial: in each, a third of the clients tries each candidate, and in the end
+every client has tried every one."""
 LAST = COMPARED + TRIED
-"""Rounds up to the end of the first trial, after which the run must go on."""
+"""The last round of the first trial; the run must have more."""
 FEWEST = 4
-"""The least number of clients. With fewer there are three pairs at most, of which nothing splits
-(ours)."""
+"""The least number of clients that can be grouped: fewer make three pairs at most, too few to be
+split (ours)."""
 CLEAR, CLEARER = 2.0, 3.0
-"""Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first
-layer must beat the last by the second: it has more numbers, and of candidates alike in validation
-loss the smaller one does less harm (ours)."""
+"""z-scores by which a candidate must be better. CLEAR: than FedAvg's rows, some 95 %. CLEARER: the
+first layer than the last, since it has more numbers, and of candidates alike in validation loss the
+smaller one does less harm (ours)."""
 APART = 2.0
-"""Ratio beyond which class means conflict: their squared distance over what noise of few samples
-explains, mean over the pairs of the farther heap. Without conflict it was 0.9 to 1.7 in 29 runs,
-with groups of labels or rotations 2.1 to 13 in 61 of 65 (ours, validation data)."""
+"""Ratio above which class means conflict: their squared distance over the distance that noise of
+few samples explains, mean over the pairs of the farther cluster. Without conflict it was 0.9 to 1.7
+in 29 runs, with groups of labels or rotations 2.1 to 13 in 61 of 65 (ours, validation data)."""
 ROUNDING = 1e-6
-"""Gaps of cosines, and gains relative to the mean loss, that are rounding of 32 bits."""
+"""Gaps of cosines, and gains relative to the mean loss, up to which 32-bit rounding explains
+them."""
 MOST_NAMED = 50
-"""Clients that a line about groups names."""
+"""The greatest number of clients that a line about groups names."""
 
 TRIAL = "trial"
-"""Told to a client that is to report losses."""
+"""The key of a download that asks a client to report losses."""
 EVERYWHERE, HEAD, FIRST = range(3)
-"""The candidates of the first trial; the others' groups are 2 higher with each further one."""
+"""The candidates of the first trial; in each further trial HEAD and FIRST are 2 higher."""
 COLLECTS, TRIES, SETTLED = range(3)
-"""The stages."""
+"""The stages: steps are collected, candidates are tried, groups are decided."""
 ROUND, STAGE, CHOICE, BEGUN = range(4)
 """Places in `cross.state`: the last round, the stage, the chosen candidate (in a trial the number
-of those that were tried before), the last round before the trial."""
+of grouped candidates that earlier trials tried), the last round before the trial."""
 EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
 """Columns `groups_NAME` of metrics.csv."""
 
@@ -74,11 +76,11 @@ EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
 
 
 def split(values: Tensor) -> tuple[float, float]:
-    """Otsu's threshold of `values` (k,), and d', the distance of the heaps' means in standard
-    deviations within.
+    """Return Otsu's threshold between two clusters of `values` (k,), and d': the distance of the
+    clusters' means over the standard deviation within clusters.
 
-    (Otsu, IEEE Transactions on Systems, Man and Cybernetics 1979.) d' is 0 where values are equal
-    but for rounding.
+    (Otsu, IEEE Transactions on Systems, Man and Cybernetics 1979.) d' is 0 if values are equal up
+    to rounding.
     """
     ordered = values.double().sort().values
     n = len(ordered)
@@ -100,15 +102,15 @@ def split(values: Tensor) -> tuple[float, float]:
 
 
 def class_gaps(tables: Tensor) -> Tensor:
-    """How far the clients' means of a class lie apart: squared distance over its expectation where
-    they differ by noise alone, mean over the classes that both have.
+    """Return the distances of the clients' class means, (n, n): squared distance over its
+    expectation if they differ by noise alone, mean over the classes that both clients have.
 
     Args:
-        tables: (n, C, 2 + d), of each class the samples, their squared distance from their mean,
-            and that mean.
+        tables: (n, C, 2 + d): for each class the number of samples, the sum of their squared
+            distances from their mean, and that mean.
 
     Returns:
-        (n, n); not finite where two have no class in common, or no class has two samples.
+        Shape (n, n); not finite where two clients share no class, or no class has two samples.
     """
     counts, squares, means = tables.double().split([1, 1, tables.shape[-1] - 2], -1)
     variance = squares.sum() / (counts - 1).clamp_min(0).sum()
@@ -121,11 +123,14 @@ def class_gaps(tables: Tensor) -> Tensor:
     return gaps / shared / variance
 
 
-def components(near: Tensor) -> list[list[int]]:
-    """Groups of clients, in ascending order.
+def client_groups(near: Tensor) -> list[list[int]]:
+    """Return the groups of clients, each in ascending order: the connected components of a graph.
 
-    Those are connected who share more than half of all whom `near` (N, N) has near either: one
-    wrong pair joins no two groups.
+    Two clients are connected if more than half of the clients that are near to one of them are near
+    to both (each is near to itself). So one wrong pair joins no two groups.
+
+    Args:
+        near: (N, N), true for pairs of clients that are near each other.
     """
     from scipy.sparse.csgraph import connected_components
 
@@ -137,26 +142,29 @@ def components(near: Tensor) -> list[list[int]]:
     return [np.flatnonzero(labels == group).tolist() for group in range(count)]
 
 
-def candidate(clients: Tensor, t: int | Tensor) -> Tensor:
-    """What each of `clients` tries in round t (of each, or of all)."""
+def candidates(clients: Tensor, t: int | Tensor) -> Tensor:
+    """Return the candidate that each of `clients` tries in round `t` (one round for all, or one for
+    each)."""
     return (clients + t) % 3
 
 
 def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
-    """z, a gain in mean loss over its standard error, of each candidate over those before it.
+    """Return the z-scores of the gains in mean loss (gain over standard error) of each candidate
+    over those before it.
 
     Least squares: loss = client + round + candidate + error, with equal errors.
 
     Args:
         losses: (TRIED, N), of the rounds after `begun`; infinite: not measured.
-        begun: the round after which the trial began.
+        begun: the last round before the trial.
 
     Returns:
-        By (candidate, candidate before it); empty where there are too few losses.
+        By (candidate, candidate before it), positive if the former has the lower loss; empty if
+            there are too few losses.
     """
     rounds, clients = losses.isfinite().nonzero(as_tuple=True)
     y = losses[rounds, clients]
-    tried = candidate(clients, begun + 1 + rounds)
+    tried = candidates(clients, begun + 1 + rounds)
     of_clients = one_hot(clients, losses.shape[1])
     of_rounds = one_hot(rounds, TRIED)[:, 1:]
     of_candidates = one_hot(tried, 3)[:, 1:]
@@ -184,10 +192,11 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
 
 @dataclass
 class CrossFittedCube(Relation):
-    """FedAvg's rows; after a trial those of groups in the last or in the first layers.
+    """FedAvg's rows; after a trial that groups have won, rows of groups of clients in the last or
+    first layers.
 
     Args:
-        guard: d' that groups must exceed to be tried.
+        guard: least separation d' of two clusters at which groups are tried.
     """
 
     per_layer = True
@@ -196,11 +205,13 @@ class CrossFittedCube(Relation):
 
     guard: float
     _layers: dict[int, list[int]] = internal(default_factory=dict)
-    """By candidate, the layers that it groups."""
+    """The layers that each candidate groups."""
     _measured: dict[str, float] = internal(default_factory=dict)
+    """Metrics of the last round."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Which layers are the last and the first: 1, 2, 4 ... of them, up to half."""
+        """Find the layers of each candidate: the last and the first 1, 2, 4 ... layers, up to
+        half."""
         head = set[int]()
         body = set[int]()
         for block in run.groups[0].layout.blocks:
@@ -216,11 +227,15 @@ class CrossFittedCube(Relation):
             count *= 2
 
     def init_server(self, run: RunContext) -> Tensors:
-        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise_ratio`; `averaged`
-        (N,), who is in FedAvg's model; `told` (N,), who has its share; `cosines` (2, N, N), sums
-        and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and after
-        training; `gaps` (N, N), of `class_gaps`; `state` (4,): the last round, stage, choice, the
-        last round before the trial; `evidence`, by `EVIDENCE`. Infinite: none yet."""
+        """Return the state, whose names begin with `cross.`. Infinite: not measured yet.
+
+        `noise` (2, L): sums and counts of `add_noise_ratio`. `averaged` (N,): which clients'
+        uploads are in FedAvg's model. `told` (N,): which clients have received their share of
+        noise. `cosines` (2, N, N): sums and counts. `near` (N, N): which clients are of one group.
+        `losses` (2, TRIED, N): before and after training. `gaps` (N, N): from `class_gaps`. `state`
+        (4,): last round, stage, choice, last round before the trial. `evidence`: the values named
+        by `EVIDENCE`.
+        """
         n = run.clients
         return {
             "cross.noise": torch.zeros(2, len(run.layer_names), dtype=torch.float64),
@@ -237,8 +252,12 @@ class CrossFittedCube(Relation):
     # ---------------------------------------------------------------- what is sent
 
     def sent(self, server: Server) -> dict[int, Payload]:
-        """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of
-        noise (L,) in its step, and in a trial `trial` ()."""
+        """Return each client's download: FedAvg's model, or the client's own mix in a trial and
+        after one that groups have won.
+
+        Once it also holds `share` (L,), the share of noise in the client's step, by which the
+        client shortens its steps; in a trial it holds `trial` (), which asks for losses.
+        """
         memory = server.memory
         _, stage, choice, _ = memory["cross.state"].tolist()
         own_mixes = stage == TRIES or choice != EVERYWHERE
@@ -253,7 +272,8 @@ class CrossFittedCube(Relation):
         return payloads
 
     def _one_for_all(self, server: Server) -> dict[int, Payload]:
-        """FedAvg's model: one vector, so that all begin with the same bits."""
+        """Return FedAvg's model for every client: one vector, so that all begin with the same
+        bits."""
         group = server.only
         cohort = server.cohort
         averaged = server.memory["cross.averaged"].nonzero()[:, 0].tolist() or cohort
@@ -268,7 +288,7 @@ class CrossFittedCube(Relation):
         return payloads
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Rows of the receivers, (L, m, n)."""
+        """Return the receivers' rows, (L, m, n)."""
         memory = inputs.memory
         places = inputs.places
         t, stage, choice, _ = memory["cross.state"].tolist()
@@ -281,7 +301,7 @@ class CrossFittedCube(Relation):
         chosen = torch.full_like(receivers, choice)
         if stage == TRIES:
             everybody = _some(everybody * (1 - identity), identity)
-            chosen = candidate(receivers, t + 1)
+            chosen = candidates(receivers, t + 1)
             chosen += choice * (chosen != EVERYWHERE)
         grouped = _some(near * everybody, everybody)
         rows = everybody.expand(inputs.layers, -1, -1).clone()
@@ -294,7 +314,7 @@ class CrossFittedCube(Relation):
     # ---------------------------------------------------------------- what is learned
 
     def learn(self, server: Server) -> None:
-        """The uploads have arrived: noise, cosines, losses, and what is decided by them."""
+        """Update noise, cosines and losses from a round's uploads, and decide about groups."""
         state = server.memory["cross.state"]
         t = server.round
         first = int(state[ROUND]) == 0
@@ -338,7 +358,7 @@ class CrossFittedCube(Relation):
             _say(server.run, f"{problem}: all of a step counts as noise")
 
     def _compare(self, server: Server) -> None:
-        """Add the cosines of the steps of those who answered, all of which began from one model."""
+        """Add the cosines of the answering clients' steps, which all began from one model."""
         clients = torch.tensor(server.answered)
         group = server.only
         gram = group.gram(server.answered, group.layout.is_parameter, "sent")
@@ -350,7 +370,7 @@ class CrossFittedCube(Relation):
         count[pairs] += 1
 
     def _compare_classes(self, server: Server) -> None:
-        """Keep how far apart the class means are of those who have uploaded theirs."""
+        """Store the distances of the class means of the clients that uploaded theirs."""
         clients = [c for c in server.answered if "classes" in server.statistics[c]]
         if clients:
             at = torch.tensor(clients)
@@ -358,7 +378,8 @@ class CrossFittedCube(Relation):
             server.memory["cross.gaps"][at[:, None], at] = class_gaps(tables)
 
     def _conflict(self, memory: Tensors) -> tuple[Tensor, float]:
-        """Who agrees with whom about classes, bool (N, N), and d'; 0 where no groups conflict."""
+        """Return which clients agree about classes, bool (N, N), and the separation d'; 0: no
+        conflict."""
         gaps = memory["cross.gaps"]
         upper = torch.ones_like(gaps, dtype=torch.bool).triu(1)
         if not gaps[upper].isfinite().all():
@@ -375,7 +396,7 @@ class CrossFittedCube(Relation):
         run: RunContext,
         t: int,
     ) -> str:
-        """Why there are no groups to be tried after round t, in words; empty: there may be."""
+        """Return why groups cannot be tried after round t, in words; empty: they can."""
         if run.clients < FEWEST:
             return f"{run.clients} clients, fewer than {FEWEST}"
         if not all(self._layers.values()):
@@ -387,7 +408,8 @@ class CrossFittedCube(Relation):
         return ""
 
     def _find_groups(self, server: Server) -> None:
-        """Steps have been compared: who is near whom, and whether that is to be tried."""
+        """Find the groups from the compared steps or class means; begin a trial if they are far
+        enough apart."""
         memory = server.memory
         run = server.run
         state = memory["cross.state"]
@@ -420,7 +442,7 @@ class CrossFittedCube(Relation):
         _say(run, f"{reason}; {_trial(server.round, 1)}")
 
     def _keep_losses(self, server: Server) -> None:
-        """Losses of a round of the trial, which may be its last."""
+        """Store the losses of a round of the trial; after its last round decide."""
         tried = server.round - int(server.memory["cross.state"][BEGUN])
         for c, upload in server.statistics.items():
             if "losses" in upload:
@@ -429,7 +451,8 @@ class CrossFittedCube(Relation):
             self._choose(server)
 
     def _choose(self, server: Server) -> None:
-        """A trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
+        """Decide a finished trial by z-scores over all clients (`CLEAR`, `CLEARER`): group in the
+        last or first layers, try more layers, or keep FedAvg's rows."""
         memory = server.memory
         run = server.run
         before, after = memory["cross.losses"]
@@ -485,42 +508,42 @@ class CrossFittedCube(Relation):
                 self._measured[f"groups_{name}"] = value
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups
-        go by."""
+        """Return `noise_share_LAYER`, the share of noise in a client's step, mean over the round's
+        clients, and `groups_NAME` for the names of `EVIDENCE` that have been measured."""
         return self._measured
 
     def chosen(self, run: RunContext) -> dict[str, Any]:
-        """For the summary: `grouped_layers`, and where there are any the `client_groups`, by
-        number."""
+        """Return entries for the summary: `grouped_layers` and, if there are any, `client_groups`,
+        lists of client numbers."""
         memory = run.server.memory
         _, stage, choice, _ = memory["cross.state"].tolist()
         grouped = [] if stage == TRIES else self._layers.get(choice, [])
         layers = [run.layer_names[k] for k in grouped]
         summary: dict[str, Any] = {"grouped_layers": layers}
         if layers:
-            summary["client_groups"] = components(memory["cross.near"])
+            summary["client_groups"] = client_groups(memory["cross.near"])
         return summary
 
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows, and those of `otherwise` in place of rows without any weight."""
+    """Return `rows`, with the rows of `otherwise` in place of those without any weight."""
     return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
 
 
 def _end(end: str, count: int) -> str:
-    """Layers at an end in words: `the last layer`, `the first 2 layers`."""
+    """Return words for the `count` layers at an end: `the last layer`, `the first 2 layers`."""
     return f"the {end} layer" if count == 1 else f"the {end} {count} layers"
 
 
 def _trial(t: int, count: int) -> str:
-    """A trial after round t in words."""
+    """Return words for a trial after round t."""
     first = _end("first", count).removesuffix(" layer").removesuffix(" layers")
     return f"rounds {t + 1} to {t + TRIED} try them in {_end('last', count)}, and in {first}"
 
 
 def _named(run: RunContext, near: Tensor) -> str:
-    """Groups in words: `0, 2 | 1, 3`."""
-    groups = components(near)
+    """Return groups in words: `0, 2 | 1, 3`."""
+    groups = client_groups(near)
     names = [*run.data.client_names, *range(len(run.data.client_names), run.clients)]
     if run.clients > MOST_NAMED:
         sizes = ", ".join(str(len(group)) for group in groups[:MOST_NAMED])

@@ -10,6 +10,7 @@ Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.cent
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +35,8 @@ def gradient(
     beta: float | Tensor,
     places: Tensor,
 ) -> Tensor:
-    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC,
-    AAAI, Eq. 12).
+    """Return the gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred
+    parts (KAPC, AAAI, Eq. 12).
 
     Args:
         R: rows (L, m, n).
@@ -56,8 +57,8 @@ def gradient(
 
 
 def normalised(R: Tensor, projection: str) -> Tensor:
-    """Rows brought back after a step: `simplex`, `clamp` (negatives to 0, then divided), `divide`
-    or `none`."""
+    """Return rows brought back to sum 1 after a step: by `simplex` (nearest point), `clamp`
+    (negatives to 0, then divided by the sum) or `divide`; `none` leaves them."""
     if projection == "simplex":
         return to_simplex(R)
     if projection == "clamp":
@@ -71,16 +72,16 @@ def exact(
     rho: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """The rows that solve min ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0 exactly.
+    """Return the rows that minimise ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0.
 
-    Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative
-    entries go on with `simplex_rows`.
+    Without r >= 0 the solution is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative
+    entries are solved by `simplex_rows`.
 
     Args:
         C: centred Gram matrices (L, n, n).
         prior: p, (n,), summing to 1.
         rho: beta / (2 lam) of each layer, (L,); 0 gives the identity, infinity the prior.
-        places: which rows are wanted, (m,).
+        places: numbers of the m sources whose rows are returned, (m,).
 
     Returns:
         Rows (L, m, n), float64.
@@ -108,32 +109,32 @@ def exact(
 
 @dataclass(frozen=True)
 class CubeSettings:
-    """How the rows of a learned relation are found.
+    """Settings of a learned relation.
 
     Args:
-        lam: weight of the coaching term. 1: the ablation's middle value (the headline tables do not
-            state it).
+        lam: weight of the coaching term, KAPC's proximal term towards the received mix. 1: the
+            ablation's middle value (the headline tables do not state it).
         beta: weight of the prior on the relation. 0.01: the ablation's middle value at alpha = 0.1.
         eta_r: step size on the relation. 0.01: paper.
         relation_steps: steps on the relation in a round, E_r. 1: paper.
-        projection: how a stepped row is brought back to sum 1; unstable without
+        projection: how a row is brought back to sum 1 after a step; `none` is unstable
             (docs/decisions/0004).
-        solver: `step`, the paper's; `exact` solves each row's problem, where only beta / (2 lam) =
-            rho matters.
+        solver: `step`: gradient steps, as in the paper; `exact`: the solution of each row's
+            problem, which depends on beta / (2 lam) = rho only.
         prior: p is 1/N (`uniform`, paper) or each client's share of the training samples
             (`samples`).
         rho_units: `absolute` (paper), or rho in units of each layer's `spread`, its mean squared
             distance from the mean model (exact solver only).
-        partial: how a partial cohort's rows are written back; `literal` is the journal's Alg. 5
-            (docs/decisions/0004).
+        partial: how a partial cohort's rows are written back into the cube: `preserve` keeps the
+            cohort's total weight in a row, `literal` is the journal's Alg. 5 (docs/decisions/0004).
         init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the
             papers). uniform: our choice, since with a step of 0.01 rows hardly move: random ones
             stay random (docs/decisions/0004).
-        rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own
-            lam may be 0: rows without a proximal term.
-        sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that
-            has not uploaded yet counts with the initial model), or those of everyone who has
-            `uploaded` so far, and one's own.
+        rho: strength of the prior in the exact problem; null: beta / (2 lam). If rho is given, lam
+            may be 0: rows are learned without a proximal term.
+        sources: whose last-known models are mixed: those of the `cohort` (journal, Alg. 5; a client
+            that has not uploaded yet counts with the initial model), or of all that have `uploaded`
+            so far and of the receiver itself.
     """
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
@@ -162,13 +163,13 @@ class CubeSettings:
 
 
 class LearnedCube(Relation):
-    """KAPC's relation: a row per client and layer, stepped or solved each round on the cohort's
-    last-known models.
+    """KAPC's relation: a row for each client and layer, updated each round by steps or exactly, on
+    the cohort's last-known models.
 
-    With a cohort smaller than the federation the cohort's slice of a row is brought to sum 1,
-    updated, and written back scaled to the mass it had (`preserve`), or written back and the whole
-    row divided by its sum (`literal`, the journal's Alg. 5, which moves weight to oneself without
-    any gradient).
+    If only a part of the clients takes part, the cohort's slice of a row is brought to sum 1 and
+    updated. `preserve` writes it back scaled to its former sum; `literal` (the journal's Alg. 5)
+    writes it back as it is and divides the whole row by its sum, which moves weight to the client
+    itself without any gradient.
     """
 
     per_layer = measures = True
@@ -184,8 +185,8 @@ class LearnedCube(Relation):
         """A line for the user with the first weights."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Prepare the line that tells rho. It is printed with the first weights, so that a run that
-        is refused prints nothing of it."""
+        """Prepare a log line that states rho. It is printed with the first weights, so that a
+        refused run does not print it."""
         settings = self.settings
         units = " of each layer's spread" if settings.rho_units == "spread" else ""
         name = "rho = beta / (2 lam)" if settings.rho is None else "rho"
@@ -194,9 +195,10 @@ class LearnedCube(Relation):
             self._note = f"relation: solver {settings.solver}, {strength}"
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
+        """Return `relation`, the cube (N, layers, N): all 1/N, or rows drawn evenly from the
+        simplex.
 
-        (From the identity the stepped form would never move.)
+        (Steps would never leave the identity.)
         """
         n = run.clients
         layers = len(run.layer_names) if self.per_layer else 1
@@ -206,11 +208,11 @@ class LearnedCube(Relation):
         return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated
-        with them.
+        """Update the cohort's rows in the cube, which is in the server's memory, and return them,
+        (L, m, n).
 
         Raises:
-            RunFailed: the rows left the finite numbers (an unstable step without a projection).
+            RunFailed: the rows are no longer finite (an unstable step without a projection).
         """
         if self._note:
             log.say(self._note)
@@ -230,34 +232,28 @@ class LearnedCube(Relation):
         gram = self._gram(inputs)
         check_finite(gram.centred)
         beta = self._beta(gram)
-        step = gradient(
-            R,
-            gram,
-            prior,
-            settings.lam,
-            beta,
-            inputs.places,
+        slope = partial(
+            gradient,
+            gram=gram,
+            prior=prior,
+            lam=settings.lam,
+            beta=beta,
+            places=inputs.places,
         )
+        step = slope(R)
         squares = step.square().sum((0, 2))
         if settings.solver == "exact":
             R = exact(gram.centred, prior, self._rho(gram), inputs.places)
         else:
             for k in range(settings.relation_steps):
                 if k > 0:
-                    step = gradient(
-                        R,
-                        gram,
-                        prior,
-                        settings.lam,
-                        beta,
-                        inputs.places,
-                    )
+                    step = slope(R)
                 R = normalised(R - settings.eta_r * step, settings.projection)
         if not R.isfinite().all():
-            step_words = f"eta_r = {settings.eta_r} with projection = {settings.projection!r}"
+            step_words = f"eta_r {settings.eta_r} with projection {settings.projection}"
             raise RunFailed(
-                f"the relation left the finite numbers: a step of {step_words} is unstable; use "
-                f"projection simplex, or a smaller eta_r"
+                f"the relation is no longer finite: {step_words} is unstable; use projection "
+                f"simplex, or a smaller eta_r"
             )
         self._write_back(
             cube,
@@ -275,7 +271,7 @@ class LearnedCube(Relation):
         return inputs.gram()
 
     def _rho(self, gram: Gram) -> Tensor:
-        """The prior's strength in each layer's exact problem, (L,)."""
+        """Return the prior's strength in each layer's exact problem, (L,)."""
         spread = _spread(gram)
         rho = torch.full_like(spread, self.settings.strength)
         if self.settings.rho_units == "absolute":
@@ -283,8 +279,8 @@ class LearnedCube(Relation):
         return torch.where(spread > 0, rho * spread, math.inf)
 
     def _beta(self, gram: Gram) -> float | Tensor:
-        """The prior's weight: `beta`, or for the exact solver 2 lam `rho`, if that is given; with
-        `rho_units` spread it is multiplied by each layer's spread, (L, 1, 1)."""
+        """Return the prior's weight: `beta`, or for the exact solver 2 lam `rho` if that is given;
+        with `rho_units` spread, times each layer's spread, (L, 1, 1)."""
         settings = self.settings
         if settings.solver == "step":
             return settings.beta
@@ -294,11 +290,11 @@ class LearnedCube(Relation):
         return beta * _spread(gram)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """KAPC's objective (AAAI, Eq. 7 and 8, without their m_i / m) over the round's clients, and
-        how steep it is.
+        """Return KAPC's objective over the round's clients (AAAI, Eq. 7 and 8, without their m_i /
+        m), its parts, and the norms of its gradients.
 
-        F = sum_i [ f_i(w_i) + lam sum_l ||w_i^l - s_i^l||^2 + (beta / 2) ||r_i - p||^2 ], where the
-        first two are means over the client's local steps (train_loss), and r_i are the rows by
+        F = sum_i [ f_i(w_i) + lam sum_l ||w_i^l - s_i^l||^2 + (beta / 2) ||r_i - p||^2 ]. The first
+        two terms are means over the client's local steps (train_loss), and r_i are the rows by
         which s_i was mixed.
         """
         terms = [self._terms[c["client"]] for c in clients]
@@ -306,7 +302,7 @@ class LearnedCube(Relation):
         relation_square = math.fsum(square for _, square in terms)
         model_square = math.fsum(c.pop("gradient_norm", 0.0) ** 2 for c in clients)
         metrics: dict[str, float] = {}
-        if all("train_loss" in c for c in clients):  # of a client that took no step there is none
+        if all("train_loss" in c for c in clients):  # a client that took no step has none
             metrics["objective"] = math.fsum(c["train_loss"] for c in clients) + prior
             metrics["objective_coaching"] = math.fsum(c["coaching_loss"] for c in clients)
         return metrics | {
@@ -321,8 +317,8 @@ class LearnedCube(Relation):
         receivers: int,
         sources: int,
     ) -> int:
-        """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost
-        more, uncounted)."""
+        """Return the operations of the steps, or of the exact closed form (n^3 solves; further work
+        on rows with negative entries is not counted)."""
         n = sources
         if self.settings.solver == "exact":
             return layers * (8 * n**3 // 3 + 3 * n * n)
@@ -333,8 +329,8 @@ class LearnedCube(Relation):
         sources: int,
         cube: Tensor,
     ) -> bool:
-        """Whether rows keep the sum that the steps gave them: without a projection, where everybody
-        takes part."""
+        """Return whether rows keep the sum that the steps gave them: without a projection, if all
+        clients take part."""
         return not self.sums_to_one and sources == cube.shape[0]
 
     def _write_back(
@@ -358,12 +354,12 @@ class LearnedCube(Relation):
 
 
 def _spread(gram: Gram) -> Tensor:
-    """Each layer's mean squared distance of the models from their mean, (L,)."""
+    """Return each layer's mean squared distance of the models from their mean, (L,)."""
     return gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
 
 
 class LearnedMatrix(LearnedCube):
-    """The same for whole models: one row per client, where layers are not told apart.
+    """KAPC's relation with one row for each client, for all layers together.
 
     Running statistics are mixed by the same rows; rows are learned from parameters alone.
     """
@@ -374,5 +370,5 @@ class LearnedMatrix(LearnedCube):
         return inputs.gram("parameters")
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """Nothing: the objective is KAPC's."""
+        """Return no metrics: KAPC's objective needs a row for each layer."""
         return {}

@@ -1,4 +1,5 @@
-"""Tables, files and names that a viewer shows of a run beside its curves; imports no viewer."""
+"""Tables, files and names that a logger shows of a run beside its curves; imports no logger's
+package."""
 
 import hashlib
 import itertools
@@ -12,16 +13,17 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.core.run import RunContext
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import SECRET
-from fl_lightning.results.columns import spread
+from fl_lightning.results.columns import evenly_spaced
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.provenance import data_name
 from fl_lightning.results.record import RelationView
 from fl_lightning.storage.manifest import files_of, manifests
 
 MOST_ROWS = 10_000
-"""Of a table: W&B's own limit for one that is shown."""
+"""The greatest number of rows of a table: W&B's own limit for display."""
 MOST_TABLES = 10
-"""Rounds spread over a run whose relation a viewer gets as a table and as a file."""
+"""The greatest number of rounds, spread over the run, whose relation a logger uploads as a table
+and as a file."""
 _ELSEWHERE = ("seed", "fabric", "loggers")
 _SHOWING = ("heatmaps", "progress", "checkpoint")
 _BY_ALPHA = ("dirichlet", "hsu")
@@ -33,9 +35,10 @@ Table = dict[str, Any]
 
 
 def group_of(config: Config) -> str:
-    """What runs that differ by their seed alone have in common: `kapc digits dirichlet 0.1 3f9c2a`.
+    """Return the W&B group of runs that differ only by their seed, such as `kapc digits dirichlet
+    0.1 3f9c2a`.
 
-    The last word stands for every setting that decides numbers.
+    The last word is a hash of every setting that decides numbers.
     """
     settings = _without(config.by_key(), _ELSEWHERE)
     settings["callbacks"] = _without(settings["callbacks"], _SHOWING)
@@ -54,7 +57,8 @@ def _without(mapping: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def without_secrets(value: Any) -> Any:
-    """`value` with the texts under keys such as `password` or `api_key` starred out."""
+    """Return `value` with the texts under keys such as `password` or `api_key` replaced by
+    `***`."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):
@@ -66,8 +70,8 @@ def without_secrets(value: Any) -> Any:
     return shown
 
 
-def cube(view: RelationView, names: Sequence[str] = ()) -> Table:
-    """Return a row for each weight, of as many receivers as `MOST_ROWS` has room for."""
+def relation_table(view: RelationView, names: Sequence[str]) -> Table:
+    """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`."""
     labels = names or range(max(*view.receivers, *view.sources) + 1)
     count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
     receivers = [labels[client] for client in view.receivers[:count]]
@@ -78,13 +82,20 @@ def cube(view: RelationView, names: Sequence[str] = ()) -> Table:
     return {"columns": ["receiver", "layer", "source", "weight"], "data": rows}
 
 
-def clients(
+def client_table(
     run: RunContext,
     scores: list[float],
     kinds: list[str],
     last: Mapping[int, Row],
 ) -> Table:
-    """Return a row for each client: its data, final score, and the entries of its `last` round."""
+    """Return a row for each client: its data, final score, and the entries of its last round.
+
+    Args:
+        run: gives the clients' data.
+        scores: final score of each client.
+        kinds: kind of model that was scored, of each client.
+        last: by client, its last row of clients.csv.
+    """
     data = run.data
     columns = dict.fromkeys(name for row in last.values() for name in row)
     rows = []
@@ -103,11 +114,11 @@ def clients(
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
-    """Return the files of the run folder that a viewer keeps."""
+    """Return the run folder's files that a logger uploads; `rounds`: the run's number of rounds."""
     names = "config.yaml columns.json final.csv split.csv metrics.csv clients.csv provenance.json"
     paths = [folder.path / name for name in [*names.split(), "environment.txt", "log.txt"]]
     paths += sorted((folder.path / "source").rglob("*.py"))
-    paths += [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
+    paths += [folder.relation_file(t) for t in evenly_spaced(rounds, MOST_TABLES)]
     return [path for path in paths if path.is_file()]
 
 

@@ -1,5 +1,5 @@
 """Relations that are graphs of clients: HeurFedAMP's and pFedGraph's by cosines of models, FedU's
-given beforehand."""
+given in advance."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,20 +14,20 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 TINY = 1e-3
-"""A vector so much shorter than the longest has no direction that inner products of 32 bits could
-tell: they round at some 1e-7 of the squared lengths. What a client has changed that has not
-uploaded yet is 0, but for that."""
+"""A vector shorter than this share of the longest counts as without direction, since 32-bit inner
+products round at some 1e-7 of the squared lengths. The change of a client that has not uploaded yet
+is 0 up to such rounding."""
 WEAKEST = 1e-9
-"""A proximal weight that only decides between cosines that differ by less than it; 64 bits suffice
-for its inverse."""
+"""The proximal weight that stands for 0: it only decides between cosines that differ by less than
+it, and 64 bits suffice for its inverse."""
 
 
 def cosines(G: Tensor) -> Tensor:
-    """Cosines (n, n) of the vectors with the inner products `G` (n, n); 0 where one is 0, or `TINY`
-    beside the longest.
+    """Return the cosines (n, n) of the vectors with inner products `G` (n, n); 0 for a vector that
+    is 0, or shorter than `TINY` times the longest.
 
     Raises:
-        RunFailed: one is not finite.
+        RunFailed: a product is not finite.
     """
     check_finite(G)
     norm = G.diagonal().clamp_min(0).sqrt()
@@ -39,12 +39,12 @@ def cosines(G: Tensor) -> Tensor:
 
 @dataclass
 class CosineAttention(Relation):
-    """HeurFedAMP's message passing: one's own weight is given, the rest goes to others by
+    """HeurFedAMP's message passing: the own weight is fixed, and others share the rest by
     softmax(sigma cos).
 
     Args:
-        own: xi_ii.
-        sigma: sharpness.
+        own: the receiver's weight on itself, xi_ii.
+        sigma: sharpness of the softmax.
         sources: as in `Attention`.
     """
 
@@ -56,7 +56,7 @@ class CosineAttention(Relation):
     sources: Literal["cohort", "known", "uploaded"] = "known"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Shape (1, m, n)."""
+        """Return the receivers' rows, (1, m, n)."""
         identity = torch.eye(len(inputs.sources), dtype=torch.float64)
         if len(identity) == 1:
             return identity[inputs.places][None]
@@ -68,16 +68,15 @@ class CosineAttention(Relation):
 
 @dataclass
 class CollaborationGraph(Relation):
-    """pFedGraph's rows: those that minimise alpha ||r - p||^2 - sum_j r_j cos(i, j) over the
-    simplex.
+    """pFedGraph's rows, which minimise alpha ||r - p||^2 - sum_j r_j cos(i, j) over the simplex.
 
-    That is the projection of p + cos_i / (2 alpha), p being shares of the training samples and
-    cosines those of what has changed in the clients' parameters since the initial model.
+    They are the projection of p + cos_i / (2 alpha): p are the shares of the training samples, and
+    cos_i the cosines between the changes of the clients' parameters since the initial model.
 
     Args:
-        alpha: weight of the distance from p. 0: none, a row is as with `WEAKEST`: on the most
-            alike, among equals by p.
-        near: a cosine above it counts as 1.
+        alpha: weight of the distance from p. 0: as `WEAKEST`, so all weight is on the most similar
+            clients, divided by p among equals.
+        near: cosines above it count as 1.
         sources: as in `Attention`.
     """
 
@@ -89,7 +88,7 @@ class CollaborationGraph(Relation):
     sources: Literal["cohort", "known", "uploaded"] = "uploaded"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Shape (1, m, n)."""
+        """Return the receivers' rows, (1, m, n)."""
         similarity = cosines(inputs.gram("initial").total().full[0])
         similarity = torch.where(similarity > self.near, 1.0, similarity)
         shares = inputs.samples / inputs.samples.sum()
@@ -98,9 +97,11 @@ class CollaborationGraph(Relation):
 
 
 def random_graph(clients: int, seed: int) -> Tensor:
-    """FedU's graph of clients on MNIST, and FEDORA's random similarity: symmetric (N, N), float64,
-    each number the mean of two draws of U(0, 1), or 0 where that is below 0.25 (the authors' code
-    of FedU); 0 on the diagonal.
+    """Return FedU's graph of clients on MNIST, which is also FEDORA's random similarity: symmetric
+    (N, N), float64.
+
+    Each number is the mean of two draws of U(0, 1), or 0 if that is below 0.25 (the authors' code
+    of FedU); the diagonal is 0.
     """
     drawn = torch.from_numpy(numpy_rng(seed, "fedu graph").random((clients, clients)))
     a = (drawn + drawn.T) / 2
@@ -109,10 +110,11 @@ def random_graph(clients: int, seed: int) -> Tensor:
 
 @dataclass
 class Laplacian(Relation):
-    """FedU's step down the graph's Laplacian: w_k - gamma sum_l a_kl (w_k - w_l), l in the cohort.
+    """FedU's relation, a step on the graph's Laplacian: w_k - gamma sum_l a_kl (w_k - w_l), l in
+    the cohort.
 
     Args:
-        gamma: its size.
+        gamma: size of the step.
         graph: a_kl: `random` (`random_graph`), or `complete`: all 1.
     """
 
@@ -123,7 +125,7 @@ class Laplacian(Relation):
     graph: Literal["random", "complete"]
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`graph` (N, N): a, symmetric, 0 on the diagonal."""
+        """Return `graph` (N, N): a, symmetric, 0 on the diagonal."""
         if self.graph == "random":
             return {"graph": random_graph(run.clients, run.config.seed)}
         complete = torch.ones(run.clients, run.clients, dtype=torch.float64)
@@ -134,10 +136,10 @@ class Laplacian(Relation):
         neighbours = run.server.memory["graph"].topk(run.cohort_size - 1).values
         most = float(neighbours.sum(1).max())
         if self.gamma * most > 1:
-            requirement = f"this graph takes at most {1 / most:.4g}, or own weights turn negative"
+            requirement = f"above {1 / most:.4g} own weights turn negative on this graph; lower it"
             raise BadInput("method.gamma", self.gamma, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """I - gamma (D - a), (1, m, n)."""
+        """Return the receivers' rows of I - gamma (D - a), (1, m, n)."""
         rows = self.gamma * inputs.memory["graph"][inputs.sources][:, inputs.sources]
         return (rows + torch.diag(1 - rows.sum(1)))[inputs.places][None]

@@ -1,5 +1,4 @@
-"""Pictures of who holds which classes, who receives from whom, how clients weigh the others'
-layers, and the scores."""
+"""Pictures of the data split, of the relation and of the scores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,21 +14,21 @@ from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import MachineFailed
 from fl_lightning.foundation.extras import hint_if_missing
-from fl_lightning.results.columns import spread
+from fl_lightning.results.columns import evenly_spaced
 from fl_lightning.results.folder import RunFolder
 
 DRAWN = 6
-"""Rounds with files and pictures of single clients unless told otherwise: a run folder keeps few
-files, and the report shows up to a hundred rounds from `relation/`. Ours."""
+"""Default number of rounds with files and pictures of single clients: a run folder keeps few files,
+and the report shows up to a hundred rounds from `relation/`. Ours."""
 OVERVIEW = "relation/overview"
 
 
 class Heatmaps(Observer):
-    """Draw receivers × sources over all layers, for loggers in every round.
+    """Draw the relation, receivers × sources over all layers, for loggers in every round.
 
     In chosen rounds also layers × clients for chosen receivers (as figure 2 of KAPC does), and all
-    of these as files; at the end the scores by round. Colours of weights run from 0 to 1 by their
-    square roots, in all pictures alike. A picture takes some 15 to 35 ms. Without matplotlib, or if
+    of these as files; at the end the scores by round. In all pictures the colours of weights run
+    from 0 to 1 on a square root scale. A picture takes some 15 to 35 ms. Without matplotlib, or if
     a file cannot be written, a run says so once and goes on.
     """
 
@@ -41,9 +40,14 @@ class Heatmaps(Observer):
         clients: list[int] | None = None,
         png: bool = True,
     ) -> None:
-        """`every`: rounds between chosen ones (the last round always is); None: six spread over the
-        run. `clients`: whose rows to draw; None: 0, 1 and 2 where they take part, else the first
-        three of the cohort. `png`: also write `figures/` in the run folder.
+        """Set the options.
+
+        Args:
+            every: number of rounds between chosen ones (the last is always chosen); None: six
+                rounds spread over the run.
+            clients: numbers of the receivers whose rows are drawn; None: 0, 1 and 2 if they take
+                part, else the first three of the cohort.
+            png: also write `figures/` in the run folder.
         """
         key = self.config_key
         valid = every is None or every >= 1
@@ -62,7 +66,7 @@ class Heatmaps(Observer):
         self._absent = hint_if_missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` for a client that does not exist."""
+        """Raise `BadInput` for a client number that does not exist."""
         key = f"{self.config_key}.clients"
         for client in self.clients or []:
             exists = 0 <= client < run.clients
@@ -86,10 +90,11 @@ class Heatmaps(Observer):
             self._save(run, "split", split)
             record.images["data/split"] = split
         t = record.round
-        if self._is_chosen(run, t) or run.config.loggers:
+        is_chosen = self._is_chosen(run, t)
+        if is_chosen or run.config.loggers:
             images = self.pictures(run, record.relation, t)
             record.images |= images
-            for name, image in images.items() if self._is_chosen(run, t) else ():
+            for name, image in images.items() if is_chosen else ():
                 self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def on_fit_end(
@@ -109,7 +114,7 @@ class Heatmaps(Observer):
         view: RelationView,
         t: int,
     ) -> dict[str, np.ndarray]:
-        """The pictures of the relation in round `t`, by their names for loggers."""
+        """Return the pictures of the relation in round `t`, by their names for loggers."""
         images: dict[str, np.ndarray] = {}
         if view.rows.size == 0 or self._absent:
             return images
@@ -146,7 +151,7 @@ class Heatmaps(Observer):
         round: int,
     ) -> bool:
         if self.every is None:
-            return round in spread(run.rounds, DRAWN)
+            return round in evenly_spaced(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
 
     def _chosen_clients(self, receivers: list[int]) -> list[int]:

@@ -1,14 +1,12 @@
-"""The server's copy of each client's last upload, for methods that would not keep one."""
+"""A copy of each client's last upload at the server, for methods that would not keep one."""
 
 from fl_lightning.callbacks.base import Transform
 
 
 class KeepUploads(Transform):
-    """Keep each client's last upload at the server until the run has ended, so that `fl-train
-    audit` can look at it.
+    """Keep each client's last upload at the server until the run has ended, for `fl-train audit`.
 
-    Nothing that travels changes. The server takes one vector more for each client, and checkpoints
-    are longer.
+    Messages do not change. The server stores one more vector for each client, and checkpoints grow.
     """
 
     # The server keeps a copy apart from the client's own model wherever a transform may make the

@@ -1,5 +1,4 @@
-"""Loggers beside the run folder: each passes a round's metrics and pictures on to a viewer. Rank 0
-alone speaks."""
+"""Loggers: rank 0 passes each round's metrics and pictures to TensorBoard or W&B."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from fl_lightning.foundation.files import atomic_write
 from fl_lightning.results.columns import (
     COLUMNS,
     CumulativeCosts,
-    in_summary,
-    renamed,
-    shown,
-    spread,
+    by_viewer_name,
+    evenly_spaced,
+    summary_viewer_name,
+    viewer_name,
 )
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.provenance import title_of
+from fl_lightning.results.provenance import run_title
 from fl_lightning.results.record import RelationView, RoundRecord
 
 if TYPE_CHECKING:
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
 
 PROJECT = "fl_lightning"
 MOST_OVERVIEWS, MOST_FURTHER = 700, 120
-"""Pictures that W&B gets, each a file: of the relation in every round, of longer runs in so many
-rounds; of others about so many in all. With all else a run stays below the 1,000 files that W&B's
-documentation advises."""
+"""Pictures that W&B gets, each a file: of the relation in at most so many rounds; of others about
+so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
 
 
 class TensorBoard(Observer):
@@ -60,7 +58,7 @@ class TensorBoard(Observer):
         self._so_far = CumulativeCosts()
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Open the event file; events of rounds that will be run again are hidden from now on."""
+        """Open the event file and hide the events of rounds that will be run again."""
         if run.is_main:
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
@@ -77,7 +75,7 @@ class TensorBoard(Observer):
             metric = run.data.metric
             scores = [metric.of("mean"), *map(metric.by, ("before", "after", "global"))]
             texts = {key: str(value) for key, value in values.items()}
-            for part in hparams(texts, dict.fromkeys(map(shown, scores), 0)):
+            for part in hparams(texts, dict.fromkeys(map(viewer_name, scores), 0)):
                 self._writer._get_file_writer().add_summary(part)
 
     def on_round_end(
@@ -85,10 +83,12 @@ class TensorBoard(Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Write the round, and see to it that a reader finds it."""
+        """Write the round, and flush so that a reader finds it."""
         if self._writer is None:
             return
-        for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
+        for name, value in (
+            by_viewer_name(record.metrics) | self._so_far.add(record.metrics)
+        ).items():
             self._writer.add_scalar(name, value, record.round)
         for name, image in record.images.items():
             self._writer.add_image(name, image, record.round, dataformats="HWC")
@@ -105,8 +105,8 @@ class WandB(Observer):
     """Metrics and heatmaps for Weights & Biases; without a key or a network, a folder to upload
     later.
 
-    A round is one row of the history, its step and axis is `round`. `wandb_id.txt` in the run
-    folder lets a resumed run go on under the same id; rounds that W&B has not got (an offline run
+    A round is one row of the history; `round` is its step and axis. By `wandb_id.txt` in the run
+    folder a resumed run continues under the same id; rounds that W&B does not have (an offline run
     cannot be appended to) are sent again from the run folder.
     """
 
@@ -123,13 +123,20 @@ class WandB(Observer):
         notes: str | None = None,
         checkpoint: bool = False,
     ) -> None:
-        """`mode` auto: online where an API key is known and the server answers, else offline;
-        WANDB_MODE is heeded.
+        """Set the options; an argument that is None takes the environment's variable, if there is
+        one.
 
-        `project` fl_lightning: WANDB_PROJECT, where it is set. `group` None: WANDB_RUN_GROUP, else
-        the method and a name of its setting, equal for runs that differ by their seed alone.
-        `job_type` None: WANDB_JOB_TYPE, else the seed. `checkpoint`: upload the last one. Variables
-        that name one run (`connection.OF_ONE_RUN`) are not heeded.
+        Args:
+            project: name of the project. fl_lightning: that of WANDB_PROJECT, if set.
+            entity: user or team that owns the project.
+            mode: auto: online if an API key is known and the server answers, else offline;
+                WANDB_MODE is heeded.
+            group: None: WANDB_RUN_GROUP, else the method and a name of its setting, equal for runs
+                that differ by their seed alone.
+            tags: of the run.
+            job_type: None: WANDB_JOB_TYPE, else the seed.
+            notes: of the run.
+            checkpoint: also upload the last checkpoint.
         """
         modes = ("auto", "online", "offline", "disabled")
         check(
@@ -149,7 +156,7 @@ class WandB(Observer):
         variable = os.environ.get
         if project == PROJECT:
             project = variable("WANDB_PROJECT") or project
-        self._named: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "project": project,
             "entity": entity,
             "tags": tags,
@@ -165,14 +172,14 @@ class WandB(Observer):
         self._ended = False
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot
-        be."""
+        """Decide between online and offline, and open the run; raise `BadInput` if `online` is
+        impossible."""
         if not run.is_main or self.mode == "disabled":
             return
         self._agents_id = connection.id_of_agent()
         ignored = connection.forget_other_runs(keep=connection.SWEEP if self._agents_id else ())
         if ignored:
-            why = "would name another run, and is not heeded: each run has its own id and folder"
+            why = "would name another run and is ignored: each run has its own id and folder"
             self._say(f"{', '.join(ignored)} {why}")
         mode: connection.Mode = "offline"
         reason = ""
@@ -194,7 +201,7 @@ class WandB(Observer):
             except Exception as error:  # its text stays unsaid: it may hold parts of the key
                 reason = f"opening an {attempt} run failed ({type(error).__name__})"
                 if self.mode != "auto":
-                    raise RunFailed(f"W&B: {reason}") from None
+                    raise RunFailed(f"W&B: {reason}; use mode auto") from None
         if self._run is None:
             self._say(f"nothing is logged, since {reason}")
             return
@@ -221,7 +228,7 @@ class WandB(Observer):
         )
 
     def summarize(self, run: RunContext) -> dict[str, str]:
-        """Where W&B has the run."""
+        """Return the run's address or, for an offline run, the command that uploads it."""
         return {} if self._run is None else {"wandb": self._where()}
 
     def on_fit_end(
@@ -229,20 +236,20 @@ class WandB(Observer):
         run: RunContext,
         summary: Mapping[str, Any],
     ) -> None:
-        """Set the run's summary, and hand over tables and files."""
+        """Set the run's summary, and upload tables and files."""
         self._ended = True
         if self._run is None:
             return
         for name, value in summary.items():
             if isinstance(value, bool | int | float | str) and name != "wandb":
-                self._run.summary[in_summary(name)] = value
+                self._run.summary[summary_viewer_name(name)] = value
         try:
             self._keep(run, summary)
         except Exception as error:  # curves and summary are there all the same
             self._say(f"tables and files are not kept ({type(error).__name__})")
 
     def on_close(self, run: RunContext) -> None:
-        """Finish the run; what cannot be uploaded in a minute stays on the disk."""
+        """Finish the run; data that cannot be uploaded in a minute stay on the disk."""
         if self._run is None:
             return
         try:
@@ -250,11 +257,11 @@ class WandB(Observer):
         except Exception as error:
             kind = type(error).__name__
             self._say(f"not all is uploaded ({kind}); upload it with: {self._sync()}")
-            connection.let_go()
+            connection.tear_down()
         self._run = None
         if self._agents_id is not None:
             # W&B would give the agent's id to this process's next run, too
-            connection.let_go(0 if self._ended else 1)
+            connection.tear_down(0 if self._ended else 1)
 
     def _open(
         self,
@@ -269,9 +276,9 @@ class WandB(Observer):
         if run.resumed_from and id_file.exists():
             former_id = id_file.read_text(encoding="utf-8").strip()
         defaults = {"group": exhibits.group_of(config), "job_type": f"seed {config.seed}"}
-        named: dict[str, Any] = dict(self._named)
+        options = dict(self._options)
         for key, default in defaults.items():
-            named[key] = named[key] or default
+            options[key] = options[key] or default
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -280,8 +287,8 @@ class WandB(Observer):
             finish_timeout_raises=True,
         )
         opened = wandb.init(
-            **named,
-            name=title_of(config, run.folder.name),
+            **options,
+            name=run_title(config, run.folder.name),
             dir=run.folder,
             id=former_id or self._agents_id or secrets.token_hex(4),
             resume="allow" if former_id and mode == "online" else None,
@@ -332,7 +339,7 @@ class WandB(Observer):
         images: Mapping[str, np.ndarray],
         relation: RelationView | None,
     ) -> None:
-        # of rounds, too, that were sent before a kill and are trained again
+        # also for rounds that were sent before a kill and are trained again
         sums = self._so_far.add(metrics)
         if self._run is None or t <= self._sent:
             return
@@ -341,18 +348,18 @@ class WandB(Observer):
         try:
             column = run.data.metric.by(run.judge)
             scores = [client[column] for client in clients if column in client]
-            row: dict[str, Any] = {"round": t, **renamed(metrics), **sums}
+            row: dict[str, Any] = {"round": t, **by_viewer_name(metrics), **sums}
             for name in metrics.keys() - self._defined:
-                summary = COLUMNS[name].kept
-                self._run.define_metric(shown(name), step_metric="round", summary=summary)
+                summary = COLUMNS[name].wandb_summary
+                self._run.define_metric(viewer_name(name), step_metric="round", summary=summary)
             self._defined |= metrics.keys()
             if scores:
                 counts = np.histogram(scores, bins=20)
                 row["fairness/clients"] = wandb.Histogram(np_histogram=counts)
-            tabled = t in spread(run.rounds, exhibits.MOST_TABLES)
+            tabled = t in evenly_spaced(run.rounds, exhibits.MOST_TABLES)
             if relation is not None and relation.rows.size and tabled:
-                cube = exhibits.cube(relation, run.data.client_names)
-                row["relation/cube"] = wandb.Table(**cube)
+                table = exhibits.relation_table(relation, run.data.client_names)
+                row["relation/cube"] = wandb.Table(**table)
             for name, image in self._with_room(run, t, images).items():
                 row[name] = wandb.Image(image)
             self._run.log(row, step=t, commit=True)
@@ -361,7 +368,7 @@ class WandB(Observer):
             kind = type(error).__name__
             self._say(f"logging stopped in round {t} ({kind}); all of it is in metrics.csv")
             self._run = None
-            connection.let_go()
+            connection.tear_down()
 
     def _with_room(
         self,
@@ -369,15 +376,15 @@ class WandB(Observer):
         t: int,
         images: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """The pictures of this round that are sent: of long runs those of rounds that are spread
-        over the run."""
+        """Return the pictures of round `t` that are sent: in long runs, those of rounds spread over
+        the run."""
         further = {name: image for name, image in images.items() if name != OVERVIEW}
         most = MOST_FURTHER // max(len(further), 1)
-        rounds = spread(run.rounds, most)
+        rounds = evenly_spaced(run.rounds, most)
         if most >= 2 * DRAWN:
-            rounds = rounds + spread(run.rounds, DRAWN)
+            rounds = rounds + evenly_spaced(run.rounds, DRAWN)
         pictures = further if t in rounds else {}
-        if OVERVIEW in images and t in spread(run.rounds, MOST_OVERVIEWS):
+        if OVERVIEW in images and t in evenly_spaced(run.rounds, MOST_OVERVIEWS):
             pictures[OVERVIEW] = images[OVERVIEW]
         return pictures
 
@@ -386,8 +393,8 @@ class WandB(Observer):
         run: RunContext,
         summary: Mapping[str, Any],
     ) -> None:
-        """The table of clients and the split's, and the files to keep: configuration, tables,
-        relation, checkpoint."""
+        """Upload the table of clients and the run's files: configuration, tables, relation,
+        checkpoint."""
         import wandb
 
         assert self._run is not None
@@ -395,7 +402,7 @@ class WandB(Observer):
         # a later round's row takes the place
         last = {int(row["client"]): row for row in folder.read("clients")}
         scores = summary["final_accuracies"]
-        table = exhibits.clients(run, scores, summary["final_models"], last)
+        table = exhibits.client_table(run, scores, summary["final_models"], last)
         self._run.summary["clients/final"] = wandb.Table(**table)
         artifact = wandb.Artifact(
             f"run-{self._run.id}", type="run", description="configuration, tables, relation cube"

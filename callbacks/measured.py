@@ -1,5 +1,5 @@
-"""A relation that sets its own strength: rows by Mallows' Cp, from the noise that clients measure
-of themselves.
+"""A relation that needs no prior: rows by Mallows' Cp, from the noise that clients measure in their
+own steps.
 
 An upload is w_j = theta_j + noise; Sigma[i, j] is the covariance (trace) of the noises of uploads i
 and j in a layer. For a row r that was fixed beforehand
@@ -24,8 +24,8 @@ from fl_lightning.core import RelationInputs, RunContext, Server, Tensors
 from fl_lightning.foundation import log
 
 RIDGE = 1e-7
-"""Of a layer's mean squared distance from the mean model: makes rows unique where sources are more
-than dimensions."""
+"""Ridge, in units of a layer's mean squared distance from the mean model: makes rows unique if
+there are more sources than dimensions."""
 
 
 def measured_rows(
@@ -34,7 +34,7 @@ def measured_rows(
     places: Tensor,
     kappa: float,
 ) -> Tensor:
-    """The rows that minimise ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex.
+    """Return the rows that minimise ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex.
 
     Args:
         C: centred Gram matrices (L, n, n), float64.
@@ -43,8 +43,8 @@ def measured_rows(
         kappa: factor of the noise; 1 is Mallows' criterion.
 
     Returns:
-        Rows (L, m, n). Where all sources are equal in a layer every row gives the same mix: it is
-        the own model.
+        Rows (L, m, n). In a layer in which all sources are equal, every row gives the same mix, and
+            the own model is taken.
     """
     n = C.shape[-1]
     identity = torch.eye(n, dtype=C.dtype)[places]
@@ -59,8 +59,8 @@ def measured_rows(
 
 
 def _definite(H: Tensor) -> Tensor:
-    """`H`, or where rounding of float32 products has left it eigenvalues below `RIDGE`, with these
-    raised to it."""
+    """Return `H`, with eigenvalues below `RIDGE` raised to it where rounding of float32 products
+    has left any."""
     values, vectors = torch.linalg.eigh(H)  # of the lower half
     if values[0] >= RIDGE / 2:
         return H
@@ -74,13 +74,13 @@ def add_noise_ratio(
     step: Tensor,
     noise: Tensor,
 ) -> None:
-    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,) in place, and 1
-    to `count` (L,) where it has moved.
+    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,), and 1 to `count`
+    (L,), in place, in layers that have moved.
 
     Args:
-        sums: over clients.
-        count: of clients.
-        samples: n.
+        sums: sums of the ratios over clients.
+        count: number of those clients.
+        samples: n, the client's training samples.
         step: squared norm of its step by layer, float64 (L,).
         noise: v, the variance of its step by layer (L,).
     """
@@ -94,10 +94,16 @@ def noise_shares(
     count: Tensor,
     samples: Tensor,
 ) -> Tensor:
-    """Share of noise in a client's step by layer, (m, L), in 0..1. `samples`: (m, 1).
+    """Return the estimated share of noise in each client's step by layer, (m, L), in 0..1: the mean
+    ratio of noise over the client's samples.
 
-    A step is noise at most. Where nobody could measure, it counts as noise: one sample tells
-    little.
+    In a layer that no client could measure, the whole step counts as noise, since the clients have
+    too few samples.
+
+    Args:
+        sums: from `add_noise_ratio`.
+        count: from `add_noise_ratio`.
+        samples: training samples of the clients, (m, 1).
     """
     mean = torch.where(count > 0, sums / count.clamp_min(1), math.inf)
     return (mean / samples.clamp_min(1)).clamp_max(1.0)
@@ -105,21 +111,21 @@ def noise_shares(
 
 @dataclass
 class MeasuredCube(Relation):
-    """A row per client and layer by `measured_rows`, on what the server last received of everyone
-    who has uploaded.
+    """A row for each client and layer by `measured_rows`, on the last uploads of everyone who has
+    uploaded.
 
     Clients upload the squared norm of their step by layer, and with their first upload the variance
-    of their noise: `learn` keeps what follows from both. A client that has never uploaded receives
-    the mean of those that have, by samples. With layer selection noise follows the mix that was
-    composed, also where a layer of it was withheld.
+    of its noise; `learn` computes Sigma from both. A client that has never uploaded receives the
+    mean, by samples, of those that have. With layer selection, noise is computed as if withheld
+    layers had been sent.
 
-    A client's noise comes from its samples, which are the same in every round. So noise is kept by
-    whose samples it comes from: the noise of upload i is sum_k A_ik e_k, e_k of trace variance 1
-    and independent, and Sigma = A A'.
+    A client's noise comes from its samples, which are the same in every round. So noise is tracked
+    by the client whose samples it comes from: the noise of upload i is sum_k A_ik e_k, with e_k
+    independent and of trace variance 1, and Sigma = A A'.
 
     Args:
         kappa: factor of the noise.
-        keep: share of the noise of what a client received that its local training leaves.
+        keep: share of the noise in a received model that is left after local training.
     """
 
     per_layer = measures = True
@@ -130,9 +136,9 @@ class MeasuredCube(Relation):
     _shares: dict[str, float] = internal(default_factory=dict)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2
-        over clients that have measured v_i, and how many have; `noise.rounds` (N,): uploads of
-        each."""
+        """Return `noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i /
+        ||step_i||^2 over the clients that have measured v_i, and their number; `noise.rounds` (N,):
+        number of uploads of each client."""
         n = run.clients
         layers = len(run.layer_names)
         return {
@@ -142,7 +148,7 @@ class MeasuredCube(Relation):
         }
 
     def on_fit_start(self, run: RunContext) -> None:
-        """A line names the layers that have fewer numbers than there are clients."""
+        """Print a warning that names the layers with fewer numbers than there are clients."""
         numbers = dict.fromkeys(run.layer_names, 0)
         for group in run.groups:
             for block in group.layout.blocks:
@@ -161,7 +167,7 @@ class MeasuredCube(Relation):
             )
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Rows of the receivers, (L, m, n).
+        """Return the receivers' rows, (L, m, n).
 
         Raises:
             RunFailed: a model is not finite.
@@ -178,8 +184,8 @@ class MeasuredCube(Relation):
         return measured_rows(gram.centred, A @ A.mT, places, self.kappa)
 
     def learn(self, server: Server) -> None:
-        """The uploads have arrived: A follows the mixes that their clients began from, and their
-        own new noise.
+        """Update A after a round's uploads, from the mixes that clients began from and their new
+        noise.
 
         With T the rows of those who answered (others: unchanged), A <- keep T A + diag(sqrt(v)).
         """
@@ -218,8 +224,8 @@ class MeasuredCube(Relation):
         server.flops += 2 * rows.numel() * A.shape[-1]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """`noise_share_LAYER`: the share of a client's step that is noise of its few samples, mean
-        over the round's."""
+        """Return `noise_share_LAYER`: the share of a client's step that is noise of its few
+        samples, mean over the round's clients."""
         for client in clients:
             client.pop("gradient_norm", None)
         return self._shares
@@ -230,5 +236,6 @@ class MeasuredCube(Relation):
         receivers: int,
         sources: int,
     ) -> int:
-        """Of Sigma and of one solve for each row (further ones of the pivoting uncounted)."""
+        """Return the operations of Sigma and of one solve for each row (further steps of pivoting
+        are not counted)."""
         return layers * (2 * sources**3 + receivers * (2 * sources**3 // 3 + 4 * sources**2))

@@ -1,4 +1,4 @@
-"""Differential privacy: what leaves a client is bounded and noised (`localprivacy`)."""
+"""Differential privacy of uploads: each client clips them and adds noise (`localprivacy`)."""
 
 import math
 from collections import Counter
@@ -20,21 +20,21 @@ from fl_lightning.core.run import cohort_of
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.rng import unrepeatable
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
-from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
+from fl_lightning.privacy.mechanism import Noise, kinds_of_method, kinds_of_run, protect
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
-"""Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each
-kind."""
+"""Tensors of a client's memory: its number of uploads of each kind, and the noise of each kind."""
 BEHIND = (Quantize, TopK, NormBound, KeepUploads, BlurRelation)
-"""Transforms that look at the noisy upload and at what the server knows alone: they run behind the
-noise."""
+"""Transforms that run after the noise: they use only the noisy upload and what the server knows
+anyway."""
 INPUTS = (
     "how inputs are read: what they are imputed, scaled and normalised by, tokens, values of "
     "columns, class names"
 )
-"""All clients' training data decide it, without noise, and every exported model holds it."""
+"""Parts of the inputs that all clients' training data decide without noise; every exported model
+holds them."""
 SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
-"""What users may want to have covered, and is not."""
+"""Names that users may give as kinds of uploads, but which no noise covers."""
 
 
 @dataclass
@@ -42,28 +42,30 @@ class LocalPrivacy(Transform, Observer):
     """Each client clips all that it uploads and adds noise: differential privacy against the server
     and all others.
 
-    The unit is a client: all of its data. Epsilon is of adding or removing what the client
-    contributes to its uploads, composed over the rounds in which it took part, by dp-accounting's
+    The unit is a client with all of its data: epsilon compares runs with and without the client's
+    contribution to its uploads, composed over the rounds in which it took part, by dp-accounting's
     privacy loss distributions. Whatever the server and other clients do with uploads afterwards
-    cannot raise it.
+    cannot raise it. An upload has one or more kinds, each with a clip and a noise: the model, a
+    further vector of the method, or a table such as class means.
 
     Args:
-        clip: the greatest L2 norm of what is uploaded, one for all kinds or `{model: 1.0,
-            class_means: 0.5}`.
-        noise: standard deviation of the noise on each number, in units of the clip, one for all
-            kinds or one for each.
-        epsilon_target: in place of `noise`: that of every kind is the least which keeps the client
-            with most rounds at this epsilon.
-        delta: at which epsilon is given; below one over all training samples. 1e-5: the field's
-            habit.
-        reproducible: noise is drawn for (seed, client, round, kind): equal runs are equal to the
-            bit, and who knows the seed can take the noise off. false: the operating system's random
-            numbers, which nobody can repeat.
+        clip: the greatest L2 norm of an upload, one for all kinds or `{model: 1.0, class_means:
+            0.5}`.
+        noise: standard deviation of the noise on each number, in clips, one for all kinds or one
+            for each.
+        epsilon_target: in place of `noise`: epsilon of the client with the most rounds, for which
+            the least sufficient noise is computed, the same for every kind.
+        delta: the delta at which epsilon is given; below 1 / number of all training samples. 1e-5:
+            usual in the field.
+        reproducible: noise is drawn from (seed, client, round, kind): equal runs are bit-identical,
+            and whoever knows the seed can subtract the noise. false: from the operating system's
+            random numbers, which nobody can repeat.
     """
 
     changes_upload = client_memory = further_vectors = deployed = True
     accounts = True
-    """It reports epsilon of the whole upload: no method reports one of a part."""
+    """Whether it accounts for the privacy of the whole run; then no method reports an epsilon of a
+    part."""
 
     clip: float | dict[str, float] | None = None
     noise: float | dict[str, float] | None = None
@@ -84,12 +86,12 @@ class LocalPrivacy(Transform, Observer):
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had
-        other noise."""
+        """Raise `BadInput` if a part of an upload cannot be protected, or a resumed run would
+        change the noise."""
         check_account(run, self.config_key)
         self._check_others(run)
         samples = sum(run.data.train_sizes)
-        self._noises = self.noises(run.config, run.method, kinds_of(run), samples)
+        self._noises = self.noises(run.config, run.method, kinds_of_run(run), samples)
         now = [noise.multiplier for noise in self._noises.values()]
         of_this_rank = [
             s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()
@@ -100,17 +102,17 @@ class LocalPrivacy(Transform, Observer):
                 check_noise_stays(key, self.epsilon_target, before, now)
 
     def _check_others(self, run: RunContext) -> None:
-        """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change
-        what it counts."""
+        """Raise `BadInput` for a method or callback that reveals more than the noisy upload, or
+        changes what is accounted for."""
         key = self.config_key
         name = run.method_name
         for upload, beside in run.method.beside().items():
-            problem = f"its uploads hold {upload} ({beside.words})"
+            problem = f"its uploads hold {upload} ({beside.description})"
             cure = "choose another --method, such as fedavg"
-            requirement = f"{problem}, which no bound and noise can protect; {cure}"
+            requirement = f"{problem}, which clipping and noise cannot protect; {cure}"
             check(key, name, beside.values is not None, requirement)
         sigma = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
-        requirement = f"beside {key}, which covers class means too, it must be 0"
+        requirement = f"{key} already adds noise to class means; set it to 0"
         check("method.sigma", sigma, not sigma, requirement)
         is_behind = False
         for callback in run.callbacks:
@@ -118,7 +120,7 @@ class LocalPrivacy(Transform, Observer):
                 is_behind = True
             elif isinstance(callback, Transform):
                 must_be_behind = isinstance(callback, BEHIND)
-                where = "behind" if must_be_behind else "before"
+                where = "after" if must_be_behind else "before"
                 requirement = f"it must be named {where} {key.removeprefix('callbacks.')}"
                 check(
                     callback.config_key,
@@ -127,63 +129,66 @@ class LocalPrivacy(Transform, Observer):
                     requirement,
                 )
                 chooses = getattr(callback, "client", False) is True
-                requirement = f"which layers a client sends tells of its data: false beside {key}"
+                problem = "the layers that a client chooses to send reveal its data"
+                requirement = f"{problem}; set it to false beside {key}"
                 check(f"{callback.config_key}.client", True, not chooses, requirement)
 
     def noises(
         self,
         config: Config,
         method: Any,
-        named: Sequence[str],
+        kinds: Sequence[str],
         samples: int,
     ) -> dict[str, Noise]:
-        """Clip and noise of each of the kinds `named`.
+        """Return clip and noise of each kind.
+
+        Args:
+            config: of the run.
+            method: of the run.
+            kinds: the kinds that clients upload.
+            samples: number of training samples of all clients, which bounds delta.
 
         Raises:
-            BadInput: a kind is not covered, or there is no such; delta is too large; no noise meets
-                the target.
+            BadInput: `clip` or `noise` lacks a kind, or names another; delta is too large; no noise
+                meets the target.
         """
         check_delta(f"{self.config_key}.delta", self.delta, samples)
-        clips = self._of_kinds("clip", named)
-        if self.noise is not None or not named:
-            noise = self._of_kinds("noise", named)
+        clips = self._of_kinds("clip", kinds)
+        if self.noise is not None or not kinds:
+            noise = self._of_kinds("noise", kinds)
         else:
             key = f"{self.config_key}.epsilon_target"
             target = float(self.epsilon_target or 0)
-            times = uploads(config, method, named)
+            times = most_uploads(config, method, kinds)
             one_for_all = calibrated(
                 lambda noise: [Mechanism(noise, n) for n in times],
                 target,
                 self.delta,
                 key,
             )
-            noise = dict.fromkeys(named, one_for_all)
-        return {kind: Noise(clips[kind], noise[kind]) for kind in named}
+            noise = dict.fromkeys(kinds, one_for_all)
+        return {kind: Noise(clips[kind], noise[kind]) for kind in kinds}
 
     def _of_kinds(
         self,
         argument: str,
-        named: Sequence[str],
+        kinds: Sequence[str],
     ) -> dict[str, float]:
         value = getattr(self, argument)
         if not isinstance(value, dict):
-            return {name: float(value) for name in named}
+            return {kind: float(value) for kind in kinds}
         key = f"{self.config_key}.{argument}"
-        listed = ", ".join(named) or "nothing"
+        listed = ", ".join(kinds) or "nothing"
         for name in value:
-            problem = "scores are computed on clients' own test data and published as they are"
-            requirement = f"{problem}: no noise covers them; kinds are {listed}"
+            problem = "scores are published without noise, and none can be added"
+            requirement = f"{problem}; clients upload {listed}"
             check(key, name, name not in SCORES, requirement)
-            check(
-                key,
-                name,
-                name in named,
-                f"clients upload no such kind; they upload {listed}",
-            )
-        for name in named:
-            requirement = f"clients also upload {name}, which would be unprotected: give {listed}"
-            check(key, value, name in value, requirement)
-        return {name: float(value[name]) for name in named}
+            requirement = f"clients upload nothing of this name; they upload {listed}"
+            check(key, name, name in kinds, requirement)
+        for kind in kinds:
+            requirement = f"clients also upload {kind}, which would be unprotected; give {listed}"
+            check(key, value, kind in value, requirement)
+        return {kind: float(value[kind]) for kind in kinds}
 
     def planned(
         self,
@@ -192,16 +197,24 @@ class LocalPrivacy(Transform, Observer):
         sends_model: bool,
         sizes: Sequence[int],
     ) -> dict[str, Any]:
-        """What the summary will have at most, before the run."""
-        named = kinds(method, sends_model=sends_model)
-        self._noises = self.noises(config, method, named, sum(sizes))
-        return self._report([uploads(config, method, named)])
+        """Return the privacy entries of the summary before the run, with the epsilon that it
+        reaches at most.
+
+        Args:
+            config: of the run.
+            method: of the run.
+            sends_model: whether clients upload models.
+            sizes: number of training samples of each client.
+        """
+        kinds = kinds_of_method(method, sends_model=sends_model)
+        self._noises = self.noises(config, method, kinds, sum(sizes))
+        return self._report([most_uploads(config, method, kinds)])
 
     # ---------------------------------------------------------------- in a round
 
     def init_client(self, run: RunContext) -> Tensors:
-        """How many uploads of each kind have left the client, and their noise."""
-        count = len(kinds_of(run))
+        """Return the client's number of uploads of each kind, and their noise."""
+        count = len(kinds_of_run(run))
         return {
             UPLOADS: torch.zeros(count, dtype=torch.int64),
             NOISE: torch.zeros(count, dtype=torch.float64),
@@ -212,7 +225,7 @@ class LocalPrivacy(Transform, Observer):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Bound, add noise, and count."""
+        """Clip the upload, add noise, and count it."""
 
         def draws(kind: str) -> torch.Generator:
             if self.reproducible:
@@ -238,7 +251,7 @@ class LocalPrivacy(Transform, Observer):
         record.metrics["privacy_epsilon"] = max(epsilons, default=0.0)
 
     def _counts(self, run: RunContext) -> dict[int, tuple[int, ...]]:
-        """How many uploads of each kind have left each client."""
+        """Return the number of uploads of each kind that each client has sent."""
         of_rank = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
         return run.processes.gather_by_client(of_rank)
 
@@ -248,7 +261,7 @@ class LocalPrivacy(Transform, Observer):
         *,
         replace_one: bool = False,
     ) -> float:
-        """Epsilon of so many uploads of each kind."""
+        """Return epsilon of `times` uploads of each kind."""
         kinds = zip(self._noises.values(), times, strict=True)
         mechanisms = [Mechanism(noise.multiplier, n) for noise, n in kinds]
         return epsilon(mechanisms, self.delta, replace_one=replace_one)
@@ -256,7 +269,8 @@ class LocalPrivacy(Transform, Observer):
     # ---------------------------------------------------------------- at the end
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Epsilon of the client with the largest, its delta and unit, and what it covers."""
+        """Return the epsilon of the client with the largest, its delta and unit, and what it
+        covers."""
         return self._report(list(set(self._counts(run).values())))
 
     def _report(self, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -282,14 +296,14 @@ class LocalPrivacy(Transform, Observer):
 
 
 def check_account(run: RunContext, key: str) -> None:
-    """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting
-    is missing, another part accounts for it, or clients join later."""
+    """Raise `BadInput` if the callback with the key `key` cannot account for the run's privacy:
+    dp-accounting is missing, another callback accounts for it, or clients join later."""
     require("dp", key, ..., "its epsilon is computed by that package")
     first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
-    requirement = f"keep one of it and {', '.join(others)}: each accounts for the whole run"
+    requirement = f"{', '.join(others)} also accounts for the whole run; keep one of them"
     check(first, ..., not others, requirement)
     share = run.config.data.held_out_clients
-    requirement = f"clients that join later are not accounted by {key}: set it to 0"
+    requirement = f"{key} does not account for clients that join later; set it to 0"
     check("data.held_out_clients", share, not share, requirement)
 
 
@@ -299,25 +313,26 @@ def check_noise_stays(
     before: Sequence[float],
     now: Sequence[float],
 ) -> None:
-    """Raise `BadInput`, for `key`, unless a resumed run has the noise that it began with."""
+    """Raise `BadInput` for `key` unless a resumed run has the noise that it began with."""
     is_same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
-    requirement = f"the run began with noise {before}, and now it would be {now}: begin a new run"
+    problem = f"the run began with noise {before}, and now it would be {now}"
+    requirement = f"{problem}; resume with its own configuration, or begin a new run"
     check(key, value, is_same, requirement)
 
 
-def uploads(
+def most_uploads(
     config: Config,
     method: Any,
-    named: Sequence[str],
+    kinds: Sequence[str],
 ) -> list[int]:
-    """How many messages of each kind the client with most rounds uploads in the run, at most."""
+    """Return the greatest number of uploads of each kind that one client sends in the run."""
     most = max(rounds_of(config, method).values(), default=0)
     once = {b.kind: b.once for b in method.beside().values()}
-    return [min(1, most) if once.get(kind, False) else most for kind in named]
+    return [min(1, most) if once.get(kind, False) else most for kind in kinds]
 
 
 def rounds_of(config: Config, method: Any) -> Counter[int]:
-    """In how many rounds of the run each client takes part."""
+    """Return the number of rounds in which each client takes part."""
     rounds: Counter[int] = Counter()
     for t in range(1, config.federation.rounds + 1):
         everyone = t == 1 and method.traits.everyone_first

@@ -1,5 +1,4 @@
-"""What a person at the terminal sees: a bar while the rounds go by, a table and the way to
-everything at the end."""
+"""Terminal output of a run: a progress bar, and at the end a table and where to find everything."""
 
 import math
 from collections import Counter
@@ -27,17 +26,17 @@ class Progress(Observer):
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        # the best judged round and the last: a line must not cost more the more there are
+        # the best scored round and the last one: enough for a line, however many rounds there are
         self._judged: list[Row] = []
         self._summary: Mapping[str, Any] | None = None
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
         self._task = TaskID(0)
-        # clients of this rank in the round, and how many of them are done
+        # about the clients of this rank in the round, and how many of them have ended
         self._share = self._done = 0
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Show the bar, with what a resumed run has reached so far."""
+        """Show the bar, in a resumed run with its scores so far."""
         if not run.is_main:
             return
         if run.resumed_from:
@@ -69,7 +68,7 @@ class Progress(Observer):
         round: int,
         cohort: list[int],
     ) -> None:
-        """Say which round it is."""
+        """Show the number of the round."""
         self._share = math.ceil(len(cohort) / run.world_size)
         self._done = 0
         if self._bar is not None:
@@ -81,7 +80,7 @@ class Progress(Observer):
         run: RunContext,
         client: int,
     ) -> None:
-        """Move on within the round, as far as rank 0 can tell."""
+        """Advance the bar within the round, as far as rank 0 knows it."""
         self._done += 1
         if self._bar is not None and self._done <= self._share:
             self._bar.advance(self._task, 1 / self._share)
@@ -91,7 +90,7 @@ class Progress(Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Show what the round brought."""
+        """Show the round's scores."""
         if not run.is_main:
             return
         metrics = record.metrics
@@ -107,7 +106,7 @@ class Progress(Observer):
         print(line, file=self._console.file, flush=True)
 
     def _add(self, row: Row) -> bool:
-        """Note the round of `row`; returns whether it was judged."""
+        """Store the round of `row`; return whether its models were scored."""
         self._rows.append(row)
         if of_rows([row]).of("mean") not in row:
             return False
@@ -122,11 +121,11 @@ class Progress(Observer):
         run: RunContext,
         summary: Mapping[str, Any],
     ) -> None:
-        """Keep the summary for the table."""
+        """Store the summary for the table."""
         self._summary = summary
 
     def on_close(self, run: RunContext) -> None:
-        """Take the bar away; print the table if the run has ended well."""
+        """Remove the bar; print the table if the run has ended well."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -149,7 +148,7 @@ def _table(
     rows: list[Row],
     summary: Mapping[str, Any],
 ) -> Table:
-    """Accuracies of each model that was judged, and how the clients differ."""
+    """Return the table of each kind of model's scores, and of the spread over clients."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
     title = escape(f"{run.folder.name}: {names}")
     table = Table(title=title, title_justify="left", caption_justify="left")
@@ -209,7 +208,7 @@ def _closing_lines(
     rows: list[Row],
     summary: Mapping[str, Any],
 ) -> list[str]:
-    """What travelled, how long it took, and where everything is."""
+    """Return lines about bytes, times, scores and where to find everything."""
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row)  # it adds floats, too
@@ -255,14 +254,15 @@ def _travelled(
     way: str,
     word: str,
 ) -> str:
-    """Bytes that went one way, in words."""
+    """Return the bytes of one direction in words."""
     size = total[f"{way}_bytes"]
     parameters = in_bytes(total[f"{way}_parameter_bytes"], like=size).split()[0]
     return f"{in_bytes(size)} {word} (parameters: {parameters})"
 
 
 def _so_far(rows: list[Row]) -> str:
-    """The judge's mean in the last judged round, and the best so far; empty if there is none."""
+    """Return the judge's mean in the last scored round, and the best so far, in words; empty if
+    there is none."""
     metric = of_rows(rows)
     judged = [row[metric.of("mean")] for row in rows if metric.of("mean") in row]
     if not judged:

@@ -1,4 +1,5 @@
-"""FEDORA's relation: models propagate over a graph of how alike the clients' data subspaces are.
+"""FEDORA's relation: models propagate over a graph, whose edges are similarities of the clients'
+data subspaces.
 
 Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1 + alpha) (Wu et
 al., KDD 2023, Eq. 6).
@@ -23,14 +24,14 @@ def basis(
     directions: int,
     classes: int,
 ) -> Tensor:
-    """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples,
-    uncentred.
+    """Return a basis of a client's data: the first `directions` left singular vectors of [flattened
+    x; one-hot y] of all samples, uncentred.
 
     The target of a regression is used as it is: one row (the paper does not say).
 
     Args:
         part: training data.
-        directions: p; where there are fewer samples than that, the rest are zero columns.
+        directions: p, number of vectors; if there are fewer samples, the rest are zero columns.
         classes: width of the one-hot labels; 0 leaves labels out, and none is read.
 
     Returns:
@@ -44,7 +45,7 @@ def basis(
             flat = torch.cat([flat.double(), label.double()], 1)
         columns.append(flat.cpu().double())
     matrix = torch.cat(columns).T
-    # The small side's eigenvectors: far cheaper than a whole decomposition of images by samples.
+    # eigenvectors of the smaller side: far cheaper than a decomposition of the whole matrix
     if matrix.shape[0] > matrix.shape[1]:
         values, right = torch.linalg.eigh(matrix.T @ matrix)
         candidates = matrix @ right.flip(1)[:, :directions]
@@ -61,8 +62,8 @@ def basis(
 
 
 def similarity(U: Tensor, V: Tensor) -> Tensor:
-    """Sums of the cosines of principal angles between subspaces `U` (n, dim, p) and `V` (m, dim,
-    p): (n, m), 0 to p."""
+    """Return the sums of the cosines of principal angles between subspaces `U` (n, dim, p) and `V`
+    (m, dim, p): (n, m), 0 to p."""
     products = torch.einsum("idp,jdq->ijpq", U, V)
     return torch.linalg.svdvals(products).clamp(0.0, 1.0).sum(-1)
 
@@ -72,13 +73,14 @@ def propagated(
     alpha: float,
     steps: int | None = None,
 ) -> Tensor:
-    """Rows A (N, N) with Theta^ = A Theta: non-negative, each summing to 1.
+    """Return the rows A (N, N) with Theta^ = A Theta: non-negative, each summing to 1.
 
     Args:
-        W: similarities (N, N), non-negative; a row of zeros is its own only neighbour.
+        W: similarities (N, N), non-negative; a client with a row of zeros has only itself as
+            neighbour.
         alpha: weight of the propagation; kappa = alpha / (1 + alpha).
-        steps: of Theta^ <- kappa Pi Theta^ + (1 - kappa) Theta from Theta^ = Theta (Eq. 7); None:
-            the fixed point.
+        steps: number of iterations of Theta^ <- kappa Pi Theta^ + (1 - kappa) Theta from Theta^ =
+            Theta (Eq. 7); None: the fixed point.
     """
     eye = torch.eye(len(W), dtype=torch.float64)
     degree = W.sum(1, keepdim=True)
@@ -99,58 +101,57 @@ def neighbourhood(
     sharpness: float,
     neighbours: int,
 ) -> Tensor:
-    """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the
-    lower number."""
+    """Return exp(sharpness S) for the `neighbours` most similar *others* of each client and 0
+    elsewhere, (N, N), as the authors' code does; of equal ones the lower numbers count."""
     W = torch.exp(sharpness * S).fill_diagonal_(0.0)
     order = torch.sort(W, dim=1, descending=True, stable=True).indices
     nearest = order[:, : min(neighbours, len(W) - 1)]
     return torch.zeros_like(W).scatter(1, nearest, W.gather(1, nearest))
 
 
-def told_basis(client: Client) -> Tensor:
-    """The basis of the client's data, as it is uploaded, in 32 bits at least."""
+def uploaded_basis(client: Client) -> Tensor:
+    """Return the basis of the client's data that it uploads, in at least 32 bits."""
     basis: Tensor = client.run.server.memory["fedora.bases"][client.id]
     return basis.to(torch.promote_types(client.run.dtype, torch.float32))
 
 
 @dataclass
 class Propagation(Relation):
-    """The fixed matrix of FEDORA: the last-known models of all clients count, whichever take part.
+    """FEDORA's fixed relation: rows over the last-known models of all clients, whether or not they
+    take part in the round.
 
     With `sources` `uploaded` the weights of clients that have not uploaded yet go to the others of
-    a row, in proportion.
-
-    Args: as in `fl_lightning.methods.fedora.FEDORA`.
+    a row, in proportion. Arguments: see `fl_lightning.methods.fedora.FEDORA`.
     """
 
-    alpha: float = 1.0
-    directions: int = 1
-    sharpness: float | None = None
-    neighbours: int = 2
-    steps: int | None = None
-    validated: bool = True
-    similarity: Literal["subspace", "random"] = "subspace"
-    sources: Literal["all", "uploaded"] = "all"
+    alpha: float
+    directions: int
+    sharpness: float | None
+    neighbours: int
+    steps: int | None
+    validated: bool
+    similarity: Literal["subspace", "random"]
+    sources: Literal["all", "uploaded"]
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where the proximal weight is to be chosen on validation data and there
-        are none."""
+        """Raise `BadInput` if the proximal weight is chosen on validation data and there are
+        none."""
         if self.validated:
             run.check_validation("chooses its pull on validation data")
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of
-        features alone.
+        """Return the rows `fedora.rows` (N, N), every client's `fedora.bases` (N, dim + C, p), and
+        `fedora.feature_bases` of features alone.
 
-        Where similarity is `random`, there are no bases.
+        If similarity is `random`, there are no bases.
         """
-        # p, as of subspaces
+        # the similarity of a client to itself is p, as of subspaces
         oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)
         if self.similarity == "random":
             graph = random_graph(run.clients, run.config.seed)
             return {"fedora.rows": self._matrix(graph + oneself)}
-        problem = "numbers of tokens span no subspace that would tell clients apart"
-        requirement = f"{problem}: use similarity random"
+        problem = "the numbers of tokens span no subspace that tells clients apart"
+        requirement = f"{problem}; use random"
         check(
             "method.similarity",
             self.similarity,
@@ -171,13 +172,14 @@ class Propagation(Relation):
         }
 
     def _matrix(self, S: Tensor) -> Tensor:
-        """The weights (N, N) by which clients of similarities `S` (N, N) receive each other."""
+        """Return the weights (N, N) by which clients of similarities `S` (N, N) receive each
+        other."""
         if self.sharpness is not None:
             S = neighbourhood(S, self.sharpness, self.neighbours)
         return propagated(S, self.alpha, self.steps)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """The receivers' rows, (1, m, n)."""
+        """Return the receivers' rows, (1, m, n)."""
         rows = inputs.memory["fedora.rows"][inputs.receivers]
         if len(inputs.sources) < inputs.clients:
             rows = rows[:, inputs.sources]
@@ -190,10 +192,12 @@ class Propagation(Relation):
         part: Part,
         labelled: bool,
     ) -> Tensor | None:
-        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model
-        yet.
+        """Return the newcomer's weights (N,): the mean of all clients' rows, weighted by their
+        similarity to it. It is the fixed point for a client that has no model yet, sum_k w_k
+        Theta^_k / sum_k w_k.
 
-        A client whose similarities are drawn at random has them drawn, too.
+        None with random similarity: the newcomer's similarities are drawn when the federation grows
+        by it.
         """
         if self.similarity == "random":
             return None
@@ -216,6 +220,6 @@ class Propagation(Relation):
 
 
 def _stacked(run: RunContext, of_rank: dict[int, Tensor]) -> Tensor:
-    """The tensors of all ranks' clients, stacked in the order of clients."""
+    """Return the tensors of all ranks' clients, stacked by client number."""
     by_client = run.processes.gather_by_client(of_rank)
     return torch.stack([by_client[c] for c in range(run.clients)])

@@ -21,32 +21,32 @@ class Relation(Callback):
     """Base of all relations. Rows are non-negative and sum to 1."""
 
     is_global: ClassVar[bool] = False
-    """All clients receive the same: one row, mixed when the round's uploads are in: the global
+    """Whether all clients receive the same: one row, mixed after the round's uploads to the global
     model."""
     several: ClassVar[bool] = False
-    """It can be applied within each of several architectures."""
+    """Whether it can be applied within each of several architectures."""
     per_layer: ClassVar[bool] = False
-    """Every layer has weights of its own."""
+    """Whether each layer has its own weights."""
     sums_to_one: bool = True
     """Whether its rows sum to 1."""
     measures: ClassVar[bool] = False
-    """It has an objective of its own, which `measured` reports as metrics of the round."""
+    """Whether it has an objective of its own, which `measured` reports as metrics of the round."""
     pair_flops = 0
     """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
-    """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded
-    so far and the cohort's, of those that have uploaded only, or everybody's. Of a client that has
-    not uploaded that is the initial model; with `uploaded` it counts for the client itself
-    alone."""
+    """Whose last-received models are mixed: those of the `cohort`; of the cohort and all clients
+    that have uploaded so far (`known`); only of clients that have uploaded (`uploaded`); or of
+    `all`. A client that has not uploaded counts with the initial model; with `uploaded`, only in
+    its own row."""
     fixed: ClassVar[str] = ""
-    """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation`
-    may change them."""
+    """Why rows must not be changed, in words; empty: `callbacks.blurrelation` may change them."""
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
-    """A function that changes rows (L, m, n) of receivers by sources in a round, or None."""
+    """The function by which `callbacks.blurrelation` changes the rows (L, m, n) of receivers by
+    sources in a round; None: it is not in use."""
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Return small tensors that the server keeps between rounds, equal on every rank, with
-        first values."""
+        """Return small tensors, with their first values, that the server keeps between rounds,
+        equal on every rank."""
         return {}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
@@ -63,21 +63,25 @@ class Relation(Callback):
         sources: Sequence[int],
         round: int,
     ) -> Tensor:
-        """Return the rows by which the server mixes, and which it logs: `rows` (L, m, n), changed
-        by `blur` if it is set."""
+        """Return the rows by which the server mixes and which it logs: `rows` (L, m, n), changed by
+        `callbacks.blurrelation` if the run has it."""
         return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
-        """Learn from a round's uploads (every rank). `server.statistics`: what came beside them. Of
-        each of `server.groups`, `weighed`: the weights by which clients were mixed;
-        `gram(..., since="sent")`: products of their steps."""
+        """Update the relation after a round's uploads, on every rank.
+
+        `server.statistics` holds each client's tensors beside its model. Each of `server.groups`
+        has `weighed`, the weights of its last mix, and `gram(..., since="sent")`, inner products of
+        the clients' steps.
+        """
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """Return further metrics of the round, from `clients`, the rows of clients.csv (the same on
-        every rank).
+        """Return further metrics of the round.
 
-        With `measures` rows have `gradient_norm`, the norm of the change of the client's parameters
-        over lr times steps; an entry that is to be no column is removed from the rows here.
+        Args:
+            clients: rows of clients.csv, the same on every rank. With `measures` they hold
+                `gradient_norm`: the norm of the change of the client's parameters over lr times
+                steps. An entry that is removed here becomes no column.
         """
         return {}
 
@@ -87,11 +91,15 @@ class Relation(Callback):
         part: Part,
         labelled: bool,
     ) -> Tensor | None:
-        """Weights (N,) of all clients' models in what a new client with the training data `part`
-        receives.
+        """Return the weights (N,) of all clients' models in the mix that a new client receives.
 
-        None: the federation grows by the client, whose last upload is first the mean of all, and it
-            receives by `weights`.
+        None: the new client is added to the federation instead, with the mean of all models as its
+        last upload, and receives by `weights`.
+
+        Args:
+            run: of the federation that it joins.
+            part: its training data.
+            labelled: whether these have labels.
         """
         return None
 
@@ -101,12 +109,12 @@ class Relation(Callback):
         receivers: int,
         sources: int,
     ) -> int:
-        """Floating-point operations of `weights`, Gram matrices left aside."""
+        """Return the floating-point operations of `weights`, without those of Gram matrices."""
         return self.pair_flops * sources**2
 
 
 def check_finite(numbers: Tensor) -> None:
-    """Raise `RunFailed` unless all `numbers`, which come of clients' models, are finite."""
+    """Raise `RunFailed` unless all `numbers`, computed from clients' models, are finite."""
     if not numbers.isfinite().all():
         raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
 
@@ -118,16 +126,16 @@ class Alone(Relation):
     fixed = "its server mixes by no relation"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """The identity, (1, m, n)."""
+        """Return rows of the identity, (1, m, n)."""
         return torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places][None]
 
 
 class SampleCounts(Relation):
-    """All receive the mean of the cohort, weighted by training samples (McMahan et al., AISTATS
-    2017).
+    """All clients receive the mean of the cohort, weighted by training samples (McMahan et al.,
+    AISTATS 2017).
 
     Args:
-        sources: `known`: the method averages what the server last received of all, and keeps it.
+        sources: `known`: the mean is over what the server last received of all clients, and kept.
     """
 
     is_global = True
@@ -137,22 +145,22 @@ class SampleCounts(Relation):
         self.sources = sources
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """n_j / sum n, (1, 1, n)."""
+        """Return n_j / sum n, (1, 1, n)."""
         return (inputs.samples / inputs.samples.sum())[None, None]
 
 
 class Uniform(SampleCounts):
-    """All receive the plain mean of the cohort."""
+    """All clients receive the plain mean of the cohort."""
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """1/n, (1, 1, n)."""
+        """Return 1/n, (1, 1, n)."""
         return torch.full_like(inputs.samples, 1 / len(inputs.samples))[None, None]
 
 
 def mean_relation(
     weighting: Literal["samples", "uniform"], sources: Literal["cohort", "known"] = "cohort"
 ) -> Relation:
-    """The mean, weighted by training samples or plain."""
+    """Return the relation of the mean, weighted by training samples or plain."""
     return SampleCounts(sources) if weighting == "samples" else Uniform(sources)
 
 
@@ -161,11 +169,11 @@ class Attention(Relation):
     """FedAMP's message passing: similar models attract (Huang et al., AAAI 2021, Eq. 4 with A(x) =
     1 - exp(-x/sigma)).
 
-    For j other than i the weight is (alpha/sigma) exp(-||w_i - w_j||^2 / sigma); the rest is one's
-    own.
+    For j other than i the weight is (alpha/sigma) exp(-||w_i - w_j||^2 / sigma); the client itself
+    has the rest.
 
     Args:
-        alpha: step size of the message passing; with `sigma` None in units of sigma.
+        alpha: step size of the message passing; if `sigma` is None, in units of sigma.
         sigma: scale of squared distances; None: the mean squared distance between different sources
             in this round.
         sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or
@@ -184,8 +192,8 @@ class Attention(Relation):
         return self.alpha if self.sigma is None else self.alpha / self.sigma
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` if own weights could turn negative with as many models as may be
-        mixed."""
+        """Raise `BadInput` if own weights could turn negative with the greatest number of models
+        that can be mixed."""
         n = max(len(g.members) for g in run.groups)
         if self.sources == "cohort":
             n = min(n, run.cohort_size)
@@ -195,7 +203,7 @@ class Attention(Relation):
             raise BadInput("method.alpha", self.alpha, requirement)
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Attention weights, (1, m, n)."""
+        """Return the receivers' rows, (1, m, n)."""
         n = len(inputs.sources)
         step = self._step
         distance = inputs.gram().total().distances[0]

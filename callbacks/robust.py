@@ -1,9 +1,9 @@
-"""Defence against malicious clients: robust means, and a bound on what one client may change.
+"""Defences against malicious clients: robust means, and a bound on what one client may change.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 Rates. ICML 2018. Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries:
-Byzantine Tolerant Gradient Descent. NeurIPS 2017. All count every client once: numbers of samples
-are what clients say of themselves.
+Byzantine Tolerant Gradient Descent. NeurIPS 2017. All give every client the same weight: numbers of
+samples are the clients' own claims.
 """
 
 import math
@@ -21,11 +21,11 @@ from fl_lightning.core.mixing import mean_of
 
 
 def trimmed_mean(W: Tensor, cut: int) -> Tensor:
-    """The mean of each column of `W` (n, columns) without its `cut` smallest and `cut` largest
-    numbers, (columns,).
+    """Return the mean of each column of `W` (n, columns) without its `cut` smallest and `cut`
+    largest numbers, (columns,).
 
-    Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the
-    order of rows does not matter. `cut` is below n / 2.
+    It is computed around the smallest number that is left: equal numbers stay equal bit for bit,
+    and the order of rows does not matter. `cut` is below n / 2.
     """
     middle = W.sort(0).values[cut : len(W) - cut]
     return middle[0] + (middle - middle[0]).mean(0)
@@ -37,8 +37,8 @@ class TrimmedMean(Unweighted):
     ICML 2018).
 
     Args:
-        share: of the cohort that is cut off at either end, rounded up; at least the attackers'
-            share. 0: the unweighted mean.
+        share: share of the cohort that is cut off at either end, rounded up; at least the
+            attackers' share. 0: the unweighted mean.
     """
 
     share: Annotated[float, Range(0, 0.5, below=True)]
@@ -48,7 +48,8 @@ class TrimmedMean(Unweighted):
         W: Tensor,
         p: Tensor,
     ) -> Tensor:
-        """The trimmed mean of each column; of few models at least the middle ones are kept."""
+        """Return the trimmed mean of each column; of few models at least the middle ones are
+        kept."""
         n = len(W)
         return trimmed_mean(W, min(math.ceil(self.share * n - 1e-9), (n - 1) // 2))
 
@@ -63,7 +64,7 @@ class Median(Unweighted):
         W: Tensor,
         p: Tensor,
     ) -> Tensor:
-        """The median of each column."""
+        """Return the median of each column."""
         return trimmed_mean(W, (len(W) - 1) // 2)
 
 
@@ -73,12 +74,12 @@ class Krum(Aggregator):
     al., NeurIPS 2017).
 
     A model's score is the sum of its squared distances, over all that is sent, to the n - attackers
-    - 2 models nearest to it. Equal scores: the lower client number.
+    - 2 models nearest to it. Of equal scores the lower client number counts.
 
     Args:
-        attackers: how many clients of a cohort may be malicious, f; the cohort has at least 2 f +
-            3.
-        keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
+        attackers: greatest number of malicious clients in a cohort, f; the cohort has at least 2 f
+            + 3 clients.
+        keep: number of models of least score that are averaged; 1 is Krum, more is Multi-Krum.
     """
 
     attackers: NonNegativeInt
@@ -92,24 +93,21 @@ class Krum(Aggregator):
         key = self.config_key
         attackers = self.attackers
         most = (n - 3) // 2
-        check(
-            f"{key}.attackers",
-            attackers,
-            attackers <= most,
-            f"of {n} clients at most {most}: a larger cohort takes more",
-        )
+        requirement = f"cohorts of {n} clients tolerate at most {most}; raise the participation"
+        check(f"{key}.attackers", attackers, attackers <= most, requirement)
         most = n - attackers
-        check(f"{key}.keep", self.keep, self.keep <= most, f"at most {most}")
+        requirement = f"it must be at most {most}, the cohort without its attackers"
+        check(f"{key}.keep", self.keep, self.keep <= most, requirement)
 
     def weights(
         self,
         p: Tensor,
         inputs: RelationInputs,
     ) -> Tensor:
-        """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are
-        looked at."""
+        """Return 1 / keep for the chosen models, else 0. If clients have failed, fewer neighbours
+        are compared."""
         n = p.shape[-1]
-        # beyond the range of the type
+        # differences of numbers beyond the type's range are not numbers
         distance = inputs.gram().total().distances[0].nan_to_num(nan=math.inf)
         distance.fill_diagonal_(math.inf)  # oneself is no neighbour
         neighbours = max(1, n - self.attackers - 2)
@@ -124,24 +122,25 @@ class Krum(Aggregator):
         W: Tensor,
         p: Tensor,
     ) -> Tensor:
-        """The mean of the chosen models; the others do not come in, however large they are."""
+        """Return the mean of the chosen models; the others have no effect, however large they
+        are."""
         chosen = p > 0
         return mean_of(W[chosen], p[chosen])
 
 
 @dataclass
 class NormBound(Transform):
-    """A bound on how far an upload may lie from what the server knows (Sun et al., Can You Really
-    Backdoor FL?, 2019).
+    """Bounds how far an upload may lie from the model that the server counts it from (Sun et al.,
+    Can You Really Backdoor FL?, 2019).
 
-    That is the L2 norm, over all of the model that is sent (not what travels beside it, such as
-    class means), of the difference from what the client has received, where it starts from that,
-    and from its last upload otherwise.
+    The bound is on the L2 norm of the difference, over all blocks of the model that are sent (not
+    tensors beside it, such as class means). The difference is from the received model or, if the
+    method starts from the client's own model, from the client's last upload.
 
     Args:
         bound: the greatest norm; it depends on model, learning rate and epochs.
-        action: `clip` brings a larger change down to the bound; `refuse` has the client fail at the
-            stage `upload`, and `federation.on_bad_client` says what follows.
+        action: `clip` scales a larger change down to the bound; `refuse` makes the client fail at
+            the stage `upload`, as `federation.on_bad_client` handles.
     """
 
     changes_upload = True
@@ -154,7 +153,7 @@ class NormBound(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Measure, and clip or refuse."""
+        """Measure the change; if it is larger than the bound, clip or refuse it."""
         reference = client.reference
         segments = payload.layout.segments(payload.sent)
         if not segments:
@@ -162,7 +161,7 @@ class NormBound(Transform):
         change = payload.vector - reference
         norms = [torch.linalg.vector_norm(change[s.columns]) for s in segments]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
-        client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())
+        client.flops += 3 * int(payload.layout.sizes[payload.sent].sum())
         if norm <= self.bound:
             return
         if self.action == "refuse":

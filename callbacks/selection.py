@@ -1,8 +1,9 @@
-"""BLS: send only the layers worth sending (Zhi et al., the journal extension of KAPC).
+"""BLS, bidirectional layer selection: send only the layers worth sending (Zhi et al., the journal
+extension of KAPC).
 
 Server side: a layer in which a client's weight on itself is already great is not sent to it. Client
 side: only the first Omega layers are sent back, Omega chosen by a generalisation bound (Eq. 29).
-What is not sent stays stale on the server.
+Layers that are not sent stay stale on the server.
 """
 
 import contextlib
@@ -25,13 +26,13 @@ from fl_lightning.foundation.errors import BadInput
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What the bound knows of the layers: columns n_l and output widths d_l, l = 1..L."""
+    """Sizes of the layers in the bound: columns n_l and output widths d_l, l = 1..L."""
 
     columns: np.ndarray
     outputs: np.ndarray
 
 
-def holds(
+def bound_holds(
     omega: int,
     B: np.ndarray,
     tau: np.ndarray,
@@ -40,19 +41,20 @@ def holds(
     sizes: LayerSizes,
     classes: int,
 ) -> bool:
-    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), computed in logarithms.
+    """Return whether the bound (Eq. 29) holds if only layers 1..omega are sent; computed in
+    logarithms.
 
     L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where M(l) = tau_l /
     (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
 
     Args:
-        omega: layers that would be sent, 1..L.
+        omega: number of layers that would be sent, 1..L.
         B: greatest ||w^l|| so far, (L,).
         tau: greatest ||w^l - s^l|| so far, (L,).
-        B_now: this round's ||w^l||.
-        tau_now: this round's ||w^l - s^l||; 0 for a layer without regulariser.
+        B_now: this round's ||w^l||, (L,).
+        tau_now: this round's ||w^l - s^l||, (L,); 0 for a layer without regulariser.
         sizes: of the layers.
-        classes: classes present on the client, c.
+        classes: number of classes present on the client, c.
     """
     L = len(B)
     bound = (
@@ -76,7 +78,7 @@ def _log_m(
     tau: np.ndarray,
     sizes: LayerSizes,
 ) -> float:
-    """Return log M(layers); minus infinity where none of these layers has a regulariser."""
+    """Return log M(layers); minus infinity if none of these layers has a regulariser."""
     value = -math.inf
     for k in range(layers):
         term = math.log(tau[k]) - math.log(2 * B[k]) if tau[k] > 0 else -math.inf
@@ -87,31 +89,31 @@ def _log_m(
 def search(
     omega: int,
     fits: list[bool],
-    how: Literal["swapped", "printed"],
+    direction: Literal["swapped", "printed"],
     step_back: bool,
-    largest: Literal["L-1", "L"] = "L-1",
+    largest: Literal["L-1", "L"],
 ) -> int:
-    """The number of layers to send, searched from the last one.
+    """Return the number of layers to send, Omega, found in steps of one layer from the last answer.
 
-    `swapped`: while the bound holds, one layer more; while it does not, one less. `printed` is the
-    other way round, as the paper's algorithm has it (it runs to an end). A search that stopped at
-    an Omega which violates the bound returns it, or, with `step_back`, the one before it. The
-    answer lies in [1, `largest`].
+    `swapped` adds layers while the bound holds, and removes layers while it does not. `printed`
+    does the opposite, as the paper's algorithm has it, and ends at the least or the greatest Omega.
+    A search that stops at an Omega that violates the bound returns it or, with `step_back`, the one
+    before it.
 
     Args:
         omega: the last answer.
         fits: whether the bound holds for 1..L layers, at [0] to [L - 1].
-        how: which way to go.
-        step_back: as above.
-        largest: as above.
+        direction: `swapped` or `printed`.
+        step_back: whether to return the Omega before one that violates the bound.
+        largest: the greatest Omega; the least is 1.
     """
     most = len(fits) if largest == "L" else max(len(fits) - 1, 1)
     start = omega = min(max(omega, 1), most)
     fit = fits[omega - 1]
-    move = 1 if fit == (how == "swapped") else -1
+    move = 1 if fit == (direction == "swapped") else -1
     while 1 <= omega + move <= most and fits[omega - 1] == fit:
         omega += move
-    # `step_back`: where the search has ended at an Omega that violates the bound
+
     return omega - move if step_back and omega != start and not fits[omega - 1] else omega
 
 
@@ -120,17 +122,18 @@ class LayerSelection(Transform):
     """Bidirectional layer selection: client and server each send only a part of the layers.
 
     Args:
-        mu: server side: layer l is not sent to client i when r_ii >= mu. 0.7: the journal's cost
+        mu: server side: layer l is not sent to client i if r_ii >= mu. 0.7: the journal's cost
             study. null: send all.
         client: client side: send only the first Omega layers.
-        search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
+        search: direction in which Omega is searched; `printed`, as in the paper, ends at the least
+            or the greatest (docs/decisions/0010).
         step_back: return the last Omega that satisfies the bound, not the first that violates it.
         width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a
             sample (channels x height x width). channels: our choice, the paper leaves it open
             (docs/decisions/0010).
-        largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds
-            B and tau in its first round and never again; with L whenever it has sent all layers.
-            L-1: our choice (docs/results/layer-selection.md).
+        largest: the greatest Omega: `L-1`, or `L` (paper). With L - 1 a client learns its bounds B
+            and tau in its first round and never again; with L whenever it has sent all layers. L-1:
+            our choice (docs/results/layer-selection.md).
     """
 
     changes_download = changes_upload = client_memory = deployed = True
@@ -143,18 +146,13 @@ class LayerSelection(Transform):
     width: Literal["channels", "numbers"] = "channels"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Layer selection needs a relation for each layer."""
-        requirement = "it needs a method whose relation tells layers apart, such as kapc"
-        check(
-            "callbacks.layerselection",
-            run.method_name,
-            run.relation.per_layer,
-            requirement,
-        )
+        """Raise `BadInput` if the method's relation has no weights for each layer."""
+        requirement = "it needs a method with weights for each layer, such as kapc"
+        check(self.config_key, run.method_name, run.relation.per_layer, requirement)
 
     def init_client(self, run: RunContext) -> Tensors:
-        """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever
-        received."""
+        """Return the bounds B and tau, the last Omega (L: all layers), and which layers the server
+        has ever received."""
         L = len(run.layer_names)
         zeros = torch.zeros(L, dtype=torch.float64)
         return {
@@ -169,13 +167,13 @@ class LayerSelection(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Withhold layers in which the client's weight on itself is great, and those that it has
+        """Leave out layers in which the client's weight on itself is great, and those that it has
         never uploaded."""
         send = np.ones(len(client.layout.layers), dtype=bool)
         if self.mu is not None:
             if payload.own_weights is None:
                 problem = "does not say how much of a download is the client's own"
-                requirement = f"{client.run.method_name} {problem}: set it to null"
+                requirement = f"{client.run.method_name} {problem}; set it to null"
                 raise BadInput("callbacks.layerselection.mu", self.mu, requirement)
             send &= payload.own_weights < self.mu
         if client.rounds > 0:
@@ -187,8 +185,8 @@ class LayerSelection(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Choose Omega and keep the layers behind it back. Normalisation always travels: the
-        papers' bytes say so."""
+        """Choose Omega and leave out the layers behind it. Normalisation is always sent, as the
+        papers' byte counts show."""
         memory = client.memory
         L = len(client.layout.layers)
         omega = self._omega(client) if self.client and L > 1 else L
@@ -204,7 +202,7 @@ class LayerSelection(Transform):
         B = memory["selection.B"].numpy()
         tau = memory["selection.tau"].numpy()
         if client.rounds == 0 or omega == L:
-            # all layers were regularised: learn the bounds; all but the last layer are sent
+            # all layers were regularised: update the bounds, and send all but the last layer
             memory["selection.B"] = torch.from_numpy(np.maximum(B, B_now))
             memory["selection.tau"] = torch.from_numpy(np.maximum(tau, tau_now))
             return L - 1
@@ -213,7 +211,7 @@ class LayerSelection(Transform):
         if self.width == "numbers":
             sizes = replace(sizes, outputs=_output_sizes(client, sizes.outputs))
         fits = [
-            holds(
+            bound_holds(
                 o,
                 B,
                 tau,
@@ -233,13 +231,13 @@ class LayerSelection(Transform):
         )
 
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
-        """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that
-        were not received."""
+        """Return ||w^l|| and ||w^l - s^l|| of the client's current model, each (L,); the latter is
+        0 for layers that were not received."""
         layout = client.layout
         model = client["model"]
         received = client.payload
         L = len(layout.layers)
-        numbers = layout.numbers * layout.is_own
+        numbers = layout.sizes * layout.is_layer_weight
         client.flops += int(2 * numbers.sum() + 3 * (numbers * received.sent).sum())
         squares = torch.zeros(2, L, dtype=wide(model.device), device=model.device)
         weight, distance = squares
@@ -256,7 +254,7 @@ class LayerSelection(Transform):
 
 
 def _sizes(layout: Layout) -> LayerSizes:
-    """Columns (in_channels * k * k) and outputs of each layer's largest parameter."""
+    """Return the columns (in_channels * k * k) and outputs of each layer's largest parameter."""
     L = len(layout.layers)
     columns = np.ones(L)
     outputs = np.ones(L)
@@ -270,8 +268,8 @@ def _sizes(layout: Layout) -> LayerSizes:
 
 
 def _output_sizes(client: Client, outputs: np.ndarray) -> np.ndarray:
-    """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not
-    called as a module."""
+    """Return how many numbers each layer puts out for a sample, (L,); `outputs` for a layer that is
+    not called as a module."""
     network = client.bind().model
     widths = dict(zip(client.layout.layers, outputs, strict=True))
 

@@ -1,5 +1,5 @@
-"""Points on the simplex (non-negative entries that sum to 1): the nearest, and minima of quadratic
-functions."""
+"""Points on the simplex (non-negative entries that sum to 1): nearest points, and minima of
+quadratic functions."""
 
 import torch
 from torch import Tensor
@@ -7,40 +7,41 @@ from torch import Tensor
 from fl_lightning.foundation.errors import RunFailed
 
 PIVOTS = 20
-"""Steps of block pivoting at most. It ends within a few, or it may cycle, as where sources are more
-than dimensions."""
+"""Greatest number of steps of block pivoting. It ends within a few, or it may cycle, for instance
+if there are more sources than dimensions."""
 
 
 def to_simplex(R: Tensor) -> Tensor:
-    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last
-    dimension; all NaN where a number is not finite."""
+    """Return the nearest points (Euclidean) with non-negative entries that sum to 1, over the last
+    dimension; all NaN if any number is not finite."""
     u = R.sort(dim=-1, descending=True).values
     k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
     threshold = (u.cumsum(-1) - 1) / k
     last = (u > threshold).sum(-1, keepdim=True) - 1
-    if (last < 0).any():  # beside numbers so great 1 is lost: only how far they are apart counts
+    if (last < 0).any():  # numbers so great that 1 is lost: only their differences count
         R = R - u[..., :1]
         return to_simplex(R) if R.isfinite().all() else torch.full_like(R, torch.nan)
     return (R - threshold.gather(-1, last)).clamp_min(0.0)
 
 
 def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
-    """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over
-    the free entries.
+    """Return the rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting
+    over the free entries.
 
-    Rows for which that does not end within `PIVOTS` are found by non-negative least squares.
+    Rows for which pivoting does not end within `PIVOTS` steps are computed by non-negative least
+    squares.
 
     Args:
-        H: positive definite (n, n), float64; of an asymmetric one (products of float32 are, by
-            rounding) the symmetric part counts, since on the whole of it pivoting may never end. A
-            number above 0: that multiple of the identity, by projection.
-        Q: a row q for each row that is wanted, (k, n), float64.
+        H: positive definite (n, n), float64. Its symmetric part is used: float32 products are
+            slightly asymmetric by rounding, and pivoting on those may never end. A number h > 0
+            stands for h I, which needs only a projection.
+        Q: one q for each row, (k, n), float64.
 
     Returns:
         Rows (k, n), non-negative, summing to 1.
 
     Raises:
-        RunFailed: H or Q is not finite, of rows that come to least squares; others are NaN then.
+        RunFailed: H or Q is not finite, and a row needs least squares; other rows are NaN then.
     """
     if not isinstance(H, Tensor):
         return to_simplex(Q / H)
@@ -74,8 +75,8 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
 
 
 def simplex_minimum(Q: Tensor) -> Tensor:
-    """argmin of a^T Q a over a >= 0 with sum 1, (n,), of a positive semidefinite `Q` (n, n),
-    float64; of 0 uniform."""
+    """Return the a (n,) that minimises a^T Q a over a >= 0 with sum 1, for a positive semidefinite
+    `Q` (n, n), float64; uniform if `Q` is 0."""
     n = len(Q)
     scale = float(Q.diagonal().mean())
     if scale <= 0:
@@ -85,11 +86,12 @@ def simplex_minimum(Q: Tensor) -> Tensor:
 
 
 def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
-    """As `simplex_rows`. With H = A^T A and q = A^T b, A r - b is (A - b 1^T) r on the simplex."""
+    """Return rows as `simplex_rows` does. With H = A^T A and q = A^T b, A r - b is (A - b 1^T) r on
+    the simplex."""
     values, vectors = torch.linalg.eigh(H)
     if not (values.isfinite().all() and Q.isfinite().all()):
         reason = "a number is not finite; lower optimizer.lr"
-        raise RunFailed(f"a relation's rows cannot be found: {reason}")
+        raise RunFailed(f"a relation's rows cannot be computed: {reason}")
     root = values.clamp_min(1e-12 * float(values[-1])).sqrt()[:, None]
     A = root * vectors.T
     b = (vectors.T @ Q.T) / root
@@ -97,11 +99,11 @@ def _by_least_squares(H: Tensor, Q: Tensor) -> Tensor:
 
 
 def _shortest(A: Tensor) -> Tensor:
-    """argmin of ||A a|| over a >= 0 with sum 1, (n,), `A` (m, n).
+    """Return the a (n,) that minimises ||A a|| over a >= 0 with sum 1; `A` (m, n).
 
     The minimum of ||A x||^2 + (sum x - 1)^2 over x >= 0 lies in the same direction, whatever the
-    scale of A (for x = s a the best s depends on ||A a|| alone, and grows as that shrinks): that is
-    non-negative least squares.
+    scale of A: for x = s a the best s depends on ||A a|| alone, and grows as that shrinks. So
+    non-negative least squares finds it.
     """
     from sklearn.linear_model import LinearRegression
 

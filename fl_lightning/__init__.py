@@ -1,6 +1,6 @@
 """Personalised federated learning on PyTorch Lightning and Lightning Fabric.
 
-These names are for scripts and notebooks; they stay the same from version to version
+The names exported here are for scripts and notebooks and stay the same in later versions
 (docs/python.md).
 """
 
@@ -46,8 +46,7 @@ _WHERE = {
     **dict.fromkeys(("BadInput", "RunFailed"), "foundation.errors"),
     **dict.fromkeys(("Run", "Worth", *_FUNCTIONS), "api"),
 }
-"""Modules of the names above. They are imported on first use, since the command line begins here,
-too."""
+"""Modules of the exported names. They are imported on first use, to keep the command line quick."""
 
 __all__ = ["__version__", *_WHERE]
 

@@ -1,10 +1,10 @@
-"""What fl_lightning does, as functions: for scripts and notebooks, and for the command line, whose
-commands, keys and help are made from their signatures and docstrings.
+"""The public functions, for scripts and notebooks. The command line makes its commands, keys and
+help from their signatures and docstrings.
 
-They take and return values and raise `BadInput` and `RunFailed`. Nothing heavy is imported before.
+They raise `BadInput` and `RunFailed`. Torch and pandas are imported only when they are needed.
 """
 
-# Annotations are objects here, not text: the command line reads them without importing torch.
+# Without `from __future__ import annotations`: the command line needs annotations as objects.
 import contextlib
 import multiprocessing
 import os
@@ -54,14 +54,14 @@ BATCH = 500
 
 
 class Run(RunResult):
-    """A run folder as tables (`RunResult`), and its clients' models."""
+    """A finished run: its tables (`RunResult`) and its clients' models."""
 
     def model(self, client: int | str, checkpoint: Literal["last", "best"] = "last") -> "Predictor":
-        """The model that the run leaves a client with, an `nn.Module` that takes samples as the
-        data source had them.
+        """Return a client's final model, an `nn.Module` that takes raw samples, as the data source
+        has them.
 
         Args:
-            client: its number, or its name where clients have names.
+            client: the client's number, or its name if clients have names.
             checkpoint: the newest, or the best by validation (else mean) accuracy.
 
         Raises:
@@ -78,13 +78,13 @@ class Run(RunResult):
         return models[key]
 
     def predict(self, client: Any, x: Any = None) -> "np.ndarray":
-        """Names of the classes that a client's model gives raw samples, (n,); of a regression
-        numbers, float (n,).
+        """Return a client's model's predictions for raw samples, (n,): names of classes, or in a
+        regression numbers.
 
         Args:
-            client: number or name; or, in place of both, a DataFrame whose column
-                `data.group_column` names each row's client.
-            x: n samples as `Predictor.forward` takes them.
+            client: the client's number or name; or a DataFrame with the samples of several clients,
+                whose column `data.group_column` names the client of each row.
+            x: n samples as `Predictor.forward` takes them; None: they are in the DataFrame.
         """
         import numpy as np
 
@@ -94,21 +94,21 @@ class Run(RunResult):
         return np.array(model.class_names)[scores.argmax(-1).numpy()]
 
     def predict_proba(self, client: Any, x: Any = None) -> "DataFrame":
-        """Probabilities that a client's model gives raw samples: a row for each, with the index of
-        the DataFrame, and a column for each class. The arguments are those of `predict`."""
+        """Return a client's model's probabilities for raw samples: a row for each sample, with the
+        index of a DataFrame, and a column for each class. Arguments as in `predict`."""
         from pandas import DataFrame
 
         model, scores = self._scores(client, x)
-        requirement = "a regression, or texts with a class at each place, have no probabilities"
+        requirement = "it has a regression, or a class at each position of a text: call predict"
         has_classes = model.task == "classification" and scores.ndim == 2
         check("run", str(self.folder), has_classes, requirement)
         index = getattr(client if x is None else x, "index", None)
         return DataFrame(scores.softmax(-1).numpy(), index, model.class_names)
 
     def _scores(self, client: Any, x: Any) -> "tuple[Predictor, torch.Tensor]":
-        """Returns a model that has task and classes, and scores of the known classes (n, ...,
-        classes), or numbers (n, 1). They are of `client`'s model on `x`; without `x`, `client` is a
-        DataFrame, and each row is scored by the model of the client that its group column names."""
+        """Return a model, and the models' outputs for all samples: (n, ..., classes) without
+        classes that no client has, or (n, 1) in a regression. Arguments as in `predict`; the model
+        is that of the only or first client."""
         import torch
 
         if x is not None:
@@ -164,11 +164,11 @@ def fit(
     """Run federated training.
 
     Later config files and flags override earlier ones. In help, a note such as '50: KAPC on MNIST'
-    names the source of a default ('our choice': this project's).
+    says where a default comes from ('our choice': from this project).
 
-    It runs in this process, or in those that `fabric.devices` asks for. No signal handler is left
-    behind and the interpreter goes on, whatever becomes of the run. Where it starts several
-    processes, a script keeps its own lines below ``if __name__ == "__main__":``.
+    The run takes place in this process, or in the processes that `fabric.devices` asks for. If it
+    starts several, a script must keep its calls below ``if __name__ == "__main__":``. Signal
+    handlers are restored afterwards, also if the run fails.
 
     Args:
         config: keys and values as a config file has them, nested or with dots
@@ -192,8 +192,8 @@ def fit(
         The finished run.
 
     Raises:
-        BadInput: a key, a value or a class that cannot work.
-        RunFailed: the run began well and could not go on; most can be continued with `resume`.
+        BadInput: a key, value or class is wrong.
+        RunFailed: the run could not go on; in most cases it can be continued with `resume`.
     """
     objects = _objects(locals())
     others = multiprocessing.active_children()
@@ -212,10 +212,10 @@ def resolved(config: ConfigLike = ()) -> str:
     """Return a run's resolved config as YAML, which `config` accepts as a file."""
     from fl_lightning.configuration.resolve import to_yaml
     from fl_lightning.lab.fitting import config_of_run
-    from fl_lightning.results.opening import saved_of
+    from fl_lightning.results.opening import settings_to_resume
 
     layers, config_name = layers_of(config, {})
-    saved = saved_of(start_of(layers))
+    saved = settings_to_resume(start_of(layers))
     return to_yaml(config_of_run(layers, config_name, saved))
 
 
@@ -274,9 +274,9 @@ def export(
     from fl_lightning.lab.handing_over import export as write
 
     def of_site(*arguments: Any) -> Any:
-        from fl_lightning.sites.ends import exported
+        from fl_lightning.sites.ends import export_at_site
 
-        return exported(*arguments)
+        return export_at_site(*arguments)
 
     calibration = CalibrationRule(temperature, threshold, cost, case)
     return write(Path(run), str(client), os.fspath(out), format, checkpoint, calibration, of_site)
@@ -361,7 +361,7 @@ def submit(
         setup: Lines of shell before the run: 'module load cuda; export OMP_PROC_BIND=true'.
 
     Returns:
-        What was submitted, in words; the script where nothing was.
+        A text that says which jobs were submitted; with dry_run the script.
     """
     job = _job(locals())
     from fl_lightning.lab.submit import submit as hand_in
@@ -532,8 +532,8 @@ def study(
         The runs; `scores` is a table of all their final scores.
 
     Raises:
-        BadInput: it cannot work, before anything is written.
-        RunFailed: runs have failed; the others have been run.
+        BadInput: the study or a key is wrong; nothing has been written.
+        RunFailed: some runs failed; the others have been run.
     """
     job, objects = _job(locals()), _objects(locals())
     from fl_lightning.lab.study import launch
@@ -731,7 +731,7 @@ def report(
         accept_changed_code: For a study: as in fl-train compare.
 
     Returns:
-        Where it is, in words.
+        A text with the page's path.
     """
     from fl_lightning.lab.report.writing import report as write
 
@@ -786,7 +786,7 @@ def worth(
         The answer: `silos` is a DataFrame with a row for each, `consortium` what holds for all.
 
     Raises:
-        BadInput: a key or a value that cannot work.
+        BadInput: a key or value is wrong.
         RunFailed: trainings failed; the same call tries them again.
     """
     objects = _objects(locals())
@@ -844,10 +844,10 @@ def archive(
         config: keys of where the data are, for a cell that is run again.
 
     Returns:
-        What was done, in words.
+        A text that says what was done.
 
     Raises:
-        RunFailed: the cell came to something else.
+        RunFailed: the cell's results differ from the archive's.
     """
     from fl_lightning.lab.study.archive import archive as pack
 
@@ -887,7 +887,7 @@ def dashboard(
     return save(entity, project, name, _text(json))
 
 
-# ---------------------------------------------------------------- what a script hands over
+# ---------------------------------------------------------------- arguments
 
 
 def _of_a_study(
@@ -898,8 +898,8 @@ def _of_a_study(
     config: ConfigLike,
     *further: Any,
 ) -> Any:
-    """Reads the definition, puts what a script hands over (`objects`) over its base, and calls
-    `work` in a process of its own, which may fork workers whatever the script has begun."""
+    """Read a study's definition, add a script's `objects` (data, model, ...) to its base, and call
+    `work(content, layers, *further)` in a new process (`apart`); return its result."""
     from fl_lightning.lab.study.studyfile import read
 
     with object_settings(objects, Path(out).parent) as layer:
@@ -909,33 +909,33 @@ def _of_a_study(
             base = content.get("base") or []
             content["base"] = [*(base if isinstance(base, list) else [base]), layer]
         layers, _ = layers_of(config, {})
-        # `plain` has written the script's own classes as '__main__.NAME'
+        # `plain` writes classes of the script itself as '__main__.NAME'
         uses_script = "'__main__." in f"{content}{layers}"
         return apart(work, content, layers, *further, names_main=uses_script)
 
 
 def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a function by which a script hands over objects."""
+    """Return those of a function's arguments with which a script passes objects."""
     names = ("data", "model", "method", "label", "group", "unit")
     return {name: arguments[name] for name in names if name in arguments}
 
 
 def _job(arguments: Mapping[str, Any]) -> Any:
-    """Returns the SLURM job that the arguments of `submit` or `study` describe."""
+    """Return the SLURM job that the arguments of `submit` or `study` describe."""
     from fl_lightning.lab.submit import Job
 
     return Job(**{key: arguments[key] for key in Job.__dataclass_fields__})
 
 
 def _folders(runs: Any) -> list[str]:
-    """Returns the folders of one or several runs, as text."""
+    """Return the folders of one or several runs as text."""
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     return [str(run.folder) if isinstance(run, RunResult) else os.fspath(run) for run in several]
 
 
 def _complete_config(config: ConfigLike) -> Any:
-    """Returns the `Config` of a run. A table that cannot be read is refused before torch is
-    imported; one that is absent is not."""
+    """Return the resolved configuration. A table that cannot be read is refused before torch is
+    imported; a missing one is not refused."""
     from fl_lightning.configuration.resolve import resolve
     from fl_lightning.configuration.tables import Absent, check_first_rows
 
@@ -946,5 +946,5 @@ def _complete_config(config: ConfigLike) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """Returns a path or names, which `checked` has made text."""
+    """Return a path, or names separated by commas, as text."""
     return None if value is None else str(value)

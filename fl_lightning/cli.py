@@ -1,5 +1,5 @@
-"""The command line `fl-train`: the functions of `fl_lightning.api` as commands. Nothing here
-imports torch before the input has been checked."""
+"""The command line `fl-train`: makes a command of each function in `fl_lightning.api`. Torch is not
+imported before the input has been checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXAMPLES = {
 }
 COMMANDS = tuple(EXAMPLES)
 
-# keys of the data's place; of a study's base; all but those by which a run starts
+# keys of where the data are; keys of a study's base; all keys but those that start a run
 _PLACE = r"data\.(root|download|resident)"
 _BASE = r".+\..+|method|model|callbacks|loggers"
 _RUN = r"(?!(resume|accept_changed_code|name|out)$).*"
@@ -56,14 +56,13 @@ RUN_KEYS = {
     "test": rf"{_PLACE}|(evaluation|fabric)\..*",
     "archive": _PLACE,
 }
-"""Keys of a run that each command takes beside its own, as a pattern."""
-NO_KEY = "(?!)"
-"""A pattern that matches no key."""
+"""Patterns of the run's keys that each command takes besides its own."""
+
 SWITCHES = {
     "fit": ("print_config", "Print the resolved config, as a file for --config, and stop."),
     "plan": ("json", "Print bytes and seconds as JSON."),
 }
-"""Keys of the command line alone."""
+"""Keys that only the command line has, by command."""
 
 MEANT = {
     **dict.fromkeys(("train", "run", "start"), "fit"),
@@ -76,12 +75,12 @@ MEANT = {
     "ls": "list",
     "relative": "compare",
 }
-"""Other tools' names of our commands, and `relative`, which is gone."""
+"""Our commands by other tools' names, and by `relative`, an earlier command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code of `guarded`."""
-    # we report a lost rank ourselves, in one line
+    """Run the command line `argv` (None: the process's); return the exit code of `guarded`."""
+    # we report a lost rank ourselves
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     command.words[:] = words
@@ -139,8 +138,8 @@ def _help() -> str:
 
 
 def command_keys(name: str) -> tuple[dict[str, Action], dict[str, Action]]:
-    """Returns the keys of a command with their parser actions: its own, and those of a run that it
-    takes beside them."""
+    """Return the keys of a command with their parser actions: its own, and the keys of a run that
+    it also takes."""
     from fl_lightning.configuration.keys import keys, run_keys
     from fl_lightning.configuration.signatures import parser_of
 
@@ -149,13 +148,14 @@ def command_keys(name: str) -> tuple[dict[str, Action], dict[str, Action]]:
         switch, text = SWITCHES[name]
         parser.add_argument(f"--{switch}", type=bool, default=False, help=text)
     of_command = keys(parser)
-    pattern = RUN_KEYS.get(name, NO_KEY)
+    pattern = RUN_KEYS.get(name, "(?!)")  # matches no key
     of_run = {key: action for key, action in run_keys().items() if re.fullmatch(pattern, key)}
     return of_command, {key: action for key, action in of_run.items() if key not in of_command}
 
 
 def _words_of(name: str) -> tuple[str, str]:
-    """Returns the parameter that is given as words (or an empty text), and its usage."""
+    """Return the parameter that a command takes as positional words, and its usage; both are empty
+    if there is none."""
     from fl_lightning.configuration.signatures import WORDS
 
     parameters = inspect.signature(_function(name)).parameters
@@ -163,7 +163,7 @@ def _words_of(name: str) -> tuple[str, str]:
 
 
 def _run(name: str, argv: list[str]) -> None:
-    """Calls the function of a command with what its line says, and prints what it returns."""
+    """Call a command's function with the arguments on the command line, and print its result."""
     from fl_lightning.configuration.flags import read_flags
 
     function = _function(name)
@@ -196,7 +196,7 @@ def _run(name: str, argv: list[str]) -> None:
 
 
 def _fit(flags: list[str], prints_config: bool) -> None:
-    """Trains like `api.fit`, without a `Run`: ranks above 0 may have no tables yet."""
+    """Train like `api.fit`, but without making a `Run`: ranks above 0 may have no tables yet."""
     from fl_lightning import api
     from fl_lightning.lab.fitting import train
     from fl_lightning.lab.given import layers_of
@@ -208,14 +208,14 @@ def _fit(flags: list[str], prints_config: bool) -> None:
 
 
 def _print(name: str, value: Any, as_json: bool) -> None:
-    """Prints what a command has returned, as far as it is for the screen."""
+    """Print a command's result."""
     if name == "test":
         from fl_lightning.foundation import launcher
 
         if launcher.rank() > 0:
             return
         for key, score in value.items():
-            if not isinstance(score, list):  # one number for each client is no table to read
+            if not isinstance(score, list):  # lists have a number for each client
                 print(f"{key:28s} {score}")
     elif name in ("status", "check-data"):
         from rich.console import Console
@@ -225,7 +225,7 @@ def _print(name: str, value: Any, as_json: bool) -> None:
 
             value = shown(value)
         console = Console()
-        # a file or a pipe has no width to keep to
+        # lines to a file or a pipe may be long
         (console if console.is_terminal else Console(width=200)).print(value)
     elif as_json:
         print(value.as_json())
@@ -239,9 +239,9 @@ def _print(name: str, value: Any, as_json: bool) -> None:
 
 
 def help_of(name: str) -> str:
-    """Returns the help of a command: each key with its values, bounds and default.
+    """Return the help of a command: each key with its values, bounds and default.
 
-    Not jsonargparse's own, which writes types as Python does and lists keys that we do not take
+    jsonargparse's own help would show Python's types and keys that we do not accept
     (`--data.columns+`).
     """
     from fl_lightning.configuration.config import GROUPS
@@ -272,8 +272,8 @@ def help_of(name: str) -> str:
 
 
 def _order(pair: tuple[str, Action]) -> tuple[bool, bool]:
-    """Sorts own keys first, and within `data` those last that only some sources or partitions read:
-    they are not `DataConfig`'s own."""
+    """Return a sort key: a command's own keys come first; in `data`, keys that only some sources or
+    partitions use (inherited by `DataConfig`) come last."""
     from fl_lightning.configuration.config import DataConfig
 
     group, dot, key = pair[0].rpartition(".")
@@ -281,7 +281,7 @@ def _order(pair: tuple[str, Action]) -> tuple[bool, bool]:
 
 
 def _described(action: Action, annotation: Any) -> str:
-    """Returns the text of a key, with its bounds and default where the text does not say them."""
+    """Return a key's help with its bounds and its default, unless the help states a default."""
     from fl_lightning.configuration.explain import as_text, bounded
     from fl_lightning.configuration.ranges import Range, limit
 
@@ -297,8 +297,7 @@ def _described(action: Action, annotation: Any) -> str:
 
 
 def _stands_for(kind: Any) -> str:
-    """Returns what help writes in place of a value: `N`, `X`, `TEXT`, or the values that there
-    are."""
+    """Return a type's placeholder in help: `N`, `X`, `TEXT`, or the list of its values."""
     plain = {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}
     if get_origin(kind) is Literal:
         return f"{{{','.join(get_args(kind))}}}"
@@ -309,7 +308,7 @@ def _stands_for(kind: Any) -> str:
 
 
 def _method_help(argv: list[str]) -> str:
-    """Returns what the method of a command line does and takes, with `--help` on it."""
+    """Return the description and the arguments of the method that a command line names."""
     from fl_lightning.configuration.flags import layers_of_flags, read_flags
     from fl_lightning.configuration.merging import Settings
 

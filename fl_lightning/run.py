@@ -1,4 +1,5 @@
-"""Runs a resolved configuration in one process or many: trains, tests, exports, joins clients."""
+"""Runs a resolved configuration in one or several processes: trains, evaluates, exports models,
+lets new clients join."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.joining import architecture, rule_of
+from fl_lightning.engine.joining import find_group, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.engine.probe import try_evaluation
+from fl_lightning.engine.probe import scoring_is_pure
 from fl_lightning.engine.scoring import network_scores
 from fl_lightning.engine.writer import RunFolderWriter
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 from fl_lightning.exporting.calibration import NONE, CalibrationRule
 from fl_lightning.exporting.formats import Format, write
 from fl_lightning.foundation import device, launcher, log
@@ -66,8 +67,13 @@ def fit(
     resume: bool = False,
     put_together: Callable[..., Federation] | None = None,
 ) -> dict[str, Any]:
-    """Run `config` in `folder` (made by the caller), from the start or from its last checkpoint;
-    `put_together` as for `fit_on_rank`.
+    """Train a run.
+
+    Args:
+        config: the resolved configuration.
+        folder: the run folder, which exists.
+        resume: whether to continue from the folder's last checkpoint.
+        put_together: as for `fit_on_rank`.
 
     Returns:
         The content of `summary.json`.
@@ -80,8 +86,8 @@ def fit(
 
 
 def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
-    """Judge the models in a checkpoint of the run in `folder` again; returns their scores and its
-    round."""
+    """Evaluate the models in a checkpoint of the run in `folder` again; return their scores and the
+    checkpoint's round."""
     return launch(config, _test, folder, which)
 
 
@@ -94,18 +100,31 @@ def export(
     kind: Format = "safetensors",
     calibration: CalibrationRule = NONE,
 ) -> dict[str, Any]:
-    """Write the model of a client, by name or number, to `out`; returns its kind, round and the
-    model's arguments."""
-    return launch(alone(config), _export, folder, client, out, which, kind, calibration)
+    """Write a client's model to a file.
+
+    Args:
+        config: the run's configuration.
+        folder: the run folder.
+        client: the client's name, or its number as text.
+        out: the file to write.
+        which: the checkpoint.
+        kind: the file's format.
+        calibration: temperature and threshold to fit on the client's validation data.
+
+    Returns:
+        Kind of model (`kind`), client (`whose`), round, and the arguments of the model's class.
+    """
+    return launch(on_one_cpu(config), _export, folder, client, out, which, kind, calibration)
 
 
 def predictor(
     config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> Predictor:
-    """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
+    """Return a client's model from a checkpoint of the run in `folder`, on the CPU; it takes raw
+    samples."""
     requirement = f"it must lie in [0, {config.clients - 1}]"
     check("client", client, client in range(config.clients), requirement)
-    model: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
+    model: Predictor = launch(on_one_cpu(config), _predictor, folder, client, which)["predictor"]
     return model
 
 
@@ -117,29 +136,31 @@ def join(
     rounds: int | None = None,
     model: str | None = None,
 ) -> dict[str, Any]:
-    """Write a model for a client that was not in the run of `folder` to `out`; nothing in the
-    folder is written to.
+    """Write a model for a new client of a finished run to a file; the run folder is not changed.
 
     Args:
-        data: the client's data, an npz file.
-        rounds: that it takes part in; None: the configuration's.
-        model: its architecture, as `engine.joining.architecture` takes it.
+        config: the run's configuration.
+        folder: the run folder.
+        data: npz file with the client's data.
+        out: the file to write.
+        rounds: number of rounds in which the client trains; None: `evaluation.newcomer_rounds`.
+        model: the client's architecture, as `engine.joining.find_group` takes it.
 
     Returns:
-        As `export`, and whether the data are `labelled`, and the accuracy on test data, if there
-        are any: as received, and after training.
+        As for `export`, and: whether the data are `labelled`, the rule by which the method serves
+        new clients, the number of rounds `trained`, and scores on test data, if there are any.
     """
-    return launch(alone(config), _join, folder, data, out, rounds, model)
+    return launch(on_one_cpu(config), _join, folder, data, out, rounds, model)
 
 
-def alone(config: Config) -> Config:
-    """`config` for one process, on the CPU."""
+def on_one_cpu(config: Config) -> Config:
+    """Return `config` for one process on the CPU."""
     fabric = replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1)
     return replace(config, fabric=fabric)
 
 
 TABLES = ("final_accuracies", "final_models", "final_further", "final_predictions", "newcomers")
-"""Values for each client in a summary, which are written to files of their own."""
+"""Entries of a summary with a value for each client, which are written to other files."""
 
 
 # ---------------------------------------------------------------- on every rank
@@ -152,11 +173,12 @@ def fit_on_rank(
     resume: bool,
     put_together: Callable[..., Federation] | None = None,
 ) -> dict[str, Any]:
-    """`fit` on one rank, in a task that has been launched already.
+    """Train a run on this rank; `launch` calls it on every rank. Arguments and result are those of
+    `fit`.
 
-    `put_together`: makes the federation of (fabric, config, folder, callbacks); None: `assemble`.
+    `put_together` makes the federation from (fabric, config, folder, callbacks); None: `assemble`.
     """
-    folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
+    folder = fabric.broadcast(folder)  # under torchrun or SLURM only rank 0 has chosen it
     prefix = f"rank {fabric.global_rank}: " if fabric.global_rank else ""
     with log.logged_to(folder / "log.txt", prefix):
         return _fit(fabric, config, folder, resume, put_together or assemble)
@@ -169,11 +191,12 @@ def _fit(
     resume: bool,
     put_together: Callable[..., Federation],
 ) -> dict[str, Any]:
-    """Make callbacks and federation, restore a checkpoint, run all rounds, write the summary."""
+    """Make callbacks and federation, restore a checkpoint if asked for, run all rounds, and write
+    the summary."""
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
-    # a rank that this package has started holds the lock beside its parent process
+    # a rank that this package has started holds the lock together with its parent process
     lock = share_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     requirement = "relations are chosen by the method: drop it, and choose another --method"
     for name, callback in callbacks.items():
@@ -212,21 +235,21 @@ def _test(
     fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]
 ) -> dict[str, Any]:
     """Score the final models of a checkpoint."""
-    fed = ended(fabric, config, folder)
+    fed = finished_federation(fabric, config, folder)
     _restore(fed, which)
-    try_evaluation(fed.run, fed.worker.trainers)
+    scoring_is_pure(fed.run, fed.worker.trainers)
     scores = _without_tables(fed.evaluator.everyone())
     return {"round": fed.run.server.round, **scores}
 
 
-def ended(
+def finished_federation(
     fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> Federation:
-    """Put together the federation of a run that has ended, with initial models until the caller
-    restores a checkpoint; prints a line if its data have changed since."""
+    """Return the federation of a finished run, with initial models: the caller restores a
+    checkpoint. A line is printed if the data have changed since the run."""
     fed = assemble(fabric, config, folder, list(callbacks))
     data = fed.run.data
-    before = provenance.data_of(folder)
+    before = provenance.data_digest(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
         line = (
             "data: the data have changed since the run trained on them: what is computed from "
@@ -237,7 +260,7 @@ def ended(
 
 
 def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
-    """Load a checkpoint; for `best`, print a line if a better round was not saved."""
+    """Load a checkpoint; for `best` print a line if a better round was not saved."""
     run = fed.run
     metric = run.metric
     t = restore(run, run.folder / "checkpoints", which)
@@ -265,14 +288,14 @@ def _export(
     form: Format,
     calibration: CalibrationRule,
 ) -> dict[str, Any]:
-    """Write a client's model of a checkpoint, calibrated if asked for."""
-    fed = ended(fabric, config, folder)
+    """Write a client's model from a checkpoint (see `export`)."""
+    fed = finished_federation(fabric, config, folder)
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
-    called = fed.run.data.called(number)
+    called = fed.run.data.client_label(number)
     fitted = calibrated(fed.evaluator, number, kind, vector, buffers, calibration)
-    facts = written(fed, number, vector, buffers, out, form=form, fitted=fitted)
+    facts = write_model(fed, number, vector, buffers, out, form=form, fitted=fitted)
     return {"kind": kind, "whose": called, **facts}
 
 
@@ -284,22 +307,31 @@ def calibrated(
     buffers: list[torch.Tensor],
     calibration: CalibrationRule,
 ) -> dict[str, Any]:
-    """Fit temperature and threshold of a client's model to its validation data; returns them by
-    name, empty where none is wanted."""
+    """Return the temperature and threshold of a client's model, fitted to its validation data, by
+    name; empty if `calibration` asks for neither.
+
+    Args:
+        evaluator: of the run.
+        client: the client's number.
+        kind: kind of the model.
+        vector: the model (D,).
+        buffers: buffers of the network that are not in the vector.
+        calibration: says what to fit.
+    """
     if not calibration.is_wanted:
         return {}
     bound = evaluator.at_rest(client, buffers)
     bound.ready(kind, vector)
     scores, labels = network_scores(bound, bound.data.validation)
     data = evaluator.run.data
-    return calibration.fitted(scores, labels, list(data.class_names), data.called(client))
+    return calibration.fitted(scores, labels, list(data.class_names), data.client_label(client))
 
 
 def _predictor(
     fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> dict[str, Any]:
-    """A client's model of a checkpoint."""
-    fed = ended(fabric, config, folder)
+    """Return a client's model from a checkpoint (see `predictor`)."""
+    fed = finished_federation(fabric, config, folder)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"predictor": Predictor(fed.evaluator.at_rest(client, buffers), kind, vector)}
@@ -314,15 +346,15 @@ def _join(
     rounds: int | None,
     model: str | None,
 ) -> dict[str, Any]:
-    """Have a new client join a copy of the run, and write its model."""
+    """Have a new client join the run in memory, and write its model (see `join`)."""
     for name, component in config.callbacks.items():
         kind = component.load()
         requirement = f"no client can join: callbacks.{name} would not account for its upload"
         check("run", str(folder), not getattr(kind, "accounts", False), requirement)
         requirement = "no client can join: blurrelation would not change the mix that it receives"
         check("run", str(folder), kind is not BlurRelation, requirement)
-    fed = ended(fabric, config, folder)
-    group = architecture(fed.run, model)
+    fed = finished_federation(fabric, config, folder)
+    group = find_group(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(
@@ -331,19 +363,19 @@ def _join(
     vector, buffers, scores = join_client(fed.worker, new, labelled, rounds, group)
     rule = rule_of(fed.run, group)
     trains = (labelled or rule.unlabelled) and rule.trains != "nothing"
-    # the first client stands in for any with this architecture
-    facts = written(fed, group.members[0], vector, buffers, out, NEWCOMER)
+    # the first client of this architecture serves to find the network
+    facts = write_model(fed, group.members[0], vector, buffers, out, NEWCOMER)
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
-        "rule": rule.says,
+        "rule": rule.description,
         "trained": rounds if trains else 0,
         **scores,
         **facts,
     }
 
 
-def written(
+def write_model(
     fed: Federation,
     client: int,
     vector: torch.Tensor,
@@ -353,14 +385,26 @@ def written(
     form: Format = "safetensors",
     fitted: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write one model (D,), `vector` with its `buffers`; returns the run's round, the arguments of
-    its class, and facts about its data. The module stays with copies of the model's tensors.
+    """Write a model to a file.
 
-    `client` is any that runs the model's architecture. `who` is the number, among all clients of
-    the data, of the one whose inputs the file describes (None: the number of `client`).
+    The network of the architecture keeps copies of the model's tensors afterwards.
+
+    Args:
+        fed: the run's federation.
+        client: any client with the model's architecture.
+        vector: the model (D,).
+        buffers: buffers of the network that are not in the vector.
+        out: the file to write.
+        who: number, among all clients of the data, of the client whose preprocessing the file
+            describes; None: that of `client`.
+        form: the file's format.
+        fitted: temperature and threshold, by name, for the file; None: none.
+
+    Returns:
+        The run's round, the arguments of the model's class, and facts about its data.
 
     Raises:
-        BadInput: torch cannot export it as `form`.
+        BadInput: torch cannot export the model in this format.
         RunFailed: the file cannot be written.
     """
     run = fed.run
@@ -370,9 +414,9 @@ def written(
     model = module.model
     module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
-    about_data = about(data, data.numbers[client] if who is None else who) | dict(fitted or {})
-    if form != "safetensors":  # rows become numbers of 32 bits; a class's weights are read as such
+        tensor.data = tensor.data.clone()  # own memory in place of a part of the vector
+    about_data = described(data, data.numbers[client] if who is None else who) | dict(fitted or {})
+    if form != "safetensors":  # the exported graph takes float32
         model.float()
     write(model, form, out, inputs(2, data.input_shape, data.text), about_data)
     component = run.config.models[group.index].component
@@ -404,22 +448,27 @@ def assemble(
     most_batches: int | None = None,
     together: Together | None = None,
 ) -> Federation:
-    """The federation of `config`, ready to run; `engine.build.federation` puts it together.
+    """Load data, make models and method, and return the federation, ready to run.
 
     Args:
-        data: None: the configuration's.
-        most_batches: batches of an epoch, and steps of a phase, at most; None: all.
-        together: drives the run beside others.
+        fabric: of this process.
+        config: the resolved configuration.
+        folder: the run folder.
+        callbacks: of the run.
+        data: the clients' data; None: those that the configuration names.
+        most_batches: maximum number of batches of an epoch and of steps of a phase; None: no limit.
+        together: trains this run's clients together with those of other runs in this process; None:
+            the run trains alone.
     """
     if data is None:
         # one rank downloads
         with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    config = imbalance.judged(config, data)
+    config = imbalance.with_metric(config, data)
     data.balance = config.data.balance
     per_position = data.text is not None and data.text.per_position
     balanced = data.balance is not None and per_position
-    requirement = "each sample has several targets here: set it to null"
+    requirement = "each sample has several targets: set it to null"
     check("data.balance", data.balance, not balanced, requirement)
     models = []
     for model in config.models:  # no model depends on those before it in the list
@@ -438,38 +487,44 @@ def assemble(
     )
 
 
-def instantiate(key_: str, component: Component) -> Any:
-    """The object that a resolved component names."""
+def instantiate(config_key: str, component: Component) -> Any:
+    """Return an object of a resolved component. `config_key`: the component's key, for errors."""
     try:
         return component.build()
     except (TypeError, ValueError) as error:
-        raise BadInput(key_, component.init_args, str(error)) from error
+        raise BadInput(config_key, component.init_args, str(error)) from error
 
 
 # ---------------------------------------------------------------- starting processes
 
 
 def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Run `task(fabric, config, *args)` on every process that the configuration asks for; returns
-    the result of rank 0."""
+    """Call `task(fabric, config, *args)` in every process that the configuration asks for; return
+    the result of rank 0.
+
+    Raises:
+        BadInput: the number of processes or threads does not fit machine, clients or launcher; or
+            the task has raised it.
+        RunFailed: the task has raised it, or a process died.
+    """
     launched = launcher.launch_of()
     nodes = config.fabric.num_nodes
     kind = device.resolved(config.fabric.accelerator)
     devices = _devices(config, kind)
     ranks = devices * nodes
-    requirement = f"at most one process for each of the {config.clients} clients"
+    requirement = f"at most one process per client: use {config.clients} or fewer"
     check("fabric.devices", devices, ranks <= config.clients, requirement)
     if launched is not None:
         launcher.check_launched(launched, devices, ranks)
     elif line := launcher.line_on_left_over():
         log.say(line)
     threads = _threads(config, devices, launched is not None)
-    requirement = "several nodes want SLURM or torchrun"
+    requirement = "several nodes need SLURM or torchrun: start the run with srun or torchrun"
     check("fabric.num_nodes", nodes, nodes == 1 or launched is not None, requirement)
     # a rank's error is printed once, in one line
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        # a login node is a fine place to run
+        # Lightning's advice to use srun
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")
         fabric = fabric_of(kind, config.fabric.precision, devices, nodes, launched)
     work = cast(Callable[..., Any], _guarded)
@@ -491,8 +546,8 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
 
 
 def _devices(config: Config, kind: str) -> int:
-    """Devices of this `kind`, and so processes, on each node."""
-    available = device.count() if kind == device.here() else None
+    """Return the number of devices of this `kind` to use on each node; each has one process."""
+    available = device.count() if kind == device.accelerator_kind() else None
     if config.fabric.devices == "auto":
         devices = min(available or 1, config.clients)
     else:
@@ -500,31 +555,31 @@ def _devices(config: Config, kind: str) -> int:
     if config.smoke:
         devices = min(devices, config.clients)
     enough = available is None or devices <= available
-    requirement = f"this machine has {available} {kind.upper()} devices"
+    requirement = f"this machine has {available} {kind.upper()} devices: use at most as many"
     check("fabric.devices", devices, enough, requirement)
     return devices
 
 
 def _threads(config: Config, devices: int, launched: bool) -> int | None:
-    """Threads of each process; None: torch's default."""
+    """Return the number of threads for each process; None: torch's default."""
     every_core = os.cpu_count() or 1
     cores = every_core
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     threads = config.fabric.threads
-    requirement = f"at most {4 * cores}: this process may use {cores} cores"
+    requirement = f"it must be at most {4 * cores}, since this process may use {cores} cores"
     check("fabric.threads", threads, (threads or 1) <= 4 * cores, requirement)
     if threads is not None or devices == 1:
         return threads
-    # tasks that SLURM has bound to cores have their share already
+    # SLURM has bound each task to its share of the cores
     if launched and cores < every_core:
         return cores
     return max(1, cores // devices)
 
 
 _note: Path | None = None
-"""In a rank that this package has started: the file for its pickled error, which the parent process
-reads."""
+"""In a rank that this package has started: the file into which it writes its pickled error for the
+parent process. Else None."""
 
 
 def _guarded(
@@ -535,21 +590,24 @@ def _guarded(
     note: Path | None,
     *args: Any,
 ) -> dict[str, Any]:
-    """Run the task on one rank, with its share of the cores and torch's determinism, and leave the
-    process group afterwards. A rank that this package has started ends with its parent process; if
-    its task fails, it leaves the error in `note` and exits at once."""
+    """Call the task on this rank with `threads` threads and the configured determinism, then leave
+    the process group; return the task's result.
+
+    In a rank that this package has started, `note` is the file for an error of the task, after
+    which the rank exits at once. Such a rank also ends when its parent process ends.
+    """
     global _note
     _note = note
-    log.print_anything()
+    log.escape_unprintable()
     if note is not None:
-        log.outlive_readers()
-        # unwind, as for Ctrl-C: close what is open
+        log.ignore_closed_pipe()
+        # raise KeyboardInterrupt, so that open files are closed
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        # A rank ends with the process that started it. Torch asks for SIGINT, which a script's
-        # background jobs ignore.
+        # End this rank when its parent ends. Torch would use SIGINT, which a script's background
+        # jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)
         parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():  # killed while this one was starting
+        if parent is not None and not parent.is_alive():  # it died while this rank was starting
             _end(128 + signal.SIGTERM)
     keep_freed()
     device.set_deterministic(config.fabric.deterministic)
@@ -558,12 +616,12 @@ def _guarded(
         torch.set_num_threads(threads)
     try:
         try:
-            with device.no_draws(torch.device("cpu")):  # a script's random state stays
+            with device.rng_restored(torch.device("cpu")):  # for the script that calls us
                 result = task(fabric, config, *args)
-        # outside of visits: within, the loop retries client by client
+        # of evaluation or aggregation: in a visit the executor retries client by client
         except torch.OutOfMemoryError as error:
             first_line = str(error).partition("\n")[0]
-            reason = f"out of memory: {first_line}; fl-train plan says what a run takes"
+            reason = f"out of memory: {first_line}; fl-train plan estimates what a run needs"
             raise RunFailed(reason) from error
     except (BadInput, RunFailed) as error:
         if note is not None:
@@ -576,7 +634,7 @@ def _guarded(
         raise
     finally:
         torch.set_num_threads(before)
-    # else gloo's threads may outlive the interpreter and abort the process
+    # gloo's threads could outlive the interpreter and abort the process
     if fabric.world_size > 1:
         fabric.barrier()
         dist.destroy_process_group()
@@ -584,15 +642,15 @@ def _guarded(
 
 
 def _end(code: int) -> None:
-    """End this process now: all is closed, and torch would wait at exit for ranks that are gone."""
+    """End this process at once; at a normal exit torch would wait for ranks that have ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _tell(error: BadInput | RunFailed) -> None:
-    """Report why this process ends: to the parent process, which prints the first report, or on
-    stderr."""
+    """Report the error that ends this process: to the parent process, which prints the first such
+    error, or else on stderr."""
     if _note is None:
         print("fl-train: error:", error, file=sys.stderr, flush=True)
         return
@@ -601,12 +659,12 @@ def _tell(error: BadInput | RunFailed) -> None:
 
 
 def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
-    """The error that a rank left in its note; None: it left none."""
+    """Return the error that a rank has written to `note`; None: there is none."""
     if note is None:
         return None
     try:
         error: BadInput | RunFailed = pickle.loads(note.read_bytes())
-    # there is no note, or its writer was killed over it
+    # there is no file, or the rank was killed while writing it
     except (OSError, EOFError, pickle.UnpicklingError):
         return None
     return error

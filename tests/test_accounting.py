@@ -43,7 +43,7 @@ def test_a_linear_net_costs_what_a_hand_count_says():
     # the first layer hands nothing further back
     assert cost.backward == 2 * (64 * 16 + 2 * 16 * 10)
     assert cost.extra == 0
-    assert cost.of(samples=7, steps=3, proximal=11) == {
+    assert cost.by_column(samples=7, steps=3, proximal=11) == {
         "flops_forward": 7 * cost.forward,
         "flops_backward": 7 * cost.backward,
         "flops_extra": 0,
@@ -71,7 +71,7 @@ def test_the_servers_products_are_those_that_torch_counts(federation, method):
     server = Server(run, 2, fed.cohort(2), fed.reducer)
     with FlopCounterMode(display=False) as counter:
         method.broadcast(server)
-    n, columns = 4, int(group.layout.numbers[group.down_mask].sum())
+    n, columns = 4, int(group.layout.sizes[group.down_mask].sum())
     products = 2 * n * n * columns + 2 * n * n * columns  # the Gram matrix, and the mix
     # and a little for the relation's own
     assert counter.get_total_flops() == pytest.approx(products, rel=0.01)
@@ -83,9 +83,7 @@ def test_the_servers_products_are_those_that_torch_counts(federation, method):
 def test_a_mean_costs_three_operations_for_each_number_and_client(federation):
     fed = federation(FedAvg(), rounds=1)
     record = fed.round(1)
-    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(
-        fed.run.groups[0].layout.numbers.sum()
-    )
+    assert record.metrics["flops_server"] == (3 * 4 + 1) * int(fed.run.groups[0].layout.sizes.sum())
     assert federation(Local(), rounds=1).round(1).metrics["flops_server"] == 0
 
 
@@ -116,8 +114,8 @@ def test_a_run_counts_its_visits_and_counting_changes_nothing(federation):
     assert len(fed.run.states) == 4
     [group], last = fed.run.groups, records.held[1]
     everything, coached = (
-        int(group.layout.numbers.sum()),
-        int(group.layout.numbers[group.down_mask].sum()),
+        int(group.layout.sizes.sum()),
+        int(group.layout.sizes[group.down_mask].sum()),
     )
     for row in last.clients:
         steps = 2 * -(-row["train_samples"] // 32)
@@ -242,7 +240,7 @@ def test_what_is_not_known_is_said_once_and_stays_an_empty_cell(federation, tmp_
 
     for row in table(federation(Unseen())):
         assert row["flops_extra"] == "" and int(row["flops_forward"]) > 0
-    assert capsys.readouterr().err.count("a hook trained plainnet past its classifier, unseen") == 1
+    assert capsys.readouterr().err.count("a hook changed plainnet without a backward pass") == 1
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
     trainer.measure_cost = lambda: "ValueError: too few samples for me"  # type: ignore[method-assign]

@@ -115,7 +115,7 @@ def test_a_class_stands_for_its_import_path(here):
     class Inside(Method):
         """Nobody can import it."""
 
-    with refuses(r"<locals>.*it must be at the top of a module"):
+    with refuses(r"<locals>.*define it at the top level of a module"):
         fit({**QUIET, "method": Inside})
 
 
@@ -219,7 +219,7 @@ def test_tables_are_those_of_the_folder(run):
     after = run.by_client("accuracy_after")
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
     np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
-    with refuses(r"^column='accuracy_afte': columns of cl"):
+    with refuses(r"^column='accuracy_afte': choose a column of cl"):
         run.by_client("accuracy_afte")
 
 
@@ -233,7 +233,7 @@ def test_the_cube_is_the_cohorts_part_of_the_relation(run):
         np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
         np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
     np.testing.assert_array_equal(run.cube(), run.cube(3))
-    with refuses(r"^round=4: there is no relation of it; kept: 1 to 3$"):
+    with refuses(r"^round=4: it has no stored relation: choose another; stored: 1 to 3$"):
         run.cube(4)
 
 

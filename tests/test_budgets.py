@@ -21,25 +21,25 @@ LAYOUT = {
 TOKENS = {
     "benchmarks": 18_500,
     "callbacks": 35_100,
-    "configuration": 19_300,
+    "configuration": 19_200,
     "core": 15_900,
-    "data": 46_400,
+    "data": 46_300,
     "drawing": 2_700,
     "engine": 27_500,
     "exporting": 3_700,
     "foundation": 14_600,
-    "lab": 96_300,
-    "methods": 45_100,
+    "lab": 95_700,
+    "methods": 45_000,
     "models": 7_700,
     "privacy": 3_600,
-    "results": 16_000,
+    "results": 15_900,
     "sites": 17_500,
     "storage": 3_300,
     "top": 10_400,
     "training": 24_600,
 }
 """Tokens at most, by room: what they hold today. A change that shrinks a room lowers its number."""
-ALL = 408_000
+ALL = 407_000
 DENSITY = 8.7
 """Tokens a line at most, over a room; other codebases of this kind have 5.7 to 7.8."""
 

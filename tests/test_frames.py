@@ -187,8 +187,13 @@ def test_the_threshold_is_the_best_of_all(cost):
     "wanted, labels, names, line",
     [
         ({"temperature": True}, [], ["a", "b"], "temperature=.*data.validation 0.2"),
-        ({"threshold": "youden"}, [0, 1], ["a", "b", "c"], "threshold=.*two classes, not 3"),
-        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*one class alone"),
+        (
+            {"threshold": "youden"},
+            [0, 1],
+            ["a", "b", "c"],
+            "threshold=.*two classes, and the model has 3",
+        ),
+        ({"threshold": "youden"}, [1, 1], ["a", "b"], "threshold=.*only one class"),
         (
             {"threshold": "cost", "cost": 2.0, "case": "c"},
             [0, 1],
@@ -199,9 +204,9 @@ def test_the_threshold_is_the_best_of_all(cost):
             {"threshold": "cost", "cost": 2.0},
             [0, 1],
             ["a", "b"],
-            "case=None.*needs cost and case",
+            "case=None.*give cost and case with threshold cost",
         ),
-        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*no other rule"),
+        ({"cost": 2.0}, [0, 1], ["a", "b"], "cost=2.0.*and only then"),
     ],
 )
 def test_what_cannot_be_chosen(wanted, labels, names, line):

@@ -137,7 +137,7 @@ def test_executors_train_alike(how, rare, tmp_path, capsys):
     losses = [run.column("train_loss") for run in (loop, vmap, rare)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
-    says = "data.balance weights gives each client a loss of its own"
+    says = "data.balance weights gives each client another loss"
     assert (says in capsys.readouterr().err) == (how == "weights")
 
 
@@ -148,7 +148,7 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path):
     for client in range(CLIENTS):
         y = data.client(client).train.tensors[1]  # type: ignore[index]
         with torch.no_grad():
-            scores = run.model(client)(data.raw(client)[0])
+            scores = run.model(client)(data.raw_samples(client)[0])
         losses.append(float(cross_entropy(scores, y, 1 / y.bincount())))
     assert run.column("train_loss")[0] == pytest.approx(np.mean(losses), rel=1e-4)
 
@@ -156,7 +156,10 @@ def test_weights_are_those_of_the_clients_own_classes(tmp_path):
 @pytest.mark.parametrize(
     "keys, says",
     [
-        ({"data.balance": "weights", "method": "fedrod"}, "a loss of FedRoD has no weights"),
+        (
+            {"data.balance": "weights", "method": "fedrod"},
+            "a loss of FedRoD does not support class weights",
+        ),
         ({"data.balance": "sampler", "data.task": "regression"}, "has no classes"),
         ({"evaluation.metric": "auroc", "data.task": "regression"}, "is judged by mae"),
         ({"evaluation.metric": "mae"}, "evaluation.metric"),

@@ -169,7 +169,7 @@ def test_what_the_judge_asks_for_survives_a_checkpoint_and_is_missed_where_it_wa
         saver.on_round_end(other.run, other.round(t))
     asked = judged(federation, method, judge)
     restore(asked.run, asked.run.folder / "checkpoints")
-    with refuses(r"evaluation\.judge.*no such model is kept"):
+    with refuses(r"evaluation\.judge.*has stored no such model"):
         asked.evaluator.everyone()
 
 

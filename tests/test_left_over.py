@@ -80,6 +80,16 @@ def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path, mak
     assert not {"best_mean_accuracy", "best_round", "last_mean_accuracy"} & summary.keys()
 
 
+def test_the_seconds_of_a_resumed_run_hold_those_of_all_rounds_before(tmp_path, make_run):
+    run = make_run(FedAvg())
+    run.resumed_from = 2
+    folder = RunFolder(tmp_path)
+    rows = [_row() | {"round": t, "seconds": 1000.0 * t} for t in (1, 2, 3)]
+    folder.read = lambda table: rows if table == "metrics" else []  # type: ignore[method-assign]
+    summary = RunFolderWriter(folder).summarize(run)
+    assert summary["wall_seconds"] == pytest.approx(3000, abs=500)
+
+
 def _row():
     traffic = {
         f"{way}load{kind}_bytes": 1.0 for way in ("up", "down") for kind in ("", "_parameter")

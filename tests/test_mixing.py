@@ -176,7 +176,7 @@ def test_products_among_some_models_are_those_of_them_alone():
     """Closed form: products of the chosen models, centred about the chosen ones' own mean."""
     models = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     chosen = torch.tensor([4, 0, 3])
-    some = gram_of(models).among(chosen)
+    some = gram_of(models).select(chosen)
     alone = gram_of(models[chosen])
     torch.testing.assert_close(some.centred, alone.centred)
     torch.testing.assert_close(some.full[0], models[chosen] @ models[chosen].T)

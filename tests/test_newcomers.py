@@ -26,7 +26,7 @@ from classes import (
 )
 from every import NAMES, method_of
 from refusals import refuses
-from watching import Nets, run_all, same
+from watching import Nets, Watch, run_all, same
 
 from fl_lightning import Run
 from fl_lightning.callbacks.base import Transform
@@ -284,6 +284,20 @@ def test_a_personal_part_is_trained_under_the_shared_one(federation, net, method
         if net == "norm" and block.name == "conv.bias":
             continue  # the normalisation behind it takes a constant out: its gradient is 0
         assert torch.equal(ours, theirs) == (not trained), block.name
+
+
+def test_the_server_learns_nothing_of_the_others_from_a_newcomer(federation):
+    """In each round FedPAC sends it the body that the others have come to, and not its own."""
+    watch = Watch()
+    fed = done(federation, FedPAC(), callbacks=[watch])
+    group = fed.run.groups[0]
+    body = group.layout.segments(group.layout.mask(lambda b: not b.head))
+    watch.downloads.clear()
+    after(fed, 5)
+    assert [client for client, _, _ in watch.downloads] == [fed.run.clients] * 2
+    for _, received, _ in watch.downloads:
+        for s in body:
+            assert torch.equal(received[s.columns], group.vectors["model"][s.columns])
 
 
 def test_one_sample_and_batchnorm(federation):

@@ -87,23 +87,27 @@ def test_every_part_of_a_configuration_counts_but_loggers(workplace):
         callbacks={"mine": own[2]},
         loggers={"mine": own[3]},
     )
-    assert list(owncode.now(config)) == [f"fl_own_{part}.py" for part in ("d", "e", "f", "h", "i")]
-    assert list(owncode.now(config, owncode.SHARED)) == [
+    assert list(owncode.current_digests(config)) == [
+        f"fl_own_{part}.py" for part in ("d", "e", "f", "h", "i")
+    ]
+    assert list(owncode.current_digests(config, owncode.SHARED)) == [
         f"fl_own_{part}.py" for part in ("e", "h", "i")
     ]
-    assert owncode.now(Config(Component("torch.nn.Linear"), [])) == {}  # installed
+    assert owncode.current_digests(Config(Component("torch.nn.Linear"), [])) == {}  # installed
 
 
 def test_what_a_loaded_module_executes_is_told_not_what_was_edited_since(workplace):
     write(workplace, fl_own_j="sign = 1\nclass Mine: ...\n")
     config = Config(Component("fl_own_j.Mine"), [])
     module = importlib.import_module("fl_own_j")
-    before = owncode.now(config)
+    before = owncode.current_digests(config)
     write(workplace, fl_own_j="sign = -1\nclass Mine: ...\n")
-    assert module.sign == 1 and owncode.now(config) == before
+    assert module.sign == 1 and owncode.current_digests(config) == before
     importlib.invalidate_caches()
     importlib.reload(module)
-    assert module.sign == -1 and owncode.changed(before, owncode.now(config)) == ["fl_own_j.py"]
+    assert module.sign == -1 and owncode.changed_files(before, owncode.current_digests(config)) == [
+        "fl_own_j.py"
+    ]
 
 
 def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path):
@@ -114,27 +118,31 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path):
             (version["first_round"], version["folder"]) for version in owncode.versions(tmp_path)
         ]
 
-    assert owncode.keep(tmp_path, one, 1) == [] and told() == [(1, "source")]
-    assert owncode.keep(tmp_path, one, 4) == [] and told() == [(1, "source")]
-    assert owncode.keep(tmp_path, two, 6) == ["a.py"]
+    assert owncode.store_version(tmp_path, one, 1) == [] and told() == [(1, "source")]
+    assert owncode.store_version(tmp_path, one, 4) == [] and told() == [(1, "source")]
+    assert owncode.store_version(tmp_path, two, 6) == ["a.py"]
     assert told() == [(1, "source"), (6, "source/from-round-0006")]
-    assert owncode.keep(tmp_path, two, 8) == [] and len(told()) == 2
-    assert owncode.keep(tmp_path, three, 6) == ["a.py"]  # rounds from 6 on were lost, or taken back
+    assert owncode.store_version(tmp_path, two, 8) == [] and len(told()) == 2
+    assert owncode.store_version(tmp_path, three, 6) == [
+        "a.py"
+    ]  # rounds from 6 on were lost, or taken back
     assert told() == [(1, "source"), (6, "source/from-round-0006-2")]
-    assert owncode.keep(tmp_path, one, 9) == ["a.py"]  # as at first: no third copy
+    assert owncode.store_version(tmp_path, one, 9) == ["a.py"]  # as at first: no third copy
     assert told()[2:] == [(9, "source")]
-    assert owncode.keep(tmp_path, one, 3) == [] and told() == [(1, "source")]
+    assert owncode.store_version(tmp_path, one, 3) == [] and told() == [(1, "source")]
     texts = {
         place: (tmp_path / place / "a.py").read_bytes()
         for place in ("source", "source/from-round-0006")
     }
     assert texts == {"source": b"1", "source/from-round-0006": b"2"}
     assert (tmp_path / "source/from-round-0006-2/a.py").read_bytes() == b"3"
-    assert owncode.keep(tmp_path / "none", {}, 1) == [] and not (tmp_path / "none").exists()
+    assert (
+        owncode.store_version(tmp_path / "none", {}, 1) == [] and not (tmp_path / "none").exists()
+    )
 
 
 def test_a_damaged_list_of_versions_is_named(tmp_path):
-    owncode.keep(tmp_path, {"a.py": b"1"}, 1)
+    owncode.store_version(tmp_path, {"a.py": b"1"}, 1)
     (tmp_path / owncode.ROUNDS).write_text("{")
     with refuses(r"^run=.*source/rounds\.json cannot be read"):
         owncode.versions(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fl_lightning.engine.pool import WORTH, moves
+from fl_lightning.engine.pool import WORTH, plan_moves
 
 
 def loads(cohort, home, work, ranks):
@@ -13,10 +13,10 @@ def loads(cohort, home, work, ranks):
 
 def test_a_lopsided_cohort_is_shared_out():
     home, work = [0, 0, 0, 0, 1, 1], dict.fromkeys(range(6), 10.0)
-    assert moves([0, 1, 2, 3], home, work, 2) == [(0, 1), (1, 1)]
-    assert moves([0, 1, 4, 5], home, work, 2) == []
-    assert moves([0], home, work, 2) == []
-    assert moves([0, 1, 4], home, work, 2) == []  # two and one is as good as it gets
+    assert plan_moves([0, 1, 2, 3], home, work, 2) == [(0, 1), (1, 1)]
+    assert plan_moves([0, 1, 4, 5], home, work, 2) == []
+    assert plan_moves([0], home, work, 2) == []
+    assert plan_moves([0, 1, 4], home, work, 2) == []  # two and one is as good as it gets
 
 
 @given(
@@ -29,7 +29,7 @@ def test_no_move_makes_a_round_longer(ranks, clients):
     work = {c: w for c, (_, w) in enumerate(clients)}
     cohort = list(range(len(clients)))
     before = max(loads(cohort, home, work, ranks))
-    found = moves(cohort, home, work, ranks)
+    found = plan_moves(cohort, home, work, ranks)
     assert len({c for c, _ in found}) == len(found)
     for client, to in found:
         assert home[client] != to

@@ -77,7 +77,7 @@ def test_processes_that_cannot_meet_are_one_line(taken, monkeypatch):
 
     monkeypatch.setenv(port.NAME, str(taken))
     with (
-        refuses(rf"MASTER_PORT='{taken}'.*choose a port that is free"),
-        port.naming_port(),
+        refuses(rf"MASTER_PORT='{taken}'.*choose a free one"),
+        port.port_errors_named(),
     ):
         TCPStore("localhost", taken, 2, True)

@@ -138,7 +138,7 @@ def check_deal(train, test, clients, data, seed):
     """Disjoint, complete where the partition deals everything, and nobody has fewer than the
     least."""
     shares = partition.deal(train, test, clients, data, np.random.default_rng(seed))
-    needs = (partition.least(data), 1)
+    needs = (partition.samples_needed(data), 1)
     for part, pool, need in zip(shares, (train, test), needs, strict=True):
         assert len(part) == clients
         dealt = np.concatenate(part)
@@ -193,7 +193,7 @@ def test_a_partition_is_disjoint_complete_and_fair(
     seed,
 ):
     data = DataConfig(min_samples=min_samples, validation=validation, **kind)
-    enough = len(train) >= clients * partition.least(data) and len(test) >= clients
+    enough = len(train) >= clients * partition.samples_needed(data) and len(test) >= clients
     try:
         check_deal(train, test, clients, data, seed)
     except BadInput:

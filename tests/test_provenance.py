@@ -128,6 +128,6 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path)
 )
 def test_a_runs_name_says_method_data_and_seed(stem, data, name):
     config = Config(Component("fl_lightning.methods.kapc.KAPC"), [], 7, data=DataConfig(**data))  # type: ignore[arg-type]
-    assert provenance.name_of(config, stem) == name
-    assert provenance.title_of(config, f"{name}-001") == f"{name}-001"
-    assert provenance.title_of(config, "long").endswith("-seed7 (long)")
+    assert provenance.run_name(config, stem) == name
+    assert provenance.run_title(config, f"{name}-001") == f"{name}-001"
+    assert provenance.run_title(config, "long").endswith("-seed7 (long)")

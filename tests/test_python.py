@@ -153,11 +153,11 @@ def test_clients_that_are_numbers_are_in_their_order(kind, tmp_path):
         ),
         (
             {"data": (X[:3], np.array(["a", None, "b"], object))},
-            r"^data='y': sample 2 has none \(None or NaN\)",
+            r"^data='y': sample 2 has no y \(None or NaN\)",
         ),
         (
             {"data": (X[:2], Y[:2], [1.0, np.nan])},
-            r"^data='client': sample 2 has none",
+            r"^data='client': sample 2 has no client",
         ),
         ({"data": X}, r"^data='ndarray': give \(x, y\), \(x, y, client\)"),
         (

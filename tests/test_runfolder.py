@@ -107,7 +107,7 @@ def test_a_damaged_relation_is_one_line(folder, content):
         )
     else:
         path.write_bytes(content)
-    with refuses(r"run='.*': relation/round-0002.npz is damaged: restore it"):
+    with refuses(r"run='.*': its relation/round-0002.npz is damaged: restore it"):
         folder.read_relation(2)
     assert folder.intact_relation(2) is None
 

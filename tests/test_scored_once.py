@@ -84,7 +84,7 @@ def test_every_number_is_that_of_scoring_anew(federation, name):
     for remembers in (True, False):
         fed = federation(method, **settings, rounds=4)
         fed.prepare()
-        fed.evaluator.remembered.enabled &= remembers
+        fed.evaluator.cache.enabled &= remembers
         rows = []
         for t in range(1, 5):
             record = fed.round(t)
@@ -102,7 +102,7 @@ def test_another_model_or_other_data_have_a_score_of_their_own(federation, score
     evaluator = fed.evaluator
     client = evaluator.at_rest(0)
     vector = client["model"].clone()
-    evaluator.scores(evaluator.remembered.model("before", client, vector))
+    evaluator.scores(evaluator.cache.model("before", client, vector))
     scored.clear()
     if change == "weight":
         vector[-1] += 1e-6
@@ -113,5 +113,5 @@ def test_another_model_or_other_data_have_a_score_of_their_own(federation, score
         fed.run.data._cache.clear()
     elif change == "client":
         client = evaluator.at_rest(1)
-    evaluator.scores(evaluator.remembered.model("global", client, vector))
+    evaluator.scores(evaluator.cache.model("global", client, vector))
     assert scored == ([] if change == "nothing" else [("global", client.id)])

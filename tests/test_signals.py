@@ -65,7 +65,7 @@ def test_what_a_library_swallows_is_raised_again(number, error):
                 signal.raise_signal(number)
             with pytest.raises(error):
                 signals.raise_swallowed()
-        assert signals.came() == number
+        assert signals.received_signal() == number
         signals.raise_swallowed()  # outside, it is others' business
     finally:
         signal.signal(signal.SIGINT, before)
@@ -78,7 +78,7 @@ import signal
 from fl_lightning.foundation import signals
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-with signals.unwinding(), signals.leaving(lambda: "stopped: nothing is lost"):
+with signals.unwinding(), signals.exit_at_signal(lambda: "stopped: nothing is lost"):
     try:
         signal.raise_signal({number})
     except BaseException:

@@ -15,7 +15,7 @@ from classes import FEDORA, KAPC, SCAFFOLD, FedAMP, FedAvg, FedPer, FedProto
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.foundation.errors import RunFailed
-from fl_lightning.storage.store import Lane, Place, VectorStore
+from fl_lightning.storage.store import Copier, Place, VectorStore
 
 from .test_bad_clients import same as same_state
 
@@ -56,7 +56,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-class Late(Lane):
+class Late(Copier):
     """Copies at the last moment that is allowed: what does not wait for them finds the old
     numbers."""
 

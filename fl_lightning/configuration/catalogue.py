@@ -1,8 +1,8 @@
-"""Names that a configuration may choose: methods, models, callbacks, loggers, data sources,
-partitions, configs.
+"""Looks up the names that a configuration may contain: methods, models, callbacks, loggers, data
+sources, partitions, configs and studies.
 
-Classes are those of `configuration/index.json`, never imported, so that a wrong name is answered at
-once.
+Classes are looked up in `configuration/index.json` and not imported, so that a wrong name is
+refused at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from fl_lightning.foundation.errors import BadInput
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that can be named: a class of ours (`class_path`), or a mere name with an empty
-    `class_path`."""
+    """A name that a configuration may contain.
+
+    Of a method, model, callback or logger `class_path` is its import path; of a data source,
+    partition, config or study it is empty.
+    """
 
     name: str
     class_path: str
@@ -32,12 +35,13 @@ class Entry:
 
 
 def table(kind: str) -> dict[str, Entry]:
-    """Entries of one of `KINDS` by name, in the order of names."""
+    """Return the entries of one of `KINDS` by name, in the order in which they are listed."""
     return _TABLES[kind]()
 
 
 def families(kind: str) -> dict[str, list[Entry]]:
-    """Entries of one of `KINDS` by family, the largest first; those without one under ""."""
+    """Return the entries of one of `KINDS` by family, the largest family first; entries without a
+    family are under ""."""
     groups: dict[str, list[Entry]] = {}
     for entry in table(kind).values():
         groups.setdefault(entry.family, []).append(entry)
@@ -45,10 +49,12 @@ def families(kind: str) -> dict[str, list[Entry]]:
 
 
 def find(kind: str, key: str, name: str) -> Entry:
-    """The entry called `name`, whatever its case, `_` and `-`; `BadInput` for `key` otherwise.
+    """Return the entry of one of `KINDS` called `name`; case, `_` and `-` make no difference.
 
-    A name with a dot is the import path of the user's own class: it is believed here and imported
-    later.
+    A name with a dot is taken for the import path of a user's class and not checked here.
+
+    Raises:
+        BadInput: there is no such name; the error names the key `key`.
     """
     if entry := lookup(kind, name):
         return entry
@@ -61,7 +67,7 @@ def find(kind: str, key: str, name: str) -> Entry:
 
 
 def lookup(kind: str, name: str) -> Entry | None:
-    """The entry called `name` (or with this class path); None: there is none."""
+    """Return the entry called `name`, or with this class path; None: there is none."""
     for entry in table(kind).values():
         if _folded(entry.name) == _folded(name) or entry.class_path == name:
             return entry
@@ -69,8 +75,11 @@ def lookup(kind: str, name: str) -> Entry | None:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Returns ` (did you mean X?)` for the nearest of `names`, or nothing. Dotted words are
-    compared whole first; then, as words without dots, last parts."""
+    """Return ` (did you mean X?)` for the most similar of `names`, or "" if none is similar.
+
+    A word with dots is compared with whole names first. Otherwise the parts behind the last dot are
+    compared.
+    """
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
     if not near:
@@ -86,7 +95,8 @@ def nearest_first(
     names: Iterable[str],
     most: int = 20,
 ) -> str:
-    """Lists names, most similar to `word` first, at most `most` (20: more fill the screen)."""
+    """Return `names` in one line, most similar to `word` first, at most `most` of them (20: more
+    fill the screen)."""
 
     def likeness(name: str) -> float:
         return difflib.SequenceMatcher(None, word.casefold(), name.casefold()).ratio()
@@ -97,8 +107,8 @@ def nearest_first(
 
 
 def shipped(kind: str, name: str) -> Path | None:
-    """The file of the config or study that ships with the package as `name`, with or without
-    `.yaml`."""
+    """Return the file of the shipped config or study `name` (with or without `.yaml`); None: there
+    is none. `kind`: `configs` or `studies`."""
     file = _shipped_in(kind) / f"{name.removesuffix('.yaml')}.yaml"
     return file if file.is_file() else None
 
@@ -112,7 +122,7 @@ def _folded(name: str) -> str:
 
 
 def _classes(kind: str) -> dict[str, Entry]:
-    """The classes of `index.json`."""
+    """Return the entries of the classes in `index.json`."""
     entries = {}
     for name, content in index.read()[kind].items():
         family = content.get("family", "")
@@ -125,8 +135,8 @@ def _names(texts: dict[str, str]) -> dict[str, Entry]:
 
 
 def _shipped(kind: str) -> dict[str, Entry]:
-    """The shipped configs or studies by folder and name; the first line of each file is a comment
-    that summarises it."""
+    """Return the entries of the shipped configs or studies by path below their folder. The comment
+    in a file's first line is its summary."""
     folder = _shipped_in(kind)
     entries = {}
     for file in sorted(folder.glob("*.yaml" if kind == "configs" else "**/*.yaml")):

@@ -1,7 +1,7 @@
-"""Parts of a configuration with an import path: components, and networks with weights and
-adapters.
+"""Classes that a configuration names by import path, with their arguments: components, and networks
+with weights and adapters.
 
-Plain data: nothing here imports torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from fl_lightning.configuration.ranges import PositiveFloat, PositiveInt, ShareB
 
 @dataclass
 class Component:
-    """A class by its import path, and the arguments it is built with."""
+    """A class by its import path, and the arguments to build an object with."""
 
     class_path: str
     init_args: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> Any:
-        """The class itself."""
+        """Import and return the class."""
         module, _, name = self.class_path.rpartition(".")
         return getattr(importlib.import_module(module), name)
 
     def check(self) -> None:
-        """Build the object, so that its class checks the arguments; the next `build` returns it."""
-        # beside the fields: what is built is no part of the configuration
+        """Build an object, so that the class checks its arguments. The next `build` returns this
+        object."""
+        # not a field: the object is no part of the configuration
         vars(self)["built"] = self.load()(**self.init_args)
 
     def build(self) -> Any:
-        """Return the object that `check` has built, the first time; then a new one each time."""
+        """Return the object that `check` has built, if it has not been returned yet, or a new
+        one."""
         cls = self.load()
         built = vars(self).pop("built", None)
         return built if type(built) is cls else cls(**self.init_args)
@@ -39,12 +41,11 @@ class Component:
 
 @dataclass
 class AdaptersConfig:
-    """Low-rank adapters (LoRA: Hu et al., ICLR 2022): W stays, and a client trains B A, which is
-    added to it.
+    """Low-rank adapters (LoRA: Hu et al., ICLR 2022): the weights W stay, and a client trains B A,
+    which is added to them.
 
-    Defaults are those of the paper for RoBERTa-base on GLUE (its Table 9), its setting with a
-    classifier; they are also `peft`'s for rank, alpha and dropout. The authors' script for MNLI has
-    alpha 16.
+    Defaults are those of the paper for RoBERTa-base with a classifier on GLUE (its Table 9); they
+    are also `peft`'s for rank, alpha and dropout. The authors' script for MNLI has alpha 16.
     """
 
     rank: PositiveInt = 8
@@ -65,40 +66,42 @@ class AdaptersConfig:
 
 @dataclass
 class Network(Component):
-    """A network: its class, the weights that it begins with, and its adapters."""
+    """A network: its class and arguments, its initial weights, and its adapters."""
 
     weights: str | None = None
     """A safetensors file; None: drawn from the seed."""
     adapters: dict[str, Any] | None = None
-    """Values of `AdaptersConfig`; None: there are none, and all weights train."""
+    """Values of `AdaptersConfig`; None: no adapters, and all weights train."""
 
-    def beside(self) -> dict[str, Any]:
-        """Its settings besides class and arguments."""
+    def options(self) -> dict[str, Any]:
+        """Return `weights` and `adapters` as a config has them, without those that are None."""
         settings = {"weights": self.weights, "adapters": self.adapters}
         return {key: value for key, value in settings.items() if value is not None}
 
 
 @dataclass
 class ModelConfig:
-    """One architecture and how many clients run it (`count` None: all of them)."""
+    """An architecture, and the number of clients that run it (`count` None: all)."""
 
     component: Component
     count: int | None = None
 
-    def beside(self) -> dict[str, Any]:
-        """Its settings besides the component's class and arguments."""
+    def options(self) -> dict[str, Any]:
+        """Return `count`, `weights` and `adapters` as a config has them, without those that are
+        None."""
         settings: dict[str, Any] = {} if self.count is None else {"count": self.count}
         if isinstance(self.component, Network):
-            settings |= self.component.beside()
+            settings |= self.component.options()
         return settings
 
 
 @dataclass(frozen=True)
 class Text:
-    """Facts that a model for tokens (int64 [n, T]) is built with."""
+    """Facts about text data, whose samples are tokens (int64 [n, T]), for a model's
+    constructor."""
 
     vocabulary: int
-    """Tokens are numbers below it."""
+    """Number of tokens; a token is a number below it."""
     per_position: bool
-    """Whether there is a target for each position (int64 [n, T], -100: none) in place of one for
-    each sample."""
+    """Whether each position has a target (int64 [n, T], -100: none); otherwise each sample has
+    one."""

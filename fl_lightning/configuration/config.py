@@ -1,7 +1,7 @@
-"""The configuration of a run, as plain data. Nothing here imports torch: `fl-train --help` answers
-at once.
+"""The configuration of a run as dataclasses. Nothing here imports torch, so `fl-train --help` is
+quick.
 
-Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 and its journal
+Beside every default stands where it comes from. KAPC is Zhi et al., AAAI 2024, and its journal
 extension.
 """
 
@@ -35,28 +35,30 @@ from fl_lightning.foundation.metric import (
 )
 
 FLOAT32 = 1.7e38
-"""Half of the largest number of 32 bits: a proximal term's slope is twice its coefficient."""
+"""Half of the largest float32 number: the gradient of a proximal term has twice its coefficient."""
 
 
 def are_numbers(clients: object) -> bool:
-    """Whether `clients` is a list of whole numbers, or None."""
+    """Return whether `clients` is a list of whole numbers; None, which stands for all clients or
+    for the default, counts as one."""
     return clients is None or (isinstance(clients, list) and all(type(c) is int for c in clients))
 
 
 def check_finite(key: str, value: Any) -> None:
-    """Raise `BadInput` for a number (of a list or mapping, too) that is NaN, infinite, or too large
-    for the 32 bits that models have."""
+    """Raise `BadInput` if `value`, or a number in this list or mapping, is NaN, infinite or too
+    large for a model's float32 numbers."""
     numbers = [value]
     if isinstance(value, dict):
         numbers = list(value.values())
     elif isinstance(value, list | tuple):
         numbers = list(value)
     is_finite = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
-    check(key, value, is_finite, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
+    check(key, value, is_finite, f"it must be a finite number below {FLOAT32:g}")
 
 
 def held_out(share: float, clients: int, smoke: bool = False) -> int:
-    """Return how many of `clients` are held out; in a smoke run at least 1 if `share` is not 0."""
+    """Return how many of `clients` clients are held out if `share` of them are; in a smoke run at
+    least 1 unless `share` is 0."""
     count = round(share * clients)
     return min(max(count, 1), clients - 1) if smoke and share else count
 
@@ -85,12 +87,12 @@ class FederationConfig:
     skip it. stop: our choice, so that failures are noticed."""
 
     def __post_init__(self) -> None:
-        """Fill in the length of local training, where none is set."""
+        """Set 5 local epochs if no length of local training is given."""
         if self.local_epochs is None and self.local_steps is None:
             self.local_epochs = 5
 
     def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
+        """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "federation")
         epochs = self.local_epochs
         steps = self.local_steps
@@ -185,36 +187,48 @@ class DataConfig(SplitKeys, SourceKeys):
 
     @property
     def own_test(self) -> float:
-        """Share of each client's samples used as its own test part; 0: the data set's test part is
-        divided instead."""
+        """Share of each client's samples that becomes its test part; 0: the test part of the data
+        set is divided among the clients."""
         return 1 / self.folds if self.folds is not None else self.client_test or 0.0
 
     @property
     def pooled(self) -> bool:
-        """Whether the set's own test part is divided among the clients with its training data."""
+        """Whether the test part of the data set is pooled with its training data before both are
+        divided among the clients."""
         return self.own_test > 0 and not self.global_test
 
     @property
     def reads_test(self) -> bool:
-        """Whether the set's own test part is read at all."""
+        """Whether the test part of the data set is read at all."""
         return self.score_on == "test" or self.pooled
 
     @property
     def split_seed(self) -> int:
-        """Seed that splits off a test part from data without one: `test_seed`, which `prepare` sets
-        to the run's seed where it is null."""
+        """Seed for splitting a test part off data that have none: `test_seed`. If it is null,
+        `data.prepare` sets it to the run's seed first."""
         return self.test_seed or 0
 
     def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
+        """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "data")
         self.check_dates()
-        self.check_splits(self.client_test, self.test_fraction, self.global_test)
         is_hsu = self.partition == "hsu"
+        cuts_test = self.test_fraction is not None and not self.global_test
         rest = self.rest_to
         moves_labels = self.planted in ("labels", "permuted")
         turns_twice = self.planted == "rotation" and self.partition == "rotated"
         rules = [
+            (
+                "folds",
+                self.folds is None or self.client_test is None,
+                f"data.client_test is {self.client_test}: one of them must be null",
+            ),
+            (
+                "folds",
+                self.folds is None or not cuts_test,
+                "data.test_fraction leaves no test part to split into folds: leave one of them "
+                "out, or set data.global_test",
+            ),
             (
                 "by",
                 not is_hsu or self.by in ("client", None),
@@ -243,17 +257,17 @@ class DataConfig(SplitKeys, SourceKeys):
             (
                 "planted",
                 not moves_labels or self.task == "classification",
-                "a regression has no classes to move labels on by: none or rotation",
+                "a regression has no classes whose labels could be moved: use none or rotation",
             ),
             (
                 "drift_every",
                 self.drift_every is None or self.planted != "none",
-                "clients change tasks where there are several: data.planted",
+                "clients can change tasks only if there are several: set data.planted",
             ),
             (
                 "planted",
                 not (moves_labels and self.global_test),
-                "one test set for all (data.global_test) has one meaning of its labels",
+                "with data.global_test all clients share one test set: use none or rotation",
             ),
             (
                 "planted",
@@ -262,7 +276,7 @@ class DataConfig(SplitKeys, SourceKeys):
             ),
             (
                 "client_test",
-                self.client_test is None or self.test_fraction is None or self.global_test,
+                self.client_test is None or not cuts_test,
                 "data.test_fraction leaves no test part to take a share of: leave one of them out, "
                 "or set data.global_test",
             ),
@@ -319,11 +333,11 @@ class EvaluationConfig:
     uploads in the first, and in the second it receives what the server mixes for it."""
 
     def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
+        """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "evaluation")
         counts = self.newcomer_samples
         distinct = counts is None or 0 < len(counts) == len(set(counts))
-        requirement = "numbers of 0 or more, each once; or null"
+        requirement = "it must list numbers of 0 or more, each once, or be null"
         check(
             "evaluation.newcomer_samples", counts, distinct and min(counts or [0]) >= 0, requirement
         )
@@ -361,7 +375,7 @@ class FabricConfig:
     heartbeats come every second."""
 
     def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
+        """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "fabric")
         enough = self.devices == "auto" or int(self.devices) >= 1
         check("fabric.devices", self.devices, enough, "it must be at least 1, or auto")
@@ -369,7 +383,7 @@ class FabricConfig:
 
 @dataclass
 class Start:
-    """How a run begins."""
+    """Keys that say how a run is started: its seed, name, folder, and whether it resumes."""
 
     seed: int = 0
     """Seed of all random draws that have no seed of their own."""
@@ -387,7 +401,8 @@ class Start:
 
 @dataclass
 class Config:
-    """One run, resolved: every name turned into a class path, every default filled in."""
+    """A run's resolved configuration: every name is replaced by a class path, every default is
+    filled in."""
 
     method: Component
     models: list[ModelConfig]
@@ -403,18 +418,19 @@ class Config:
 
     @property
     def held_out(self) -> int:
-        """Number of clients that are held out."""
+        """Number of held-out clients."""
         if self.data.held_out is not None:
             return len(self.data.held_out)
         return held_out(self.data.held_out_clients, self.federation.clients, self.smoke)
 
     @property
     def clients(self) -> int:
-        """Number of clients that take part: all but those held out."""
+        """Number of clients that take part in rounds: all that are not held out."""
         return self.federation.clients - self.held_out
 
     def validate(self) -> None:
-        """Raise `BadInput` for the first value that cannot work."""
+        """Raise `BadInput` for the first value, in any group, beyond its bounds or that another key
+        excludes."""
         check("seed", self.seed, 0 <= self.seed < 2**63, "it must lie in [0, 2**63)")
         for name in GROUPS:
             group = getattr(self, name)
@@ -429,33 +445,27 @@ class Config:
         metric = self.evaluation.metric
         count = self.held_out
         no_classes = "a regression (data.task) has no classes: it must be null"
-        rules: list[tuple[str, object, bool, str]] = [
-            ("data.balance", balance, balance is None or by_class, no_classes),
-            (
-                "data.balance",
-                balance,
-                balance is None or not self.optimizer.privacy.on,
-                "it must be null with optimizer.privacy, which needs every sample drawn alike",
-            ),
-            (
-                "evaluation.metric",
-                metric,
-                metric is None or by_class,
-                "a regression (data.task) is judged by mae: it must be null",
-            ),
-            ("evaluation.metrics", metrics, not metrics or by_class, no_classes),
-            (
-                "evaluation.metrics",
-                metrics,
-                CLASS_SHARE.name not in metrics or data.global_test,
-                f"{CLASS_SHARE.name} needs data.global_test true",
-            ),
-        ]
-        for key, value, holds, requirement in rules:
-            check(key, value, holds, requirement)
+        check("data.balance", balance, balance is None or by_class, no_classes)
+        requirement = "it must be null with optimizer.privacy, which needs every sample drawn alike"
+        fits = balance is None or not self.optimizer.privacy.on
+        check("data.balance", balance, fits, requirement)
+        requirement = "a regression (data.task) is judged by mae: it must be null"
+        check("evaluation.metric", metric, metric is None or by_class, requirement)
+        check("evaluation.metrics", metrics, not metrics or by_class, no_classes)
+        requirement = f"{CLASS_SHARE.name} needs data.global_test true"
+        fits = CLASS_SHARE.name not in metrics or data.global_test
+        check("evaluation.metrics", metrics, fits, requirement)
         share = data.held_out_clients
-        data.check_held_out(share, clients)
-        requirement = f"of {clients} clients that is {count}: there must be some on either side"
+        numbers = data.held_out
+        if numbers is not None:
+            some = 0 < len(numbers) == len(set(numbers)) < clients
+            exist = set(numbers) <= set(range(clients))
+            requirement = (
+                f"it must list some of the {clients} clients by number from 0, each once, with "
+                f"data.held_out_clients 0; or be null"
+            )
+            check("data.held_out", numbers, some and exist and not share, requirement)
+        requirement = f"of {clients} clients that is {count}: hold out at least one, but not all"
         check("data.held_out_clients", share, not share or 0 < count < clients, requirement)
         counts = [model.count for model in self.models]
         if counts != [None] * len(counts):
@@ -464,9 +474,9 @@ class Config:
             check("model", counts, total == clients, requirement)
 
     def by_key(self) -> dict[str, Any]:
-        """Plain data nested by the keys of the command line, with short names: `method.name`,
-        `method.lam`."""
-        models = [_short(m.component) | m.beside() for m in self.models]
+        """Return the configuration as a dict nested like the command line's keys, with short names
+        of classes: `method.name`, `method.lam`."""
+        models = [_short(m.component) | m.options() for m in self.models]
         components = {
             kind: {k: _short(c) for k, c in getattr(self, kind).items()}
             for kind in ("callbacks", "loggers")
@@ -481,8 +491,8 @@ class Config:
         return first | self.groups() | components
 
     def groups(self) -> dict[str, dict[str, Any]]:
-        """Returns the sections as plain data, without `optimizer.privacy` where it is off, so that
-        older configs compare equal."""
+        """Return the groups of keys (`GROUPS`) as dicts, without `optimizer.privacy` if it is off,
+        so that they equal those of configs from before that key existed."""
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         if not self.optimizer.privacy.on:
             del groups["optimizer"]["privacy"]
@@ -496,11 +506,12 @@ GROUPS: dict[str, type] = {
     "evaluation": EvaluationConfig,
     "fabric": FabricConfig,
 }
-"""The keys of a configuration that are groups of plain ones."""
+"""The groups of a configuration's plain keys: `federation` has `federation.rounds`, ..."""
 
 
 def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested mappings; an empty mapping counts as a value."""
+    """Yield dotted keys and values of nested mappings; an empty mapping is yielded as a value.
+    `key`: prefix of the keys."""
     if not isinstance(values, dict) or not values:
         yield key, values
         return

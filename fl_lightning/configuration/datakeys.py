@@ -1,4 +1,4 @@
-"""Base classes of `DataConfig`: keys that only some sources, partitions or splits read."""
+"""Base classes of `DataConfig`, with keys that only some sources, partitions or splits use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fl_lightning.configuration.ranges import (
     PositiveShare,
     Range,
 )
-from fl_lightning.foundation.errors import BadInput, check
+from fl_lightning.foundation.errors import BadInput
 
 Balance = Literal["weights", "sampler"]
 
 
 @dataclass
 class SourceKeys:
-    """Keys of single sources and partitions: columns, samples by class, groups that drift, domains,
-    tokens."""
+    """Keys that only some sources or partitions use: columns, samples by class, groups that drift,
+    domains, tokens."""
 
     label_column: str = "label"
     """Sources table and hf: the column of labels (regression: of targets)."""
@@ -89,19 +89,19 @@ class SourceKeys:
     our choice, for small texts."""
 
     def check_dates(self) -> None:
-        """Raise `BadInput` unless `day_zero` is a day."""
+        """Raise `BadInput` unless `day_zero` is an ISO date."""
         try:
             date.fromisoformat(self.day_zero)
         except ValueError:
             raise BadInput(
-                "data.day_zero", self.day_zero, "it must be a day such as 2000-12-31"
+                "data.day_zero", self.day_zero, "it must be a date such as 2000-12-31"
             ) from None
 
 
 @dataclass
 class SplitKeys:
-    """Keys of splits: folds, held-out clients, training share, partition seed, least test
-    samples."""
+    """Keys on which samples train and which test: folds, held-out clients, share of training data,
+    partition seed, class balance, minimum of test samples."""
 
     folds: Annotated[int, Range(2)] | None = None
     """Cross-validation: training and test data are pooled, and each client's samples are split into
@@ -124,31 +124,3 @@ class SplitKeys:
     """Minimum of test samples of every class per client, so that AUROC and similar scores are
     defined for all clients. `client_test` moves samples of rare classes to meet it; a run with a
     client that has fewer is refused. null: no check."""
-
-    def check_splits(
-        self, client_test: float | None, test_fraction: float | None, global_test: bool
-    ) -> None:
-        """Raise `BadInput` for `folds` beside other ways to make a test part."""
-        if self.folds is None:
-            return
-        requirement = f"data.client_test is {client_test}: one of them must be null"
-        check("data.folds", self.folds, client_test is None, requirement)
-        requirement = (
-            "data.test_fraction leaves no test part to cut: leave one of them out, or set "
-            "data.global_test"
-        )
-        check("data.folds", self.folds, test_fraction is None or global_test, requirement)
-
-    def check_held_out(self, share: float, clients: int) -> None:
-        """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is
-        drawn."""
-        numbers = self.held_out
-        if numbers is None:
-            return
-        some = 0 < len(numbers) == len(set(numbers)) < clients
-        exist = set(numbers) <= set(range(clients))
-        requirement = (
-            f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients "
-            f"0; or null"
-        )
-        check("data.held_out", numbers, some and exist and not share, requirement)

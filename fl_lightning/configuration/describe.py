@@ -1,7 +1,9 @@
-"""Our methods, models, callbacks and loggers as `index.json` has them: read off their classes.
+"""Makes `index.json`, the list of the package's methods, models, callbacks and loggers, from their
+classes.
 
 `python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the generated
-parts of the docs anew: keys of a run, who sees what. Tests compare them with the classes.
+parts of two docs pages: the keys of a run (reference.md), who receives what (privacy.md). Tests
+compare them with the classes.
 """
 
 from __future__ import annotations
@@ -24,14 +26,11 @@ from fl_lightning.foundation.docstrings import first_paragraph
 
 Description = dict[str, Any]
 BEGIN, END = "<!-- generated -->", "<!-- end -->"
-"""Around a part of a page that `write` makes anew."""
+"""Lines around the generated part of a docs page."""
 
 
 def described(method: Any) -> Description:
-    """Describe a method's class: summary, family and arguments.
-
-    Of each argument: its type in words, bounds, default, search space, meaning.
-    """
+    """Return a method's entry of `index.json`: class path, summary, family and `arguments`."""
     documented = parse(method.__doc__ or "")
     more = documented.long_description or ""
     if not documented.blank_after_short_description:  # the first paragraph goes on
@@ -45,8 +44,8 @@ def described(method: Any) -> Description:
 
 
 def arguments(kind: type) -> dict[str, Description]:
-    """Describe each field of a dataclass, as `described` does; those of a dataclass within it by
-    `NAME.FIELD`."""
+    """Return, for each field of a dataclass, its type in words, bounds, default, search space and
+    meaning. The fields of a field that is a dataclass itself are named `NAME.FIELD`."""
     hints = get_type_hints(kind)
     bounded = bounded_fields(kind)
     entries: dict[str, Description] = {}
@@ -59,7 +58,8 @@ def arguments(kind: type) -> dict[str, Description]:
         entry: Description = {"words": words(hint)}
         values, _ = limit(bounded.get(field.name))
         if isinstance(values, Range):
-            entry["bounds"] = _bounds(values)
+            bounds = asdict(values).items()  # JSON has no infinity
+            entry["bounds"] = {name: value for name, value in bounds if value != math.inf}
         if field.default is not MISSING:
             entry["default"] = field.default
         if space := field.metadata.get("search"):
@@ -70,7 +70,7 @@ def arguments(kind: type) -> dict[str, Description]:
 
 
 def index() -> dict[str, dict[str, Description]]:
-    """Return the content of `index.json`, by kind and name."""
+    """Return the entries of `index.json` by kind and name."""
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
     callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     module = importlib.import_module("torch.nn").Module
@@ -88,18 +88,18 @@ def index() -> dict[str, dict[str, Description]]:
 
 
 def methods() -> dict[str, type]:
-    """The classes of our methods, by name."""
+    """Return the classes of the package's methods by name."""
     return classes("methods", importlib.import_module("fl_lightning.methods.base").Method)
 
 
 def text() -> str:
-    """The content of `index.json`."""
+    """Return `index` as the JSON text of `index.json`."""
     return json.dumps(index(), indent=1, ensure_ascii=False) + "\n"
 
 
 def classes(package: str, base: type) -> dict[str, type]:
-    """Collect the documented public subclasses of `base` in a subpackage, sorted by name; abstract
-    ones are left out."""
+    """Return the public subclasses of `base` in a subpackage that have a docstring and are not
+    abstract, by lower-case name, sorted."""
     by_name = {}
     folder = importlib.import_module(f"fl_lightning.{package}").__path__
     for info in pkgutil.iter_modules(folder):
@@ -123,19 +123,9 @@ def _entry(cls: type) -> Description:
     }
 
 
-def _bounds(values: Range) -> Description:
-    """Return the arguments of a `Range`; JSON has no infinity."""
-    high = {"high": values.high} if values.high < math.inf else {}
-    return {
-        "low": values.low,
-        **high,
-        "above": values.above,
-        "below": values.below,
-    }
-
-
 def _meaning(kind: type, name: str) -> str:
-    """Return the meaning of an argument, by the docstring of the class, a base or the field."""
+    """Return the description of an argument in the docstring of the class, of a base class, or of
+    the field."""
     for base in kind.__mro__[:-1]:
         for parameter in parse_from_object(base).params:
             if name in parameter.arg_name.split(", "):
@@ -144,7 +134,7 @@ def _meaning(kind: type, name: str) -> str:
 
 
 def write() -> None:
-    """Write the index, and the generated parts of the docs where there are docs."""
+    """Write `index.json` and, in a checkout, the generated parts of the docs."""
     FILE.write_text(text(), encoding="utf-8")
     docs = FILE.parents[2] / "docs"
     if not docs.is_dir():
@@ -158,7 +148,7 @@ def write() -> None:
 
 
 def keys_of_a_run() -> str:
-    """Return a table of the keys of each group of a configuration, in Markdown; inherited keys come
+    """Return a Markdown table of the keys of each group of a configuration; inherited keys come
     last."""
     groups = importlib.import_module("fl_lightning.configuration.config").GROUPS
     tables = []
@@ -173,7 +163,8 @@ def keys_of_a_run() -> str:
 
 
 def replaced(text: str, part: str) -> str:
-    """Return a page's `text` with `part` between its marks."""
+    """Return a page's `text` with `part` in place of the text between the lines `BEGIN` and
+    `END`."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{part}\n\n{END}{rest.partition(END)[2]}"
 

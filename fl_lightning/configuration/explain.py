@@ -1,5 +1,5 @@
-"""A method and its arguments in words: for the terminal, and as a page, from the entries of
-`index.json`."""
+"""Describes methods and keys, by their entries in `index.json`: as text for the terminal and as
+Markdown."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ searched for every method; what changes how much a client trains, such as epochs
 
 
 def explained(name: str, entry: dict[str, Any]) -> str:
-    """Describe a method and each of its arguments: key, type, bounds, default, where it is
-    searched, meaning.
+    """Return the help on a method: its summary and, for each argument, key, type, bounds, default,
+    search space and meaning.
 
-    `entry`: of `index.json`, or `describe.described` of a class.
+    `entry`: the method's entry in `index.json`, or `describe.described` of its class.
     """
     lines = [f"{name}: {entry['doc']}"]
     lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -46,8 +46,8 @@ def explained(name: str, entry: dict[str, Any]) -> str:
 
 
 def page(methods: dict[str, dict[str, Any]]) -> str:
-    """The entries of all our methods by name, with a table of the arguments of each, in
-    Markdown."""
+    """Return the Markdown page of all methods, with a table of each one's arguments. `methods`:
+    their entries in `index.json`."""
     return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
@@ -56,7 +56,13 @@ def keys(
     title: str,
     arguments: dict[str, Any],
 ) -> str:
-    """A table of the keys of one group of a configuration, in Markdown."""
+    """Return a Markdown table of the keys of one group of a configuration.
+
+    Args:
+        group: name of the group, such as `data`.
+        title: the sentence above the table.
+        arguments: the keys, as `describe.arguments` returns them.
+    """
     rows = []
     for key, argument in arguments.items():
         cells = (
@@ -70,7 +76,7 @@ def keys(
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
@@ -90,21 +96,21 @@ def _section(name: str, entry: dict[str, Any]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Escapes Markdown's special characters outside of code."""
+    """Escape Markdown's special characters outside of code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_<\[\\])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts).replace("|", "\\|")
 
 
 def _values(argument: dict[str, Any]) -> str:
-    """The type of an argument in words, and its bounds: `a number, 0 or more`."""
+    """Return an argument's type and bounds in words: `a number, 0 or more`."""
     if "bounds" not in argument:
         return str(argument["words"])
     return f"{argument['words']}, {bounded(Range(**argument['bounds']))}"
 
 
 def bounded(values: Range) -> str:
-    """Bounds in words: `0 or more`."""
+    """Return bounds in words: `0 or more`."""
     return str(values).removeprefix("it must be ").removeprefix("it must lie ")
 
 
@@ -115,7 +121,7 @@ def _where(space: dict[str, Any]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Writes null, true and false as YAML does, anything else as Python's `str`."""
+    """Return null, true and false as YAML writes them, anything else as `str` does."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,5 +1,5 @@
-"""Configs and studies as YAML: found by file or by name, read, and what is wrong with one in one
-line."""
+"""Reads configs and studies, which are YAML files, into layers of settings; refuses a wrong file in
+one line."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from fl_lightning.configuration.keys import COMPONENTS, leaves, run_keys
 from fl_lightning.foundation.errors import BadInput
 
 Layer = dict[str, Any]
-"""Settings, nested; a later layer overrides those before it."""
+"""Settings as nested dicts, from one config file or one flag. Later layers override earlier
+ones."""
 
 NAMED = ("callbacks", "loggers")
-"""The sections whose entries go by names."""
-GONE = {
+"""The sections that map names to components."""
+REMOVED_KEYS = {
     "fabric.channels_last": False,
     "callbacks.wireless.channel": "fitted",
     "loggers.wandb.local": None,
 }
-"""Keys in the config.yaml of earlier versions' runs, each with the value that stands for what
-happens now without it."""
+"""Keys that earlier versions wrote to a run's config.yaml and that no longer exist, each with the
+value that has the effect of today's code."""
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML forbids a key twice in a mapping; PyYAML takes the last. It also reads 010 as 8 and 1:30
-    as 90: refused.
+    """Reads YAML more strictly than PyYAML: refuses a key that is given twice in a mapping, and
+    numbers such as 010 and 1:30, which YAML reads as 8 and 90.
 
-    A section `callbacks:` or `loggers:` without content is left out: it sets nothing. A null that
-    is written out, as on the command line, removes all.
+    A section `callbacks:` or `loggers:` without content sets nothing and is left out, whereas a
+    written `null` removes all callbacks or loggers.
     """
 
     def construct_mapping(
@@ -58,14 +59,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Return a number that YAML and people read alike."""
+        """Return a number; refuse one that is octal or sexagesimal to YAML."""
         read = self.construct_yaml_int if node.tag == INT else self.construct_yaml_float
         text = node.value
         value = read(node)
         is_octal = re.fullmatch(r"[-+]?0[0-7_]+", text) and int(text, 8) != int(text)
         if is_octal or ":" in text:
             problem = (
-                f"to YAML {text} is {value} (octal, or to base 60): write that, or quote it as text"
+                f"YAML reads {text} as {value} (octal, or base 60): write that, or quote it as text"
             )
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
@@ -76,7 +77,7 @@ for _tag in (INT, FLOAT):
 
 
 def _is_empty(value: yaml.Node) -> bool:
-    """Whether nothing follows a key."""
+    """Return whether a key has no value, not even a written `null`."""
     return (
         value.tag == "tag:yaml.org,2002:null"
         and value.value == ""
@@ -93,14 +94,15 @@ def read(
     """Find a YAML file and read it; return its path and content.
 
     Args:
-        kind: `configs` or `studies`, of which those that ship with the package are also found by
-            name.
-        key: what errors call it.
-        name: of the file, or of a shipped one.
-        folder: where a file is looked for.
+        kind: `configs` or `studies`.
+        key: the key that errors name.
+        name: a file's path below `folder`; else the name of a config or study that ships with the
+            package.
+        folder: see `name`.
 
     Raises:
-        BadInput: there is none, it cannot be read, is no YAML, or gives a key twice in a mapping.
+        BadInput: there is no such file, it cannot be read, is not YAML, or gives a key twice in a
+            mapping.
     """
     try:
         file = folder / name if (folder / name).is_file() else catalogue.shipped(kind, name)
@@ -125,14 +127,14 @@ def read(
 def read_config(
     name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """Read the settings of a config, a file or a shipped one; those of its `base`, and of that
-    one's base, come first.
+    """Return the settings of a config in layers; those of its `base`, and of that one's base, come
+    first.
 
     Args:
-        name: of the file or config.
-        key: what names it.
-        folder: where a file is looked for before the shipped configs.
-        above: the configs whose base it is.
+        name: a file's path below `folder`; else the name of a shipped config.
+        key: the key that errors name.
+        folder: see `name`.
+        above: files of the configs that have led here by their `base`.
 
     Raises:
         BadInput: there is no such config, it cannot be read, or it is its own base.
@@ -140,40 +142,46 @@ def read_config(
     file, content = read("configs", key, name, folder)
     place = str(file.resolve())
     chain = " -> ".join([*above, place])
-    check(key, name, place not in above, f"a config cannot be its own base: {chain}")
-    check(key, name, isinstance(content, dict | None), "it must hold keys and values")
+    requirement = f"a config cannot be its own base: remove base from one of {chain}"
+    check(key, name, place not in above, requirement)
+    check(key, name, isinstance(content, dict | None), "it must contain lines of key: value")
     content = content or {}
-    _check_given_once(content)
-    return layers_of(name, content, file.parent, (*above, place))
-
-
-def _check_given_once(content: dict[Any, Any]) -> None:
-    """Raise `BadInput` for a key that is given both with dots and nested."""
     settings: Layer = {}
+    # raises for a key that is given both with dots and nested
     for key, value in sorted(content.items(), key=lambda item: "." in str(item[0])):
         update(
             settings,
             nested(str(key), value),
             once=str(key),
         )
+    return layers_of(name, content, file.parent, (*above, place))
 
 
 def layers_of(
     name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """Return the layers of a config `name`, those of its base before them. The base is looked for
-    in `folder`; `above` are the configs that it is the base of."""
+    """Return the settings in a config's `content` in layers; those of its `base` come first.
+
+    Args:
+        name: of the config, for errors.
+        content: the YAML file's mapping.
+        folder: where the file of the base is looked for.
+        above: files of this config and of those that have led here by their `base`.
+    """
     own_content = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")
     requirement = f"it must be the name or the file of one config (in {name})"
     check("base", base, isinstance(base, str | None), requirement)
     base_layers = [] if base is None else read_config(base, "base", folder, above)
-    return [*base_layers, *own_layers(name, own_content)]
+    return [*base_layers, *layers_without_base(name, own_content)]
 
 
-def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
-    """Return the layers of a config without its base: removals by null (`callbacks:`, `loggers:`)
-    first, so that later keys can name others."""
+def layers_without_base(name: str, content: dict[Any, Any]) -> list[Layer]:
+    """Return the layers of a config's own `content`, without those of its base.
+
+    `callbacks: null` and `loggers: null` are a layer before the others: they remove what the base
+    has, and dotted keys of the same file (`callbacks.quantize`) can add to it.
+    """
     removals = {key: None for key in NAMED if content.get(key, "") is None}
     rest = {key: value for key, value in content.items() if key not in removals}
     layer = layer_of(name, rest)
@@ -181,7 +189,11 @@ def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
 
 
 def layer_of(name: str, content: dict[Any, Any]) -> Layer:
-    """Nest the content of config `name`; raise `BadInput` for a plain key that does not exist."""
+    """Return the `content` of config `name`, which may have dotted keys, as nested dicts.
+
+    Raises:
+        BadInput: a key outside of `COMPONENTS` does not exist.
+    """
     layer: Layer = {}
     arguments: Layer = {}
     for key, value in content.items():
@@ -193,13 +205,13 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
             arguments[key] = value
         else:
             update(layer, nested(key, value))
-    # after the components that they belong to
+    # arguments come after the components that they belong to
     for key, value in arguments.items():
         head = key.partition(".")[0]
         if not isinstance(layer.get(head, {}), dict):
             layer[head] = _as_mapping(head, layer[head])
         update(layer, nested(key, value))
-    drop_gone(layer)
+    drop_removed_keys(layer)
     plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
     try:
         dict(leaves(plain, {key: action for key, action in run_keys().items() if key != "config"}))
@@ -209,9 +221,9 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     return layer
 
 
-def drop_gone(layer: Any) -> None:
-    """Take the keys of `GONE` out of `layer` where they have these values."""
-    for key, value in GONE.items():
+def drop_removed_keys(layer: Any) -> None:
+    """Delete from `layer` the keys of `REMOVED_KEYS` that have the value given there."""
+    for key, value in REMOVED_KEYS.items():
         *path, name = key.split(".")
         section: Any = layer
         for part in path:
@@ -221,8 +233,8 @@ def drop_gone(layer: Any) -> None:
 
 
 def _as_mapping(head: str, value: Any) -> Layer:
-    """Return a component that a file gives as text (`method: ditto`, callbacks also as a list) as a
-    mapping, so that keys of its arguments can be added."""
+    """Return a component given as text (`method: ditto`; callbacks also as a list) as a mapping, to
+    which arguments can be added."""
     if head in NAMED:
         return mapping(head, value)
     requirement = f"{head}.ARG belongs to one {head}: give a list's items their own arguments"
@@ -231,14 +243,17 @@ def _as_mapping(head: str, value: Any) -> Layer:
 
 
 def nested(key: str, value: Any) -> Layer:
-    """Return the value of a dotted key in nested mappings."""
+    """Return nested dicts with the value at a dotted key: `a.b` gives `{"a": {"b": value}}`."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
 def update(old: Layer, new: Layer, once: str = "") -> None:
-    """Put `new` over `old`. `once`: a dotted key that must not replace a value (`BadInput`)."""
+    """Merge `new` into `old` in place, nested dicts key by key.
+
+    With `once`, the dotted key of `new` in the config file, overwriting a value raises `BadInput`.
+    """
     for key, value in new.items():
         adds_arguments = key in COMPONENTS and isinstance(value, dict)
         if isinstance(value, dict) and isinstance(old.get(key), dict):
@@ -251,7 +266,8 @@ def update(old: Layer, new: Layer, once: str = "") -> None:
 
 
 def mapping(kind: str, value: Any) -> Layer:
-    """Return callbacks or loggers as a mapping: `value` may be names with commas, or a list."""
+    """Return callbacks or loggers as a mapping of names to arguments. `value` may also be a list of
+    names, or names separated by commas."""
     if isinstance(value, str):
         value = [name.strip() for name in value.split(",")]
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
@@ -262,6 +278,6 @@ def mapping(kind: str, value: Any) -> Layer:
 
 
 def short(name: str) -> str:
-    """Return the name of a callback or logger: the last part of an import path, else the word
-    itself."""
+    """Return the name of a callback or logger: the last part of an import path in lower case, else
+    `name` itself."""
     return name.rpartition(".")[2].lower() if "." in name else name

@@ -1,5 +1,5 @@
-"""Flags of a command line, `--key value`, as settings. A value stays text until its type is
-known."""
+"""Turns a command line's flags, `--key value`, into layers of settings. Values stay text until the
+configuration is resolved."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fl_lightning.foundation.errors import NO_VALUE, BadInput
 
 @dataclass(frozen=True)
 class Flag:
-    """One key with its value."""
+    """A key and its value, as typed."""
 
     key: str
     text: str
     words: tuple[str, ...]
-    """`("--key", "value")` or `("--key=value",)`."""
+    """The flag's words on the command line: `("--key", "value")` or `("--key=value",)`."""
 
     def layers(self) -> list[Layer]:
-        """Return its settings: of `--config` those in the file and its bases."""
+        """Return the flag's settings; for `--config` those of the file and its bases."""
         if self.key == "config":
             return read_config(self.text)
         return [nested(self.key, self._value())]
 
     def _value(self) -> Any:
-        """Return the text; as YAML where the key is a component (name, list, mapping, null), its
-        `init_args`, weights or adapters."""
+        """Return the value: read as YAML if the key is a component or its `init_args`, weights or
+        adapters, which may be lists, mappings or null; else the text."""
         head, *rest = self.key.split(".")
         # `method` and `model` themselves, or one of `callbacks`: a deeper key is an argument
         names_component = len(rest) <= (1 if head in NAMED else 0)
@@ -44,7 +44,7 @@ class Flag:
         try:
             return yaml.safe_load(self.text)
         except yaml.YAMLError:
-            raise BadInput(self.key, self.text, "it is not valid YAML") from None
+            raise BadInput(self.key, self.text, "it is not valid YAML: quote text") from None
 
 
 def read_flags(
@@ -53,16 +53,16 @@ def read_flags(
     command: str = "fit",
     takes_words: bool = False,
 ) -> tuple[list[str], list[Flag]]:
-    """Splits a command line into words that belong to no key, and flags.
+    """Split a command line into positional words and flags.
 
     Args:
-        argv: the words behind the command.
-        actions: the keys that there are, with their parser actions; None: those of a run.
-        command: named in errors.
-        takes_words: whether the command takes words beside flags.
+        argv: the command line behind the name of the command.
+        actions: the command's keys with their parser actions; None: the keys of a run.
+        command: its name, for errors.
+        takes_words: whether the command takes positional words.
 
     Raises:
-        BadInput: a key that does not exist, a value that is missing, or a word too many.
+        BadInput: a key does not exist, a value is missing, or a word is not expected.
     """
     actions = run_keys() if actions is None else actions
     words: list[str] = []
@@ -99,8 +99,11 @@ def _takes_next(
     actions: dict[str, Action],
     takes_words: bool,
 ) -> bool:
-    """Whether the next word is the value of `key`. A switch of a command with words takes only true
-    or false; `sbatch` also takes flags that the command does not have."""
+    """Return whether the next word is the value of `key`.
+
+    If the command takes positional words, a switch takes only `true` and `false` as its value.
+    `sbatch` also takes a word such as `--exclusive`, unless it is a flag of the command.
+    """
     if not rest:
         return False
     word = rest[0]
@@ -111,6 +114,7 @@ def _takes_next(
 
 
 def layers_of_flags(flags: Sequence[Flag]) -> tuple[list[Layer], str | None]:
-    """Returns the settings of flags of a run, and the first config file, which names the run."""
+    """Return the settings of a run's flags in layers, and the first config file (None: there is
+    none), after which the run is named."""
     first = next((flag.text for flag in flags if flag.key == "config"), None)
     return [layer for flag in flags for layer in flag.layers()], first

@@ -1,5 +1,5 @@
-"""`index.json`: our classes and the arguments of our methods, read without importing them, and so
-without torch."""
+"""Reads `index.json`, which lists the package's classes and the arguments of its methods, so that
+neither they nor torch need be imported."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FILE = Path(__file__).with_name("index.json")
 
 @cache
 def read() -> dict[str, dict[str, Any]]:
-    """Entries by kind and name (`describe.described` says what a method's has)."""
+    """Return all entries by kind and name; `describe.described` makes those of methods."""
     content: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
     return content
 
 
 def method(class_path: str) -> dict[str, Any] | None:
-    """The entry of one of our methods by its import path; None: it is somebody else's."""
+    """Return the entry of a method of this package by import path; None: it is the user's own."""
     return next(
         (entry for entry in read()["methods"].values() if entry["class"] == class_path), None
     )

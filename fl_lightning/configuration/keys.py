@@ -1,4 +1,4 @@
-"""The keys of a run with their types, and the check that turns a wrong key or value into one
+"""The keys of a run with their types, and the check that refuses a wrong key or value in one
 line."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 @cache
 def run_parser() -> ArgumentParser:
-    """The keys of a run: its config files, its start, its components, and each group."""
+    """Return the parser of a run's keys: config files, `Start`, components and all groups."""
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     text = "YAML file, or the name of a shipped config (repeatable)."
     parser.add_argument("--config", metavar="FILE", help=text)
@@ -46,10 +46,10 @@ def run_parser() -> ArgumentParser:
 
 
 def run_values(settings: dict[str, Any]) -> Namespace:
-    """Returns the plain `settings` of a run (nested) checked and converted, with every default.
+    """Return a run's plain `settings` (nested) checked and converted, with all defaults.
 
     Raises:
-        BadInput: as `typed`.
+        BadInput: as for `typed`.
     """
     values = deepcopy(_run_defaults())
     values.update(typed(run_parser(), settings, defaults=False))
@@ -58,25 +58,26 @@ def run_values(settings: dict[str, Any]) -> Namespace:
 
 @cache
 def _run_defaults() -> Namespace:
-    """The default of every plain key; jsonargparse takes 20 ms to check them with each config."""
+    """Return the defaults of a run's plain keys; cached, since jsonargparse takes 20 ms to check
+    them."""
     return run_parser().get_defaults()
 
 
 @cache
 def run_keys() -> dict[str, Action]:
-    """Every key of a run, with its parser action."""
+    """Return the parser actions of a run by key."""
     return keys(run_parser())
 
 
 def keys(parser: ArgumentParser) -> dict[str, Action]:
-    """Every key that takes a value, with its parser action."""
+    """Return a parser's actions by key, without keys of groups, which take no value."""
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     groups = {dest for dest in actions if any(key.startswith(f"{dest}.") for key in actions)}
     return {dest: action for dest, action in actions.items() if dest not in groups}
 
 
 def hint(action: Action) -> Any:
-    """The type that an action takes."""
+    """Return the type of an action's value."""
     return getattr(action, "_typehint", action.type)
 
 
@@ -86,12 +87,16 @@ def typed(
     prefix: str = "",
     defaults: bool = True,
 ) -> Namespace:
-    """Returns `values` (nested) checked and converted, with every default unless `defaults` is
-    False.
+    """Return nested `values` checked and converted to the parser's types.
+
+    Args:
+        parser: has the keys and their types.
+        values: by key, nested.
+        prefix: is put before the keys in errors.
+        defaults: whether to add the defaults of keys that are not in `values`.
 
     Raises:
-        BadInput: a key that does not exist or is missing, or a value of another type; it names the
-            key, after `prefix`.
+        BadInput: a key does not exist, a required key is missing, or a value has another type.
     """
     actions = keys(parser)
     values_of_keys = dict(leaves(values, actions, prefix))
@@ -116,7 +121,17 @@ def typed(
 def leaves(
     values: dict[str, Any], actions: dict[str, Action], prefix: str = "", path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yields dotted keys and values of a nested dict; `BadInput` for a key that does not exist."""
+    """Yield dotted keys and values of a nested dict.
+
+    Args:
+        values: the nested dict.
+        actions: the keys that exist, with their parser actions.
+        prefix: is put before the keys in errors.
+        path: the key of `values` itself with a dot; empty at the top.
+
+    Raises:
+        BadInput: a key does not exist, or a group of keys has a value.
+    """
     for name, value in values.items():
         key = f"{path}{name}"
         inside = [action_key for action_key in actions if action_key.startswith(f"{key}.")]
@@ -127,7 +142,8 @@ def leaves(
         elif isinstance(value, dict):
             yield from leaves(value, actions, prefix, f"{key}.")
         else:
-            raise BadInput(prefix + key, value, f"it is a group of keys: {', '.join(inside)}")
+            problem = f"it is a group of keys: set one of {', '.join(inside)}"
+            raise BadInput(prefix + key, value, problem)
 
 
 def unknown(
@@ -136,7 +152,7 @@ def unknown(
     names: list[str],
     command: str = "fit",
 ) -> BadInput:
-    """Returns the error for a key that does not exist; few keys are listed, many are left to
-    `--help`."""
+    """Return the error for a key that does not exist. It lists up to 20 `names` of keys, or refers
+    to the help of `command`."""
     listed = (", ".join(names) or "none") if len(names) <= 20 else f"see fl-train {command} --help"
     return BadInput(key, value, f"no such key{catalogue.did_you_mean(key, names)}; keys: {listed}")

@@ -1,8 +1,8 @@
-"""From a command line and config files to one set of settings: later ones override earlier ones.
+"""Merges the layers of settings from config files and flags; later layers override earlier ones.
 
-A value on the command line stays text until its type is known. Components are merged by rule:
-another class drops the arguments of the one before, the same class keeps them; callbacks and
-loggers are merged by name, and null removes one.
+A component of another class drops the arguments given before; one of the same class keeps them.
+Callbacks and loggers are merged by name, and null removes one. Values keep the types that they were
+given with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ DEFAULTS: Layer = {
 
 @dataclass
 class Settings:
-    """Plain keys nested and untyped, components by class path with the arguments given so far."""
+    """Merged settings of a run before `resolve` checks them: plain keys as nested dicts, components
+    with the arguments given so far."""
 
     plain: Layer = field(default_factory=dict)
     method: Component = field(default_factory=lambda: Component(""))
@@ -44,8 +45,8 @@ class Settings:
         layers: Iterable[Layer],
         over: Config | None = None,
     ) -> Settings:
-        """Merge `layers` into a resolved config, or into the defaults; each goes over those before
-        it."""
+        """Return `layers` merged, in this order, into the resolved config `over`; None: into the
+        defaults."""
         if over is None:
             settings = cls()
             settings._add(DEFAULTS)
@@ -83,8 +84,15 @@ def _component(
     old: Component | None,
     name_keys: tuple[str, ...] = ("name", "class_path"),
 ) -> Component:
-    """Merge `value` into `old`: a name, an import path, or a mapping of a name, `init_args` and
-    plain arguments."""
+    """Return the component that `value` makes of `old`.
+
+    Args:
+        kind: of the component, such as `methods`.
+        key: for errors.
+        value: a name, an import path, or a mapping of a name, `init_args` and single arguments.
+        old: the component from earlier layers; None: there is none.
+        name_keys: the keys of the mapping under which the name may stand.
+    """
     if isinstance(value, str):
         value = {"class_path": value}
     requirement = "it must be a name, an import path, or a mapping {class_path, init_args}"
@@ -114,7 +122,7 @@ def _models(value: Any, old: list[ModelConfig]) -> list[ModelConfig]:
         return [_model(f"model[{i}]", item, None) for i, item in enumerate(value)]
     has_name = isinstance(value, str)
     has_name |= isinstance(value, dict) and not {"name", "class_path"}.isdisjoint(value)
-    requirement = "the config lists several models: give the whole list, or one name"
+    requirement = "the config lists several models: give a whole new list, or one name"
     check("model", value, len(old) <= 1 or has_name, requirement)
     return [
         _model(
@@ -144,7 +152,7 @@ def _model(key: str, value: Any, old: ModelConfig | None) -> ModelConfig:
 def _network(
     key: str, component: Component, old: Component | None, settings: dict[str, Any]
 ) -> Component:
-    """Return a model with `settings` of weights and adapters over those of `old`."""
+    """Return a model with the weights and adapters in `settings`, or else those of `old`."""
     if not isinstance(old, Network):
         old = Network("")
     weights = settings.get("weights", old.weights)
@@ -167,7 +175,8 @@ def _named(
     value: Any,
     old: dict[str, Component | None],
 ) -> dict[str, Component | None]:
-    """Merge callbacks or loggers by name into `old`; null alone removes all."""
+    """Return `old` callbacks or loggers with those of `value` merged in by name; None in place of
+    all removes all."""
     if value is None:
         return dict.fromkeys(old)
     merged = dict(old)
@@ -177,7 +186,7 @@ def _named(
         name = entry.name if entry else short(str(word))
         if settings is None:
             if name not in merged:
-                catalogue.find(kind, key, str(word))  # raises for a name that nothing has
+                catalogue.find(kind, key, str(word))  # raises for an unknown name
             merged[name] = None
             continue
         requirement = "it must be a mapping of its arguments, or null to go without"

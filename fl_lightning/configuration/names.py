@@ -1,5 +1,4 @@
-"""The names of `fl-train list sources` and `list partitions`, as plain data: nothing heavy is
-imported to read it."""
+"""The names and summaries of `fl-train list sources` and `list partitions`, without imports."""
 
 from __future__ import annotations
 

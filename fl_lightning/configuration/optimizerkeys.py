@@ -1,4 +1,4 @@
-"""The keys of a client's optimiser, and of the privacy of its steps."""
+"""The keys of `optimizer`, and of its DP-SGD (`optimizer.privacy`)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class StepPrivacyConfig:
 
     @property
     def on(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether DP-SGD is on: any key differs from its default."""
         return self != StepPrivacyConfig()
 
     def validate(self) -> None:
-        """Raise `BadInput` for what no noise can make private."""
+        """Raise `BadInput` unless the keys are complete and in their bounds (`check_noise`)."""
         check_noise("optimizer.privacy", self.clip, self.noise, self.epsilon_target, self.delta)
 
 
@@ -53,8 +53,16 @@ def check_noise(
     target: float | None,
     delta: float,
 ) -> None:
-    """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for
-    each kind."""
+    """Raise `BadInput` unless `clip` is given, exactly one of `noise` and `target` is given, all
+    are positive, and `delta` is in (0, 1).
+
+    Args:
+        key: prefix of the keys in errors.
+        clip: clipping bound, or a mapping with one for each kind of upload (`Beside.kind`).
+        noise: noise multiplier, or such a mapping; None: it is computed from `target`.
+        target: `epsilon_target`.
+        delta: of (epsilon, delta).
+    """
     requirement = "it must be given: noise without a bound protects nothing"
     check(f"{key}.clip", None, clip is not None, requirement)
     requirement = "give either noise or epsilon_target, not both"
@@ -104,20 +112,20 @@ class OptimizerConfig:
     """DP-SGD, differential privacy of single samples; off unless one of its keys is given."""
 
     def __post_init__(self) -> None:
-        """A mapping that is given as `privacy` becomes a config, too."""
+        """Turn a mapping given as `privacy` into a `StepPrivacyConfig`."""
         if isinstance(self.privacy, dict):
             self.privacy = StepPrivacyConfig(**self.privacy)
 
     def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
+        """Raise `BadInput` for a value beyond its bounds, or that another key excludes."""
         check_ranges(self, "optimizer")
         is_sgd = self.name == "sgd"
         momentum = self.momentum
-        requirement = f"{self.name} takes none; it belongs to sgd"
+        requirement = f"{self.name} has no such argument: set it to 0, or use sgd"
         check("optimizer.momentum", momentum, is_sgd or not momentum, requirement)
         requirement = "it needs optimizer.momentum above 0"
         check("optimizer.nesterov", self.nesterov, not self.nesterov or momentum > 0, requirement)
         if self.privacy.on:
             self.privacy.validate()
-            requirement = "optimizer.privacy clips and noises steps of sgd alone"
+            requirement = "optimizer.privacy works with sgd only: use sgd"
             check("optimizer.name", self.name, is_sgd, requirement)

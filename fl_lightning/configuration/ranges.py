@@ -1,8 +1,7 @@
-"""Numbers with bounds as types, `lam: NonNegativeFloat = 1.0`, and the check of an object's fields
+"""Types for numbers with bounds, as in `lam: NonNegativeFloat = 1.0`, and the check of values
 against them.
 
-To a command line, and to code that reads annotations as Python does by default, they are plain
-`int` and `float`.
+The command line, and other code that does not look into `Annotated`, sees `int` and `float`.
 """
 
 from __future__ import annotations
@@ -50,30 +49,32 @@ PositiveShare = Annotated[float, Range(0, 1, above=True)]
 ShareBelow1 = Annotated[float, Range(0, 1, below=True)]
 AdamRate = Annotated[float, Range(0, 1000)]
 PositiveAdamRate = Annotated[float, Range(0, 1000, above=True)]
-"""Learning rates of Adam, and multiples of a batch: those beyond 1,000 (ours) make no sense, nor
-fit into memory."""
+"""Learning rates of Adam, and multiples of a batch size. Maximum 1,000 (our choice): greater ones
+make no sense or do not fit into memory."""
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """A rule between two arguments: `argument` may differ from `free` only where `other` is one of
-    `values`."""
+    """A rule on two arguments: `argument` has an effect, and may differ from `free`, only if the
+    argument `other` has one of `values`."""
 
     argument: str
     free: Any
+    """The value that is always allowed."""
     other: str
     values: tuple[Any, ...]
     says: str
-    """The requirement, in words."""
+    """The requirement in words, for the error."""
 
     def check(
         self,
         arguments: Mapping[str, Any],
         key: str,
     ) -> None:
-        """Raise `BadInput`, for `key`.NAME, where `arguments` break the rule."""
+        """Raise `BadInput` for the key `key`.ARGUMENT if the `arguments` (by name) break the
+        rule."""
         value = arguments[self.argument]
         holds = value == self.free or arguments[self.other] in self.values
         check(f"{key}.{self.argument}", value, holds, self.says)
@@ -81,7 +82,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The values of a `Literal`."""
+    """The values that a `Literal` allows."""
 
     values: tuple[Any, ...]
 
@@ -93,8 +94,8 @@ class _Choice:
 
 
 def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
-    """Return the range or the choices that a type restricts values to (None: it does not), and
-    whether null is allowed beside them."""
+    """Return the range or the choices that a type allows (None: it has no bounds), and whether it
+    also allows null."""
     parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
     values: Range | _Choice | None = None
     for part in parts:
@@ -107,7 +108,7 @@ def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
 
 
 def words(kind: Any) -> str:
-    """Return a type in words."""
+    """Return a type in words, such as `a whole number or null`."""
     plain = {
         int: "a whole number",
         float: "a number",
@@ -132,7 +133,7 @@ def words(kind: Any) -> str:
 
 
 def bare(hint: Any) -> Any:
-    """Return a type without its bounds, as a command line shows it."""
+    """Return a type without its bounds: `float` for `PositiveFloat`."""
     if get_origin(hint) is Annotated:
         return get_args(hint)[0]
     for part in get_args(hint):
@@ -152,8 +153,8 @@ def check_limit(key: str, value: Any, hint: Any) -> None:
 
 @cache
 def bounded_fields(kind: type) -> dict[str, Any]:
-    """Return the bounded types among a class's fields, by name; annotations that exist for type
-    checkers alone are left out."""
+    """Return the types of a class's fields that have bounds or choices, by name. Annotations whose
+    names are imported for type checkers only are skipped."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
@@ -164,8 +165,8 @@ def bounded_fields(kind: type) -> dict[str, Any]:
 
 
 def check_ranges(thing: object, key: str) -> None:
-    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds a value beyond
-    its bounds."""
+    """Raise `BadInput` for the key `key`.FIELD of the first field of a dataclass whose value is
+    beyond its bounds."""
     kind: Any = type(thing)
     for name, hint in bounded_fields(kind).items():
         check_limit(f"{key}.{name}", getattr(thing, name, None), hint)

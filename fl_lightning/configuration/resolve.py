@@ -1,4 +1,4 @@
-"""From settings to `Config`, and back to YAML."""
+"""Turns layers of settings into a checked `Config`, and a `Config` back into YAML."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import install_hint
 
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""
-# What each kind of component descends from, and the arguments that the engine gives it.
+"""A number such as 1e-3, which PyYAML reads as text if it has no dot or no sign."""
+# Base classes of each kind of component, and the arguments that the engine passes to it.
 BASES = {
     "methods": (["fl_lightning.methods.base.Method"], frozenset[str]()),
     "models": (
@@ -58,10 +58,10 @@ BASES = {
 
 
 def start_of(layers: list[Layer]) -> Start:
-    """Return how the run is to be started; components are not looked at.
+    """Return the keys of `Start` in `layers`; components are not checked.
 
     Raises:
-        BadInput: a plain key that does not exist, or has a wrong value.
+        BadInput: a plain key does not exist or has a wrong value.
     """
     plain: Layer = {}
     for layer in layers:
@@ -69,22 +69,22 @@ def start_of(layers: list[Layer]) -> Start:
     values = run_values(plain)
     start = Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
     fits = len(os.fsencode(start.name or "")) <= 255
-    check("name", start.name, fits, "no file system takes a name of more than 255 bytes")
+    check("name", start.name, fits, "it has more than 255 bytes, too many for a folder's name")
     return start
 
 
 def resolve(layers: list[Layer], over: Config | None = None) -> Config:
-    """Return the config that settings come to, checked, with every default filled in.
+    """Return the checked configuration of merged settings, with every default filled in.
 
     Plain keys and names are checked before any class is imported. `optimizer.privacy` adds the
-    callback that accounts for it; `smoke` cuts the run down.
+    callback that accounts for it; `smoke` makes the run small.
 
     Args:
-        layers: settings, each over those before it.
-        over: a resolved config that the settings change; None: the defaults.
+        layers: settings; later layers override earlier ones.
+        over: a resolved configuration that the settings change; None: the defaults.
 
     Raises:
-        BadInput: a key, a name or a value that cannot work.
+        BadInput: a key, name or value is wrong.
     """
     settings = Settings.merged(layers, over)
     values = run_values(settings.plain)
@@ -101,7 +101,7 @@ def resolve(layers: list[Layer], over: Config | None = None) -> Config:
     data.source = catalogue.find("sources", "data.source", data.source).name
     data.partition = catalogue.find("partitions", "data.partition", data.partition).name
     config.validate()
-    # stepprivacy first: it must account for an upload before a later callback refuses it
+    # stepprivacy comes first: it must account for an upload before another callback refuses it
     if config.optimizer.privacy.on:
         accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
         config.callbacks = {"stepprivacy": accounts} | config.callbacks
@@ -111,8 +111,8 @@ def resolve(layers: list[Layer], over: Config | None = None) -> Config:
 
 
 def _with_arguments(config: Config) -> Config:
-    """Return `config` with every component's class imported, its arguments checked and its defaults
-    filled in."""
+    """Import every component's class, check its arguments, and return `config` with all defaults of
+    arguments."""
     _look_here()
     method = _completed("methods", "method", config.method)
     method.check()
@@ -128,7 +128,7 @@ def _with_arguments(config: Config) -> Config:
 
 
 def method_entry(class_path: str) -> dict[str, Any]:
-    """Return the entry of `index.json` for one of our methods; describe a class of others."""
+    """Return a method's entry of `index.json`; for a user's own class make one like it."""
     from fl_lightning.configuration.describe import described
 
     _look_here()
@@ -136,7 +136,7 @@ def method_entry(class_path: str) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return `config` as YAML that is read back as the same config."""
+    """Return `config` as YAML, which resolves to an equal configuration."""
     return yaml.dump(
         to_settings(config),
         Dumper=_Dumper,
@@ -146,9 +146,9 @@ def to_yaml(config: Config) -> str:
 
 
 def to_settings(config: Config) -> dict[str, Any]:
-    """Return `config` as the mapping of plain values that a config file holds, with short names for
-    our own classes."""
-    models = [_named("models", m.component) | m.beside() for m in config.models]
+    """Return `config` as the mapping in a config file: plain values, and names in place of the
+    import paths of the package's classes."""
+    models = [_named("models", m.component) | m.options() for m in config.models]
     sections: dict[str, Any] = {}
     for kind in ("callbacks", "loggers"):
         sections[kind] = {
@@ -171,7 +171,7 @@ def to_settings(config: Config) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as YAML has it: paths as text, choices by name, tuples as lists."""
+    """Return `value` in types that YAML has: paths as text, enums by name, tuples as lists."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -182,15 +182,15 @@ def _plain(value: Any) -> Any:
 
 
 def _look_here() -> None:
-    """Put the working directory on `sys.path`, for the user's own classes."""
+    """Add the working directory to `sys.path`, so that the user's own classes can be imported."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
 
 
 def _shrink(config: Config) -> None:
-    """Apply `--smoke` to `config` in place: one round, full participation, at most four clients;
-    held-out clients, names and architectures follow."""
+    """Apply `--smoke` to `config` in place: one round, full participation, at most four clients.
+    Held-out clients, client names and counts of architectures are cut to these clients."""
     data = config.data
     full_count = config.federation.clients
     clients = min(4, full_count)
@@ -205,7 +205,7 @@ def _shrink(config: Config) -> None:
     counts = [model.count for model in config.models]
     if None in counts:
         return
-    # one client to each architecture in turn, as long as it has more
+    # deal clients to the architectures in turn, to none more than it has
     smoke_counts = [0] * len(counts)
     while sum(smoke_counts) < clients:
         for i, count in enumerate(counts):
@@ -216,8 +216,8 @@ def _shrink(config: Config) -> None:
 
 
 def _network(key: str, component: Component) -> Component:
-    """Return a model with all its values, and those of its adapters."""
-    # of torchvision, timm, or the user's own
+    """Return a model with all arguments, and with all values of its adapters."""
+    # a function of torchvision, timm or the user that makes a model
     if inspect.isfunction(_import("models", key, component.class_path)):
         network = Component(component.class_path, _read(key, component))
     else:
@@ -233,10 +233,10 @@ def _network(key: str, component: Component) -> Component:
 
 
 def _read(key: str, component: Component) -> dict[str, Any]:
-    """Parse a function's arguments: text as YAML, 1e-3 as a number, unless the parameter is
-    annotated `str`."""
+    """Return the arguments of a function that makes a model. Text is read as YAML (and 1e-3 as a
+    number) unless the parameter is annotated `str`."""
     hints: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
+    with contextlib.suppress(Exception):  # annotations of a user's function may fail to resolve
         hints = get_type_hints(component.load())
     values = dict(component.init_args)
     for name, value in values.items():
@@ -244,13 +244,14 @@ def _read(key: str, component: Component) -> dict[str, Any]:
             try:
                 values[name] = float(value) if EXPONENT.fullmatch(value) else yaml.safe_load(value)
             except yaml.YAMLError:
-                raise BadInput(f"{key}.{name}", value, "it is not valid YAML") from None
+                problem = "it is not valid YAML: quote text"
+                raise BadInput(f"{key}.{name}", value, problem) from None
         check_finite(f"{key}.{name}", values[name])
     return values
 
 
 def _completed(kind: str, key: str, component: Component) -> Component:
-    """Return a component with checked arguments and all defaults."""
+    """Return a component with checked arguments and all defaults that YAML can express."""
     cls = _import(kind, key, component.class_path)
     parser = _parser(cls, BASES[kind][1].difference(component.init_args))
     values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
@@ -259,13 +260,14 @@ def _completed(kind: str, key: str, component: Component) -> Component:
     parameters = inspect.signature(cls).parameters
     for name in values.keys() - component.init_args.keys():
         if name in parameters and not _is_plain(parameters[name].default):
-            del values[name]  # YAML cannot express it: the class fills it in
+            del values[name]  # YAML cannot express this default: the class sets it
     return Component(component.class_path, values)
 
 
 @cache
 def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
-    """Return a parser of a class's arguments, cached: building it is slow."""
+    """Return a parser of a class's arguments without those that come `from_engine`; cached, since
+    building it is slow."""
     _look_up_types(cls)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
@@ -273,29 +275,31 @@ def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
 
 
 def _look_up_types(cls: type) -> None:
-    """Give the arguments of a dataclass their types, each as the module of the class that declares
-    it knows it.
+    """Replace the annotations of a dataclass's arguments, which are text, by types.
 
-    jsonargparse looks in the module of `cls` alone; where a name of a base class is not there, it
-    checks no argument.
+    jsonargparse resolves the text in the module of `cls` only; if a base class in another module
+    uses a name that is not there, it would check no argument at all.
     """
     if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.init:  # type: ignore[attr-defined]
-        with contextlib.suppress(Exception):  # a class of the user's own may name what is not there
+        with contextlib.suppress(Exception):  # annotations of a user's class may fail to resolve
             types = get_type_hints(cls)
             annotations = cls.__init__.__annotations__
             annotations |= {name: types[name] for name in annotations.keys() & types.keys()}
 
 
 def _import(kind: str, key: str, class_path: str) -> Any:
-    """Import the class at an import path, of models also a function that makes one; `BadInput` if
-    there is none, or it is of another kind."""
+    """Return the class at an import path; for models also a function that makes one.
+
+    Raises:
+        BadInput: it cannot be imported, or is not a subclass of the kind's bases.
+    """
     module, _, name = class_path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         problem = install_hint(error.name) or f"there is no module {error.name}"
         raise BadInput(key, class_path, problem) from None
-    except Exception as error:  # a user's module can raise anything while it is imported
+    except Exception as error:  # the import of a user's module can raise anything
         problem = f"it cannot be imported: {type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and module in sys.modules:
             members = vars(sys.modules[module]).items()
@@ -314,8 +318,8 @@ def _import(kind: str, key: str, class_path: str) -> Any:
 
 
 def _check_fields(key: str, class_path: str, method: type) -> None:
-    """Raise `BadInput` for a method with fields that are no arguments: its class is no dataclass,
-    as its base is."""
+    """Raise `BadInput` for a method whose class, or a base, has annotated fields but is not
+    decorated as a dataclass: they would be no arguments."""
     for base in method.__mro__:
         if "__dataclass_fields__" in vars(base):
             continue
@@ -335,7 +339,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _named(kind: str, component: Component) -> dict[str, Any]:
-    """Return a component as a config has it, by name where it has one."""
+    """Return a component as a config has it: name (else class path) and arguments."""
     entry = catalogue.lookup(kind, component.class_path)
     name = {"name": entry.name} if entry else {"class_path": component.class_path}
     return {**name, "init_args": component.init_args}
@@ -346,8 +350,8 @@ def _arguments(
     name: str,
     component: Component,
 ) -> dict[str, Any]:
-    """Return the entry of a config under a callback's name: its arguments, and its class where the
-    name does not say it."""
+    """Return the content of a config under the name of a callback or logger: its arguments, with
+    its class path if the name is not the class's."""
     entry = catalogue.table(kind).get(name)
     if entry and entry.class_path == component.class_path:
         return component.init_args
@@ -355,7 +359,7 @@ def _arguments(
 
 
 class _Dumper(SafeDumper):
-    """No anchors for values that are one object."""
+    """Writes a value that occurs twice in full each time, without YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

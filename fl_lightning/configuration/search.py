@@ -1,10 +1,9 @@
-"""Spaces that `fl-train tune` searches for an argument: stated beside the argument, with the
-reason.
+"""Search spaces of `fl-train tune`, declared with a method's argument and the reason for its range.
 
     lam: float = searched(1.0, LogRange(0.1, 2), "the authors' grid: 0.1, 1 and 2")
 
-Not searched is whatever changes how much a client trains (epochs, steps): all methods are tuned
-with the same budget.
+Arguments that change how much a client trains (epochs, steps) are not searched: all methods are
+tuned with the same budget.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LogRange:
-    """Numbers from `low` to `high`, evenly over their logarithms."""
+    """Numbers from `low` to `high`, drawn uniformly in their logarithm."""
 
     low: float
     high: float
@@ -28,7 +27,7 @@ class LogRange:
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers from `low` to `high`, both among them."""
+    """Whole numbers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -36,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """One of these values."""
 
     values: tuple[Any, ...]
 
@@ -45,22 +44,24 @@ Space = LogRange | Range | Whole | Choice
 
 
 def searched(default: T, space: Space, why: str) -> T:
-    """Return a dataclass field with this default, searched in `space`; `why`: the source of
-    `space`."""
+    """Return a dataclass field with this default that `fl-train tune` searches in `space`. `why`:
+    where the range comes from, for the user."""
     argument: T = field(default=default, metadata={"search": space, "why": why})
     return argument
 
 
 EDGE = 0.05
-"""Share of a range, at each end, in which a choice says that a better one may lie outside. Ours: a
-twentieth."""
+"""Share of a range at each end: a tuned value there suggests that a better one lies outside. A
+twentieth: our choice."""
 
 
 def edge(space: Space, value: Any) -> Any:
-    """Return the end of `space` that `value` lies at; None: at neither.
+    """Return the end of a search space (lowest or highest value) that a tuned `value` is at; None:
+    it is at neither.
 
-    Ranges: within the outer `EDGE` share. Whole numbers and choices: `value` is the first or last
-    of at least three numbers.
+    In a range a value is at an end if it lies in the outer `EDGE` share, for `LogRange` of the
+    logarithms. Among whole numbers and choices it must be the least or greatest of at least three
+    numbers.
     """
     if isinstance(space, Choice | Whole):
         values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
@@ -76,8 +77,8 @@ def edge(space: Space, value: Any) -> Any:
     return space.high if share >= 1 - EDGE else None
 
 
-def refusal(space: Any) -> str | None:
-    """Return the problem of a space; None: there is none."""
+def space_problem(space: Any) -> str | None:
+    """Return why a search space cannot be used; None: it can."""
     if isinstance(space, Choice):
         values = space.values
         usable = isinstance(values, tuple | list) and values and all(map(_survives, values))
@@ -94,19 +95,19 @@ def refusal(space: Any) -> str | None:
 
 
 def _is_number(value: Any, is_whole: bool) -> bool:
-    """Whether `value` is a finite number."""
+    """Return whether `value` is a finite number, and an integer if `is_whole`."""
     kinds = int if is_whole else (int, float)
     return isinstance(value, kinds) and type(value) is not bool and math.isfinite(value)
 
 
 def _survives(value: Any) -> bool:
-    """Whether Optuna's journal gives `value` back unchanged."""
+    """Return whether Optuna's journal, which is JSON, returns `value` unchanged."""
     return value is None or (isinstance(value, str | int | float) and value == value)
 
 
 def widened(space: Space, value: Any) -> Space | None:
-    """Return `space`, widened to hold `value`; None where it cannot: a list, a word or null in a
-    range, 0 in one of logarithms."""
+    """Return `space`, extended to include `value`; None if that is impossible: a range cannot
+    include a list, a word or null, nor a `LogRange` 0."""
     if isinstance(space, Choice):
         if value in space.values:
             return space

@@ -1,4 +1,4 @@
-"""The keys of public functions: flags, help and bounds from their signatures and docstrings."""
+"""Makes keys, help and bounds of the public functions from their signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ WORDS = {
     "runs": "STUDY | RUN [RUN ...]",
     "study_or_archive": "STUDY | FILE.zip",
 }
-"""Parameters that are words of a command line, and how its usage names them."""
+"""Parameters that are positional words on the command line, and their names in its usage."""
 _AS_TEXT = (os.PathLike[str], Iterable[str])
-"""Parts of a type that a command line gives as text."""
+"""Types for which the command line has text."""
 
 
 def parser_of(function: Callable[..., Any]) -> ArgumentParser:
-    """Return the keys of a public function: its parameters but for words, a run's `config`, and
-    objects that only scripts have (`Any`).
+    """Return a parser whose keys are the parameters of a public function.
 
-    A parameter's text that begins with capitals and a colon ("DIR: where it goes") names its
-    metavar.
+    Left out are positional words (`WORDS`), `config`, and parameters of type `Any`, which only
+    scripts can pass. If a parameter's description begins with capitals and a colon ("DIR: where it
+    goes"), they are its metavar.
     """
     documented = parse(function.__doc__ or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
@@ -65,7 +65,7 @@ def parser_of(function: Callable[..., Any]) -> ArgumentParser:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """Returns the type that jsonargparse checks: without bounds, and text for paths and names."""
+    """Return the type that jsonargparse checks: without bounds, and `str` for paths and names."""
     parts = get_args(annotation)
     if not any(part in parts for part in _AS_TEXT):
         return bare(annotation)
@@ -73,10 +73,10 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def checked(function: F) -> F:
-    """Has `function` called with arguments that are checked and converted as its signature says.
+    """Decorate a public function so that its arguments are checked and converted by its signature.
 
-    Raises:
-        BadInput: an argument that it does not have, or a value that cannot work.
+    Calls raise `BadInput` for an unknown or missing argument and for a value of another type or
+    beyond its bounds.
     """
     signature = inspect.signature(function)
     parser = functools.cache(lambda: parser_of(function))
@@ -97,7 +97,7 @@ def checked(function: F) -> F:
             raise BadInput(function.__name__, ..., f"{error}: give arguments by name") from None
         settings = {name: plain(arguments[name]) for name in keys(parser()) if name in arguments}
         for name, value in settings.items():
-            if isinstance(value, list):  # names one by one
+            if isinstance(value, list):  # a list of names
                 settings[name] = ",".join(map(str, value))
         values = typed(parser(), settings).as_dict()
         for name, value in values.items():
@@ -116,9 +116,15 @@ def checked(function: F) -> F:
 
 
 def plain(value: Any) -> Any:
-    """`value` as a config file could hold it: paths and classes as text, numpy's numbers and arrays
-    as Python's, an object of a method's class as the class and those arguments that are no
-    defaults."""
+    """Return `value` in the types of a config file.
+
+    Paths and importable classes become text, numpy's numbers and arrays become Python's, and a
+    dataclass object (a method) becomes its class path with those arguments that differ from their
+    defaults.
+
+    Raises:
+        BadInput: a class or function cannot be imported by its name.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -138,7 +144,7 @@ def plain(value: Any) -> Any:
         name = getattr(value, "__qualname__", "<none>")
         path = f"{value.__module__}.{name}"
         is_importable = "<" not in path and "." not in name
-        requirement = "it must be at the top of a module, where every process can import it"
+        requirement = "define it at the top level of a module, where every process can import it"
         check("config", path, is_importable, requirement)
         return path
     return value

@@ -1,4 +1,5 @@
-"""The user's own table as cells by column, and what is wrong with it. Torch is not imported."""
+"""Reads the user's own table into cells by column, and refuses a wrong one in one line. Torch is
+not imported."""
 
 from __future__ import annotations
 
@@ -27,44 +28,53 @@ LAYOUT = "a CSV file with a line of column names, then a sample a line"
 SUFFIXES = (".csv", ".tsv", ".xlsx")
 """Files that are tables whatever `data.source` says."""
 PANDAS = {".parquet": ("read_parquet", "pyarrow"), ".xlsx": ("read_excel", "openpyxl")}
-"""Tables that are no text: the function of pandas that reads each, and the package that it uses."""
+"""Binary tables by suffix: the function of pandas that reads them, and the package that it
+needs."""
 TEXT = ("separator", "decimal", "encoding")
-"""Keys of `data` on how a text file is written."""
+"""Keys of `data` for the format of a text file."""
 FORM = (*TEXT, "dates", "date_format", "day_zero")
-"""Keys of `data` on how a table is written."""
+"""Keys of `data` for the format of a table: of its file, numbers and dates."""
 COLUMNS = ("label_column", "group_column", "unit_column", "columns", "one_hot", "dates")
 """Keys of `data` that name columns."""
 FIRST = 10
-"""Rows that are looked at before torch is imported. Ours: enough to see what a column holds."""
+"""Rows that are checked before torch is imported. Our choice: enough to see a column's type."""
 INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
-"""Columns that pandas makes of a table's index: the order of the rows, which may give classes
-away."""
+"""Names of columns that pandas makes of a table's index. It holds the order of the rows, from which
+a model may learn the classes."""
 DECIMAL = {
     ".": re.compile(r"[-+]?\d*,\d+"),
     ",": re.compile(r"[-+]?\d*\.\d+"),
 }
-"""Numbers that are written with the other decimal mark, by `data.decimal`."""
+"""By `data.decimal`: numbers written with the other decimal mark."""
 DATE = re.compile(r"(\d{4}|\d{1,2})([-./])\d{1,2}\2(\d{4}|\d{1,2})([ T].*)?")
 
 
 class Absent(BadInput):
-    """The data are not there (a smoke run may then make some up)."""
+    """The data do not exist. `--smoke` and `plan` then use synthetic data."""
 
 
 def at_root(
     data: DataConfig, layout: str, is_there: Callable[[Path], bool] = Path.is_dir
 ) -> tuple[str, Path]:
-    """Return `data.root` as text and as a path; raise `Absent`, with the `layout`, where it is not
-    there (`is_there`: a folder)."""
+    """Return `data.root` as text and as a path.
+
+    Args:
+        data: the configuration's data section.
+        layout: what the source needs there, in words for the error.
+        is_there: the check of the path; the default wants a folder.
+
+    Raises:
+        Absent: `data.root` is null, or the check fails.
+    """
     root = data.root
     path = Path(data.root or "").expanduser()
     if root is None or not is_there(path):
-        raise Absent("data.root", root, f"the source {data.source} wants {layout}")
+        raise Absent("data.root", root, f"the source {data.source} needs {layout}")
     return root, path
 
 
 def spelled(data: DataConfig) -> DataConfig:
-    """Return `data` with names of columns as `read` spells them (Unicode NFC)."""
+    """Return `data` with the names of columns in composed Unicode (NFC), as `read` returns them."""
     names: dict[str, Any] = {}
     for key in COLUMNS:
         value = getattr(data, key)
@@ -76,13 +86,13 @@ def spelled(data: DataConfig) -> DataConfig:
 
 
 def form_of(data: DataConfig) -> dict[str, Any]:
-    """Return the keys of how the table is written, as `cells.number` takes them."""
+    """Return the keys `FORM` with their values, as `cells.number` takes them."""
     return {key: getattr(data, key) for key in FORM} | {"dates": data.dates or []}
 
 
 def check_first_rows(layers: Sequence[Layer]) -> None:
-    """Raise `BadInput` for a table that a run with these settings could not read: by its columns
-    and first rows, before torch is imported."""
+    """Raise `BadInput` if a run with these settings could not read its table. Checks the columns
+    and the first rows, before torch is imported; does nothing for other data."""
     plain: Layer = {"data": {}}
     for layer in layers:
         update(plain, {key: layer[key] for key in ("data", "smoke") if key in layer})
@@ -97,7 +107,7 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
     data.check_dates()
     cells = read(data, FIRST)
     label, _, features = columns_of(data, [*cells])
-    if len(features) > 1:  # one alone may hold texts, or names of images
+    if len(features) > 1:  # a single column may contain texts, or names of images
         for name in features:
             if name not in (data.one_hot or []):
                 numbers(data, name, cells[name])
@@ -106,10 +116,15 @@ def check_first_rows(layers: Sequence[Layer]) -> None:
 
 
 def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
-    """Read the cells of the table `data.root` by column, of its first `most` rows.
+    """Return the cells of the table `data.root` by column.
+
+    Args:
+        data: the configuration's data section.
+        most: maximum number of rows, from the first; None: all.
 
     Raises:
-        BadInput: no such file (then `Absent`), or one that is no table as the keys say.
+        Absent: there is no such file.
+        BadInput: the file is not a table in the format that the keys of `data` describe.
     """
     root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     is_text = path.suffix.lower() not in PANDAS
@@ -124,13 +139,14 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
         )
         stripped = ([cell.strip() for cell in row] for row in rows if row)
         head, *samples = islice(stripped, end)
-    except (csv.Error, OSError, ValueError) as error:  # no line at all
+    except (csv.Error, OSError, ValueError) as error:  # ValueError: there is no line at all
         reason = first_line(error)
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
     head = [composed(name) for name in head]
     for name, count in Counter(head).items():
-        check("data.root", root, count == 1, f"two of its columns are called {name!r}")
-    check("data.root", root, bool(samples), f"it must be {LAYOUT}, but holds no sample")
+        requirement = f"it has {count} columns called {name!r}: rename all but one"
+        check("data.root", root, count == 1, requirement)
+    check("data.root", root, bool(samples), "it has column names, but no sample: add rows")
     for place, row in enumerate(samples, 1):
         requirement = f"sample {place} has {len(row)} cells for {len(head)} columns"
         check("data.root", root, len(row) == len(head), requirement)
@@ -144,14 +160,18 @@ def read(data: DataConfig, most: int | None = None) -> dict[str, list[str]]:
 
 
 def _decoded(data: DataConfig, path: Path) -> str:
-    """Return the text of a file; `BadInput` for a wrong `data.encoding` or `data.separator`."""
+    """Return the text of a file.
+
+    Raises:
+        BadInput: `data.encoding` or `data.separator` is wrong for it.
+    """
     content = path.read_bytes()
     likely = _likely_encoding(content)
     try:
         codec = codecs.lookup(data.encoding).name.removesuffix("-sig")
         text = content.decode("utf-8-sig" if codec == "utf-8" else codec)
     except (LookupError, UnicodeError) as error:
-        wrong = "the file is not written in it"
+        wrong = "the file does not have this encoding"
         if isinstance(error, LookupError):
             wrong = "there is no such encoding"
         problem = f"{wrong}; {data.root} looks like {likely}: set data.encoding {likely}"
@@ -168,7 +188,7 @@ def _decoded(data: DataConfig, path: Path) -> str:
 
 
 def _likely_encoding(content: bytes) -> str:
-    """Guess the encoding of a file."""
+    """Return a guess of a file's encoding."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in content:
@@ -184,14 +204,14 @@ def _likely_encoding(content: bytes) -> str:
 
 
 def _binary_as_csv(data: DataConfig, path: Path) -> str:
-    """Read a table that is no text; return it as CSV."""
+    """Return a binary table as the text of a CSV file."""
     function, engine = PANDAS[path.suffix.lower()]
     absent = hint_if_missing("pandas") or hint_if_missing(engine)
     check("data.root", data.root, not absent, absent)
     for key in TEXT:
         value = getattr(data, key)
         is_default = value == DataConfig.__dataclass_fields__[key].default
-        requirement = f"it belongs to tables that are text, not to {path.suffix}: leave it out"
+        requirement = f"it is for text files, not for {path.suffix}: leave it out"
         check(f"data.{key}", value, is_default, requirement)
     import pandas
 
@@ -210,18 +230,19 @@ def keep(
     folder: Path,
     names: Mapping[str, str | None],
 ) -> Layer:
-    """Write a DataFrame to a folder in `folder` that is named by its content; return settings.
+    """Write a DataFrame to a CSV file, in a subfolder named by a hash of its content.
 
     Args:
         frame: the table.
-        folder: where the data of scripts are kept.
-        names: columns by what they are: label, group, unit.
+        folder: the folder for data that scripts pass as objects.
+        names: the columns of `label`, `group` and `unit`, by these words; None: no such column.
 
     Returns:
-        The settings that a run with it begins with; its groups make the natural partition.
+        The settings with which a run reads the file; if it has groups, each becomes a client.
     """
     levels = frame.columns.nlevels
-    check("data", "DataFrame", levels == 1, f"its columns have {levels} levels, not one name each")
+    requirement = f"its columns have {levels} levels: give each column one name"
+    check("data", "DataFrame", levels == 1, requirement)
     text = as_csv(frame)
     file = folder / hashlib.sha256(text.encode()).hexdigest()[:16] / "given.csv"
     if not file.is_file():
@@ -240,7 +261,8 @@ def keep(
 
 
 def as_csv(frame: Any, header: bool = True) -> str:
-    """Return a DataFrame as CSV; levels of its index that have names are columns."""
+    """Return a DataFrame as the text of a CSV file. Named levels of its index become columns,
+    others are dropped."""
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     text: str = frame.to_csv(index=False, header=header)
@@ -248,8 +270,12 @@ def as_csv(frame: Any, header: bool = True) -> str:
 
 
 def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """Return the columns of label, group and features (`data.unit_column` is none) of a table with
-    the column names `head`; `BadInput` for one that is not there."""
+    """Return the names of the label's, the group's and the feature columns of a table with the
+    column names `head`. The column `data.unit_column` is not a feature.
+
+    Raises:
+        BadInput: a column that a key names does not exist, or is used in a wrong way.
+    """
     shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
     label = data.label_column
     group = data.group_column
@@ -264,12 +290,12 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
         features = [name for name in head if name not in (label, group, unit)]
         for name in features:
             requirement = (
-                f"its column {name!r} is an index that pandas wrote: name in data.columns those "
-                f"that are features; columns: {shown}"
+                f"its column {name!r} is a row index that pandas wrote: list the feature columns "
+                f"in data.columns; columns: {shown}"
             )
             check("data.root", data.root, not INDEX.fullmatch(name), requirement)
     requirement = (
-        "data.columns or data.label_column names it, too; it is no feature: leave it out there"
+        "it cannot be a feature or the label: leave it out of data.columns and data.label_column"
     )
     check(
         "data.unit_column",
@@ -277,9 +303,9 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
         unit is None or unit not in (label, *features),
         requirement,
     )
-    requirement = "it must name columns of features beside the label's"
+    requirement = "it must list at least one column of features, and not the label's"
     check("data.columns", features, bool(features) and label not in features, requirement)
-    requirement = "it must name columns of features (data.columns)"
+    requirement = "it must list feature columns only (data.columns)"
     for key in ("one_hot", "dates"):
         for name in getattr(data, key) or []:
             check(f"data.{key}", name, name in features, requirement)
@@ -291,10 +317,11 @@ def numbers(
     column: str,
     cells: Sequence[str],
 ) -> list[float]:
-    """Read the numbers of a column; NaN in an empty cell, where `data.impute` fills it.
+    """Return the numbers in the cells of a column; NaN for an empty cell that `data.impute` will
+    fill.
 
     Raises:
-        BadInput: a cell holds something else; the line names the key that reads it.
+        BadInput: a cell is not a number or a date; the message names the key that can help.
     """
     form = form_of(data)
     is_date = column in form["dates"]
@@ -303,10 +330,10 @@ def numbers(
         try:
             value = number(column, cell, form)
         except ValueError:
-            value = FLOAT32  # no number: refused below as one that is too large
+            value = FLOAT32  # not a number: refused below like one that is too large
         may_be_empty = is_empty(cell) and data.impute is not None
         if not abs(value) < FLOAT32 and not may_be_empty:
-            kind = "not a date" if is_date else "not a number (of 32 bits)"
+            kind = "not a date" if is_date else "not a number (float32)"
             problem = f"column {column!r} of sample {sample} holds {cell!r}, which is {kind}"
             remedy = _remedy(column, cell, form)
             raise BadInput("data.root", data.root, f"{problem}; {remedy}")
@@ -319,16 +346,16 @@ def _remedy(
     cell: str,
     form: Mapping[str, Any],
 ) -> str:
-    """Say how a cell that is no number can be read."""
+    """Return what the user can do about a cell that is not a number."""
     if is_empty(cell):
-        return "data.impute fills it"
+        return "set data.impute to fill it"
     if column in form["dates"]:
         date_format = form["date_format"] or "2024-12-31"
-        return f"dates are written like {date_format}: set data.date_format, as '%d.%m.%Y'"
+        return f"data.date_format expects {date_format}: set it to the file's format, as '%d.%m.%Y'"
     if DATE.fullmatch(cell):
         format_key = "" if re.match(r"\d{4}-\d\d-\d\d", cell) else " and data.date_format"
-        return f"data.dates '[{column}]'{format_key} makes days since data.day_zero of it"
+        return f"set data.dates '[{column}]'{format_key} to read it as a date"
     if DECIMAL[form["decimal"]].fullmatch(cell):
         other_mark = "." if form["decimal"] == "," else ","
-        return f"data.decimal {other_mark!r} reads it"
-    return "leave it out with data.columns, or list it in data.one_hot"
+        return f"set data.decimal {other_mark!r}"
+    return "leave the column out of data.columns, or list it in data.one_hot"

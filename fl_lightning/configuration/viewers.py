@@ -1,5 +1,5 @@
-"""Who receives what of a client, by method: the table at the head of docs/privacy.md, made from
-what the methods' classes declare."""
+"""Makes the table in docs/privacy.md of what the server and other clients receive from a client, by
+method, from the declarations of the methods' classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ HEAD = (
 
 
 def table(classes: Mapping[str, Any]) -> str:
-    """Return a row in Markdown for each of the methods' `classes` by name."""
+    """Return a Markdown table with a row for each method: what the server and another client
+    receive from a client, and which forms of differential privacy the method supports. `classes`:
+    the methods' classes by name."""
     return explain.table(HEAD, (_row(name, cls()) for name, cls in classes.items()))
 
 
@@ -31,7 +33,7 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     words_of_kind: dict[str, list[str]] = {}
     for entry in entries:
         if entry.values != "public":
-            words_of_kind.setdefault(entry.kind, []).append(entry.words)
+            words_of_kind.setdefault(entry.kind, []).append(entry.description)
     uploads += [f"{', '.join(words)} (`{kind}`)" for kind, words in words_of_kind.items()]
     uploaded = "; ".join(filter(None, uploads))
     relation = method.relation()
@@ -52,14 +54,15 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 
 
 def _refusal(callback: str, method: Any) -> str | None:
-    """Return why a callback refuses a method; None: it does not."""
+    """Return why the module `callback` refuses a method; None: it does not."""
     module = importlib.import_module(f"fl_lightning.callbacks.{callback}")
-    refusal: str | None = module.refusal(method)
-    return refusal
+    reason: str | None = module.why_uncovered(method)
+    return reason
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """Name the blocks of these scopes in a typical deep network; empty: there are none."""
+    """Return words for the blocks of a typical deep network that have one of these scopes under the
+    method (`Method.scope`), such as `bodies`; empty: there are none."""
     nn = importlib.import_module("torch.nn")
     layout = importlib.import_module("fl_lightning.core.layout")
     matrices = {

@@ -1,5 +1,5 @@
-"""Parts with which methods and callbacks are written: a client's vectors and phases, the server's
-means and mixes."""
+"""Building blocks of methods and callbacks: a client's vectors and phases, the server's means and
+mixes."""
 
 from fl_lightning.core.beside import Beside
 from fl_lightning.core.client import Client

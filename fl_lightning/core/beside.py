@@ -1,5 +1,5 @@
-"""Declares the tensors of uploads beside models, so that they can be protected, listed, or refused
-by name."""
+"""Declares the tensors that clients upload in addition to models: privacy callbacks protect them or
+refuse them by name."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ Values = Literal[
     "class_counts",
     "public",
 ]
-"""Kinds of numbers in a tensor. real, nonnegative: any, or none below 0. counts: of samples.
-shares: each row is a distribution. covariance: symmetric, no negative eigenvalue. classes: numbers
-of the classes that the upload is about; rows, class_counts: a row, or a count, for each of these.
-public: it follows from the numbers of samples and the configuration."""
+"""The kind of numbers in a tensor. real: any; nonnegative: none below 0. counts: numbers of
+samples. shares: each row is a distribution. covariance: symmetric, no negative eigenvalue. classes:
+the indices of the client's classes; rows: a row for each of these classes; class_counts: a number
+of samples for each of them. public: the tensor follows from the sample counts and the
+configuration."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """One named tensor of an upload's `statistics` or `extra`.
+    """Declares one named tensor of an upload's `statistics` or `extra`, which travels beside the
+    model.
 
     Args:
-        kind: the name under which its bound and its noise are configured; entries may share one.
-        words: its description.
-        values: the kind of its numbers, onto which noisy numbers are projected; None: it has no
-            bound, and noise cannot protect it.
+        kind: the name under which its bound and its noise are configured; tensors may share one.
+        description: the content in words.
+        values: the kind of its numbers; after noise was added they are projected onto this kind.
+            None: the tensor has no bound, so noise cannot protect it.
         once: whether a client uploads it in its first round only.
     """
 
     kind: str
-    words: str
+    description: str
     values: Values | None = "real"
     once: bool = False

@@ -1,4 +1,4 @@
-"""Buffers that belong to weights, and modules whose buffers nobody could average
+"""Recomputes buffers that follow from weights, and refuses modules whose buffers cannot be averaged
 (docs/own-model-and-data.md)."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fl_lightning.foundation.errors import BadInput
 
 
 def check_modules(model: nn.Module) -> None:
-    """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left
-    with a client."""
+    """Raise `BadInput` if the model has a module whose buffers can be neither averaged, nor
+    recomputed, nor left with a client."""
     quantization = sys.modules.get("torch.ao.quantization")
     observers: tuple[type, ...] = ()
     if quantization is not None:
@@ -32,21 +32,22 @@ def check_modules(model: nn.Module) -> None:
         reason = None
         if isinstance(module, nn.SyncBatchNorm):
             reason = (
-                "would mix batches of clients in different processes: use BatchNorm2d or the like"
+                "would mix batches of clients in different processes: use an ordinary BatchNorm"
             )
         elif isinstance(module, observers):
             reason = (
-                "keeps ranges of what it has seen, which are in no average: quantise the exported "
+                "records ranges of activations, which cannot be averaged: quantise the exported "
                 "model"
             )
         elif any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
             reason = (
-                "has torch's older spectral_norm: use torch.nn.utils.parametrizations.spectral_norm"
+                "uses torch's older spectral_norm: use "
+                "torch.nn.utils.parametrizations.spectral_norm"
             )
         elif lazy:
             reason = (
                 f"has no {lazy[0]} until it is called, and the model's forward pass does not call "
-                "it"
+                "it: remove it, or call it"
             )
         if reason is not None:
             raise BadInput("model", name, f"{kind} {reason}")
@@ -54,16 +55,16 @@ def check_modules(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class SpectralWeight:
-    """A weight that `norm`, one of its parametrisations `parts`, divides by its greatest singular
-    value, with the singular vectors u, v.
+    """A weight under spectral normalisation, which divides it by its largest singular value.
 
-    u, v follow from the weight alone: they are computed anew for each weight that is bound, and
-    never averaged. They do not depend on their last values, and so not on how often they were
-    computed.
+    The singular vectors u, v are computed anew for each weight that is bound, and never averaged.
+    They follow from the weight alone, not from their last values or the number of computations.
     """
 
     parts: ParametrizationList
+    """All parametrisations of the weight."""
     norm: _SpectralNorm
+    """The one of them that normalises."""
 
     @property
     def vectors(self) -> tuple[Tensor, Tensor]:
@@ -71,8 +72,8 @@ class SpectralWeight:
         return self.norm._u, self.norm._v
 
     @torch.no_grad()
-    def fit(self) -> None:
-        """Write the current weight's singular vectors to u, v."""
+    def update_vectors(self) -> None:
+        """Compute the singular vectors of the current weight, and write them to u, v."""
         weights: list[Tensor] = []
         with self.norm.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])):
             self.parts()
@@ -90,16 +91,17 @@ class SpectralWeight:
 
 
 def singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Left and right singular vector of the greatest singular value of `matrix` (rows, columns),
-    which has no more rows than columns."""
-    with torch.autocast(matrix.device.type, enabled=False):  # a loss may bind another model
-        products = (matrix @ matrix.T).cpu()  # not every device has eigenvectors
+    """Return the left and right singular vectors of the largest singular value of `matrix`, which
+    has at most as many rows as columns."""
+    # a loss may bind another model within autocast
+    with torch.autocast(matrix.device.type, enabled=False):
+        products = (matrix @ matrix.T).cpu()  # not every device computes eigenvectors
         u = torch.linalg.eigh(products).eigenvectors[:, -1].to(matrix)
         return u, normalize(matrix.T @ u, dim=0)
 
 
 def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
-    """Weights under `torch.nn.utils.parametrizations.spectral_norm`."""
+    """Return the weights under `torch.nn.utils.parametrizations.spectral_norm`."""
     weights = []
     for module in model.modules():
         if isinstance(module, ParametrizationList):

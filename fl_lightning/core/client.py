@@ -1,5 +1,5 @@
-"""One client in one round, as methods and transforms see it: its vectors, its memory, its data, and
-its model."""
+"""The handle through which methods and transforms use a client in one round: its vectors, memory,
+data and model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from fl_lightning.storage.state import MODEL, ClientState
 
 @dataclass(eq=False, repr=False)
 class Client:
-    """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model,
-    a vector (D,)."""
+    """Handle on a client, valid during its visit in `round`, on its home rank. `client["model"]` is
+    the client's model, a vector (D,)."""
 
     run: RunContext
     group: ModelGroup
@@ -42,13 +42,13 @@ class Client:
     scratch: dict[str, Any] = field(default_factory=dict)
     """Values that a hook leaves for a later hook of this visit."""
     flops: float = 0.0
-    """Operations outside of the phases: those that hooks add themselves, and metered passes of the
-    model; NaN where they are not known."""
+    """FLOPs outside of the phases: passes of the model in hooks, which are counted, and FLOPs that
+    hooks add themselves; NaN: unknown."""
     prepared: dict[str, Tensor] = field(default_factory=dict)
     """Tensors from `Method.prepare` for the model that is scored."""
     gradients: Callable[[Tensor, Batch, bool], tuple[Tensor, Tensor]] | None = None
-    """Computes `gradient` while own steps of many clients run side by side; None: the bound
-    model does."""
+    """Computes `gradient` while the executor runs the own steps (`Phase.step`) of several clients
+    together; None: the bound model does."""
 
     def __post_init__(self) -> None:
         self.layout = self.group.layout
@@ -61,40 +61,40 @@ class Client:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """Named tensors that are kept for it beside its vectors, on the CPU."""
+        """Named tensors that are stored for the client in addition to its vectors, on the CPU."""
         return self.state.memory
 
     @property
     def rounds(self) -> int:
-        """Rounds it has taken part in before this one.
+        """Number of earlier rounds in which the client took part.
 
         Raises:
             BadInput: the run keeps no client states, and so no counts of rounds.
         """
         if not self.run.policy.keeps_clients:
-            reason = "it asks for a client's rounds, and nothing is kept of clients"
+            reason = "it uses client.rounds, but no client states are kept"
             raise undeclared(self.run.method, "client_memory", reason)
         return self.state.rounds
 
     @property
     def data(self) -> ClientData:
-        """Its training, validation and test data."""
+        """The client's training, validation and test data."""
         run = self.run
         return run.data.client(self.id, run.device, run.dtype)
 
     @property
     def class_counts(self) -> Tensor:
-        """Its training samples by class, as their labels are when it trains (an attacker's are
-        flipped): int64 (C,)."""
+        """Number of the client's training samples of each class, int64 (C,), by the labels with
+        which it trains (an attacker's are flipped)."""
         return torch.from_numpy(self.run.data.trained_counts(self.id))
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A generator seeded by (seed, purpose, client, round), whatever the rank and the order of
-        clients."""
+        """Return a generator seeded by (seed, purpose, client, round), independent of ranks and of
+        the order of clients."""
         return generator(self.run.config.seed, purpose, self.id, self.round)
 
     def batch(self, draws: torch.Generator) -> Batch:
-        """A batch of its training samples drawn by `draws`, as large as those of a phase."""
+        """Draw a batch of the client's training samples, of the size of a phase's batches."""
         part = self.data.train
         size = self.run.config.federation.batch_size
         augment = None
@@ -112,11 +112,12 @@ class Client:
     # ---------------------------------------------------------------- vectors
 
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
-        """Bool [B]: the blocks of the model for which `holds` returns True."""
+        """Return the mask, bool [B], of the blocks of the model for which `holds` returns True."""
         return self.layout.mask(holds)
 
     def columns(self, holds: Callable[[Block], bool]) -> Tensor:
-        """Bool (D,): the columns of the blocks for which `holds` returns True."""
+        """Return the mask, bool (D,), of the columns of the blocks for which `holds` returns
+        True."""
         layout = self.layout
         mask = torch.zeros(layout.size, dtype=torch.bool, device=self.run.device)
         for segment in layout.segments(self.mask(holds)):
@@ -133,8 +134,8 @@ class Client:
         payload: Payload,
         vector: Tensor | None = None,
     ) -> Tensor:
-        """A copy of `vector` (None: the client's model) in which the received blocks replace its
-        own."""
+        """Return a copy of `vector` (None: the client's model) with the received blocks in place of
+        its own."""
         if vector is None:
             vector = self[MODEL]
         composed = vector.clone()
@@ -144,9 +145,12 @@ class Client:
 
     @property
     def reference(self) -> Tensor:
-        """The model (D,) from which the server counts the client's change: the client's last
-        upload, in which blocks of this round's download replace theirs, unless the method starts
-        from the client's `own` model."""
+        """The model (D,) relative to which the server computes this client's update.
+
+        It is the client's last upload, with the blocks of this round's download in place of its
+        own. If clients start from their own models (`traits.starts="own"`), it is the last upload
+        alone.
+        """
         last = self.state.received[MODEL]
         if self.run.method.traits.starts == "own":
             return last
@@ -155,7 +159,8 @@ class Client:
     def proximal(
         self, payload: Payload, coefficient: float | Callable[[Block], float]
     ) -> Objective:
-        """The task loss + sum_b c_b ||w_b - s_b||^2 over the received parameters s_b (constant).
+        """Return the objective: task loss + sum_b c_b ||w_b - s_b||^2 over the received parameters
+        s_b (constant).
 
         Args:
             payload: the received blocks.
@@ -172,10 +177,12 @@ class Client:
     # ---------------------------------------------------------------- passes through the model
 
     def bind(self, vector: Tensor | None = None) -> Module:
-        """Bind the module to `vector` (None: the client's model) and the client's buffers; returns
-        the module."""
+        """Bind the module to `vector` (None: the client's model) and the client's buffers: its
+        tensors become views of them. Returns the module."""
         if self.gradients is not None:  # another client's step would bind its model in between
-            requirement = "its step binds the client's model: leave it False"
+            requirement = (
+                "its step uses the client's model otherwise than by client.gradient: leave it False"
+            )
             raise BadInput("Phase.by_gradient", True, requirement)
         vector = self[MODEL] if vector is None else vector
         self.module.binding.rebind(vector, self.state.buffers)
@@ -190,9 +197,10 @@ class Client:
     def passes(
         self, part: Part, vector: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(features, scores, labels) of each batch of `part` in evaluation mode.
+        """Yield (features, scores, labels) of each batch of `part` in evaluation mode.
 
-        Features are what the classifier sees (batch, d); the method must declare `features`.
+        Features, (batch, d), are the classifier's input; the method must declare the trait
+        `features`.
         """
         module = self.bind(vector)
         module.model.eval()
@@ -201,8 +209,8 @@ class Client:
             yield module.features, scores, y
 
     def loss(self, part: Part, vector: Tensor | None = None) -> float:
-        """Mean task loss of `vector` (None: the client's model) on `part`, in evaluation mode; NaN
-        on an empty part."""
+        """Return the mean task loss of `vector` (None: the client's model) on `part`, in evaluation
+        mode; NaN if the part is empty."""
         module = self.bind(vector)
         size = self.run.config.evaluation.batch_size
         return float(module.mean_loss(part, size))
@@ -214,9 +222,13 @@ class Client:
         *,
         training: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode
-        (which writes running statistics) or in evaluation mode (which writes and draws nothing); 0
-        where nothing trains."""
+        """Return the task loss at `vector` on a batch, shape (), and its gradient (D,), which is 0
+        for blocks that do not train.
+
+        Args:
+            training: whether the model is in training mode, which updates running statistics and
+                draws random numbers (dropout); in evaluation mode it does neither.
+        """
         if self.gradients is not None:
             return self.gradients(vector, batch, training)
         module = self.bind(vector)
@@ -225,22 +237,23 @@ class Client:
 
 
 def client_memory(run: RunContext) -> dict[str, Tensor]:
-    """First values of the tensors that the method and transforms keep with every client, by name.
+    """Return the initial values, by name, of the tensors that method and transforms keep with every
+    client.
 
     Raises:
-        BadInput: a part gives tensors without declaring `client_memory`, or under a name that is
-            taken or reserved.
+        BadInput: a method or transform returns tensors from `init_client` without declaring
+            `client_memory`, or under a name that is taken or reserved.
     """
     memory = {}
     for part in (run.method, *run.callbacks):
         init_client = getattr(part, "init_client", None)
         first = init_client(run) if init_client else {}
         if first and not declares(part, "client_memory"):
-            raise undeclared(part, "client_memory", "its init_client gives tensors")
+            raise undeclared(part, "client_memory", "its init_client returns tensors")
         for name, tensor in first.items():
             if name in memory or name.startswith(("optimizer.", "received.")):
                 requirement = (
-                    "choose another name: it is taken, or begins with 'optimizer.' or 'received.'"
+                    "it is taken, or begins with 'optimizer.' or 'received.': choose another name"
                 )
                 raise BadInput(f"{type(part).__name__}.init_client", name, requirement)
             memory[name] = tensor.clone()

@@ -1,9 +1,8 @@
-"""How a model lies in one flat vector: named blocks, their layers, and what is a classifier or a
-normalisation.
+"""Lays a model out in one flat vector: named blocks, their layers, the classifier, normalisations.
 
-A client's model is one vector of D numbers. The module of a rank is bound to a vector by pointing
-its tensors into it, so that training writes the vector in place: loading and saving a client costs
-no copy.
+A client's model is one vector of D numbers. Binding the module of a rank to a vector makes the
+module's tensors views of it, so that training writes to the vector in place: loading and saving a
+client needs no copy.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from fl_lightning.results.record import KINDS
 Kind = Literal["parameter", "buffer"]
 
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm, too."""
+"""Types of normalisations; names do not tell: ResNet's `downsample.1` is a BatchNorm, too."""
 
 MOST_TABLES = 1000
-"""Tables of bytes and of layers that are remembered: with top-k sparsification every payload has
-its own."""
+"""Largest number of tables of bytes that are cached; with top-k sparsification every payload has
+another one."""
 
 ALIGN = 16
-"""Blocks start at multiples of 16 numbers (64 bytes), so that vectorised kernels meet aligned
+"""Blocks start at multiples of 16 numbers (64 bytes): vectorised kernels are faster on aligned
 memory."""
 
 
@@ -51,18 +50,18 @@ class Block:
     """Index of its layer; a normalisation's tensors count with the layer before it."""
     normalisation: bool
     head: bool
-    """It belongs to the classifier."""
+    """Whether it belongs to the classifier."""
     above: int
-    """Layers above its own: 0 in the last."""
+    """Number of layers after its own: 0 in the last."""
 
     @property
     def size(self) -> int:
-        """Numbers in the block."""
+        """Number of entries of the tensor."""
         return self.stop - self.start
 
     @property
     def columns(self) -> slice:
-        """Its columns of a vector."""
+        """The block's columns of a vector."""
         return slice(self.start, self.stop)
 
 
@@ -72,8 +71,8 @@ _Entry = tuple[str, Tensor, Kind, int, bool]
 
 @dataclass(frozen=True)
 class Segment:
-    """Columns `start` to `stop` of the vectors, all of layer `layer` (0 where layers are not told
-    apart)."""
+    """Columns `start` to `stop` of the vectors, all in layer `layer` (always 0 if layers are not
+    distinguished)."""
 
     start: int
     stop: int
@@ -81,12 +80,12 @@ class Segment:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self.stop - self.start
 
     @property
     def columns(self) -> slice:
-        """Its columns of a vector."""
+        """The segment's columns of a vector."""
         return slice(self.start, self.stop)
 
 
@@ -94,11 +93,16 @@ class Layout:
     """The blocks of `model` in module order: all parameters, then all running statistics.
 
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear
-    layer in ResNet-18. All other buffers (BatchNorm's counters, masks, indices) stay with the
-    client, whatever their type: `own_names`. `head` is the dotted name of the classifier module.
+    layer in ResNet-18. All other buffers (BatchNorm's counters, masks, indices) are in no vector
+    and stay with the client: `own_names`.
 
-    Frozen parameters are in no vector: all clients of a rank share them (`frozen`). So are the
-    statistics of frozen normalisations (`still`), which normalise by them in training, too.
+    Frozen parameters are in no vector either: all clients of a rank share them (`frozen`). The same
+    holds for the running statistics of frozen normalisations (`still`), which use these in
+    training, too.
+
+    Args:
+        head: dotted name of the classifier module.
+        frozen: parameters that never train.
     """
 
     def __init__(
@@ -110,19 +114,18 @@ class Layout:
         self.head = head
         frozen_ids = {id(p) for p in frozen}
         self.frozen = [name for name, p in model.named_parameters() if id(p) in frozen_ids]
-        """Names of the parameters, and then the buffers, that are the same for all clients of a
-        rank."""
+        """Names of the parameters and then of the buffers that all clients of a rank share."""
         self.still = _frozen_normalisations(model, frozen_ids)
         """Names of the normalisations that are frozen."""
         self.layers: list[str] = []
         self.own_names: list[str] = []
-        """Names of the buffers that are in no vector: they stay with the client, and never
-        travel."""
+        """Names of the buffers that are in no vector: they stay with the client and are never
+        sent."""
         entries = self._entries(model, frozen_ids)
         self.blocks: list[Block] = []
         self.size = 0
         self._place(entries, model)
-        # masks recur from round to round
+        # caches: the same masks occur in every round
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}
         self._traffic: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -131,8 +134,8 @@ class Layout:
         model: nn.Module,
         frozen_ids: set[int],
     ) -> list[_Entry]:
-        """The tensors that become blocks, in the blocks' order; names layers and all other
-        buffers."""
+        """Return the tensors that become blocks, in their order; fills `layers`, `frozen` and
+        `own_names`."""
         parameters: list[_Entry] = []
         statistics: list[_Entry] = []
         visited = set(frozen_ids)
@@ -166,7 +169,7 @@ class Layout:
         entries: Sequence[_Entry],
         model: nn.Module,
     ) -> None:
-        """Make a block of each entry, one behind the other."""
+        """Make a block of each entry, one after the other."""
         head = self.head
         named = model.named_parameters(remove_duplicate=False)
         head_ids = {id(p) for name, p in named if name.startswith(f"{head}.")}
@@ -174,7 +177,7 @@ class Layout:
         requirement = "it is complex: write it as two real parameters (torch.view_as_real)"
         for name, tensor, kind, layer, is_norm in entries:
             check("model", name, not tensor.is_complex(), requirement)
-            # by its tensor, too: a tied weight has the name of another layer
+            # compare tensors, too: a tied weight has the name of another layer
             in_head = name == head or name.startswith(f"{head}.") or id(tensor) in head_ids
             start = self.size
             stop = start + tensor.numel()
@@ -195,38 +198,41 @@ class Layout:
             self.size = -(-stop // ALIGN) * ALIGN
 
     @cached_property
-    def numbers(self) -> np.ndarray:
-        """Size of each block, in numbers (int64 [B])."""
+    def sizes(self) -> np.ndarray:
+        """Number of entries of each block (int64 [B])."""
         return np.array([b.size for b in self.blocks], dtype=np.int64)
 
     @cached_property
     def is_parameter(self) -> np.ndarray:
-        """Which blocks are parameters (bool [B])."""
+        """Mask of the blocks that are parameters (bool [B])."""
         return np.array([b.kind == "parameter" for b in self.blocks], dtype=bool)
 
     @cached_property
     def parameters(self) -> slice:
-        """Columns up to the last parameter (and the gaps between them): parameters come first."""
+        """Columns of all parameters, including the gaps between them; parameters come first."""
         count = int(self.is_parameter.sum())
         if count == 0:
             return slice(0, 0)
         return slice(0, self.blocks[count - 1].stop)
 
     @cached_property
-    def is_own(self) -> np.ndarray:
-        """Which blocks (bool [B]) are weights and biases of a layer, without the normalisation that
-        counts with it; a layer that is nothing but normalisation counts with that."""
-        is_own = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
-        only_normalisation = np.setdiff1d(self.layer_of, self.layer_of[is_own])
-        return is_own | (self.is_parameter & np.isin(self.layer_of, only_normalisation))
+    def is_layer_weight(self) -> np.ndarray:
+        """Mask of the blocks (bool [B]) that are weights and biases of a layer itself.
+
+        The parameters of a normalisation, which has the index of the layer before it, are not
+        among them, unless that index has no other parameters.
+        """
+        is_weight = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
+        only_normalisation = np.setdiff1d(self.layer_of, self.layer_of[is_weight])
+        return is_weight | (self.is_parameter & np.isin(self.layer_of, only_normalisation))
 
     @cached_property
     def layer_of(self) -> np.ndarray:
-        """Layer of each block (int64 [B])."""
+        """Index of each block's layer (int64 [B])."""
         return np.array([b.layer for b in self.blocks], dtype=np.int64)
 
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
-        """Bool [B]: the blocks for which `holds` returns True."""
+        """Return the mask, bool [B], of the blocks for which `holds` returns True."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)
 
     def segments(
@@ -235,8 +241,8 @@ class Layout:
         *,
         by_layer: bool = False,
     ) -> list[Segment]:
-        """The columns of the blocks in `mask`, neighbours joined (with `by_layer` only within a
-        layer)."""
+        """Return the columns of the blocks in `mask`. Neighbouring blocks are joined to one
+        segment, with `by_layer` only within a layer."""
         key = mask.tobytes(), by_layer
         if key in self._segments:
             return self._segments[key]
@@ -257,7 +263,8 @@ class Layout:
 
     @cached_property
     def gaps(self) -> list[slice]:
-        """Columns behind each block, up to the next one."""
+        """Unused columns between each block and the next one, which starts at a multiple of
+        `ALIGN`."""
         gaps = []
         stop = self.size
         for block in reversed(self.blocks):
@@ -266,14 +273,14 @@ class Layout:
         return gaps[::-1]
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
-        """Set the numbers of `vector` (D,) between blocks to 0, as where blocks alone travel;
-        returns it."""
+        """Set the unused columns of `vector` (D,) to 0, as in a vector that is put together from
+        sent blocks; returns it."""
         for gap in self.gaps:
             vector[gap] = 0
         return vector
 
     def squared_norms(self, vector: Tensor) -> Tensor:
-        """Squared norm of the parameters of each layer in `vector` (D,): float64 (L,), on the
+        """Return the squared norm of each layer's parameters in `vector` (D,): float64 (L,), on the
         CPU."""
         norms = torch.zeros(len(self.layers), dtype=torch.float64)
         for segment in self.segments(self.is_parameter, by_layer=True):
@@ -286,11 +293,17 @@ class Layout:
         sent: np.ndarray,
         block_bytes: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, `KINDS`), and
-        the layers of which own parameters are in it, bool [L]; do not write to them.
+        """Count the bytes of the sent blocks; do not write to the result, which is cached.
 
-        The first column is of parameters, the second of running statistics. The other columns and
-        the last row are 0, for tensors beside the model.
+        Args:
+            sent: mask of the blocks, bool [B].
+            block_bytes: bytes of each block, int64 [B].
+
+        Returns:
+            Bytes by layer and kind, int64 (L + 1, 4): parameters in the first column, running
+            statistics in the second. The other columns and the last row, which are for tensors
+            outside of the model, are 0. Second, the mask of the layers whose `is_layer_weight`
+            blocks are sent, bool [L].
         """
         key = (sent.tobytes(), block_bytes.tobytes())
         if key not in self._traffic:
@@ -300,7 +313,7 @@ class Layout:
             # sums in float64: exact up to 2^53
             sums = np.bincount(cells[sent], block_bytes[sent], minlength=math.prod(shape))
             is_sent = np.zeros(len(self.layers), dtype=bool)
-            is_sent[self.layer_of[sent & self.is_own]] = True
+            is_sent[self.layer_of[sent & self.is_layer_weight]] = True
             if len(self._traffic) > MOST_TABLES:
                 self._traffic.clear()
             self._traffic[key] = sums.astype(np.int64).reshape(shape), is_sent
@@ -309,7 +322,8 @@ class Layout:
     def read(
         self, model: nn.Module, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, list[Tensor]]:
-        """The model's blocks as a new vector (D,), and its other buffers, on the CPU."""
+        """Copy the model's blocks to a new vector (D,); returns it and copies of the other buffers,
+        on the CPU."""
         tensors = tensors_of(model)
         vector = torch.zeros(self.size, dtype=dtype)
         for block in self.blocks:
@@ -318,7 +332,7 @@ class Layout:
         buffers = []
         for name in self.own_names:
             buffer = tensors[name].detach().cpu().clone()
-            # as Fabric's precision does: with 32-true, a model's float64 stays so
+            # like Fabric's precision: 32-true leaves a model's float64 unchanged
             if dtype != torch.float32 and buffer.is_floating_point():
                 buffer = buffer.to(dtype)
             buffers.append(buffer)
@@ -326,8 +340,8 @@ class Layout:
 
 
 def _frozen_normalisations(model: nn.Module, frozen_ids: set[int]) -> list[str]:
-    """Names of the normalisations none of whose weights train; of those without weights, the ones
-    in a module that is frozen as a whole."""
+    """Return the names of frozen normalisations: those whose weights are all frozen, and those
+    without weights in a module that is frozen as a whole."""
     frozen_modules = set()
     names = []
     for name, module in model.named_modules():
@@ -342,12 +356,12 @@ def _frozen_normalisations(model: nn.Module, frozen_ids: set[int]) -> list[str]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of `model` by name."""
+    """Return the parameters and buffers of `model` by name."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 class Binding:
-    """Points the tensors of one `model` into vectors of its `layout`."""
+    """Makes the tensors of one `model` views of vectors with its `layout`."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         tensors = tensors_of(model)
@@ -365,24 +379,24 @@ class Binding:
             self._buffers.append((module._buffers, leaf, tensors[name], name))
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.spectral = spectral_weights(model)
-        """Weights with buffers that are computed anew for every vector that is bound."""
+        """Weights whose singular vectors are computed anew for every vector that is bound."""
         self.vector = torch.empty(0)
-        """The vector that is bound; empty: none is yet."""
+        """The bound vector; empty before the first binding."""
         self.buffers: Sequence[Tensor] = ()
-        """The other buffers that are bound, in the order of `own_names`."""
+        """The other bound buffers, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """From now on the model *is* `vector` (D,) and `buffers`: training writes into them.
+        """Make the model use the memory of `vector` (D,) and `buffers`: training writes to them.
 
         Raises:
             BadInput: the model has assigned a buffer anew, which would belong to no client.
         """
         self.point(vector, buffers)
-        self._fit()
+        self._update_spectral()
 
     def point(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """As `bind`, without computing spectral norms' u, v anew: the buffers belong to the
-        vector."""
+        """Make the model use the memory of `vector` (D,) and `buffers`, whose singular vectors are
+        those of this vector already: unlike `bind`, do not compute them."""
         self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
@@ -397,23 +411,24 @@ class Binding:
         vector: Tensor,
         buffers: Sequence[Tensor],
     ) -> None:
-        """As `bind`; tensors that are bound already are not bound again."""
+        """Do the same as `bind`, faster if the model is bound to these tensors already: only the
+        singular vectors are computed."""
         if self.vector is vector and self.buffers is buffers:
             self._check_buffers()
-            self._fit()
+            self._update_spectral()
         else:
             self.bind(vector, buffers)
 
-    def _fit(self) -> None:
+    def _update_spectral(self) -> None:
         for weight in self.spectral:
-            weight.fit()
+            weight.update_vectors()
 
     def _check_buffers(self) -> None:
         for buffers, leaf, tensor, name in self._buffers:
             if buffers.get(leaf) is not tensor:
                 requirement = (
-                    "this buffer is assigned anew or removed: write into it (copy_, mul_), or it "
-                    "is no client's"
+                    "the model assigns this buffer anew or removes it: write into it instead "
+                    "(copy_, mul_)"
                 )
                 raise BadInput("model", name, requirement)
 

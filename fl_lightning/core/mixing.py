@@ -1,10 +1,10 @@
-"""The server's one kernel: what client i receives of a layer is the sum over j of R[i, layer, j]
-times j's layer.
+"""The server's mixing kernel: client i receives, in each layer, the sum over j of R[i, layer, j]
+times client j's layer.
 
-Vectors lie on their clients' home ranks. The columns are cut into fixed tiles; a rank collects a
-tile of all sources (all-to-all; several, where they are small), mixes it and sends it back. So no
-rank ever holds all models, the extra memory is that of a tile or `EXCHANGE`, and the sums run in
-client order whatever the number of ranks.
+Vectors lie on their clients' home ranks. The columns are divided into tiles of a fixed width. A
+rank collects a tile of all sources (or several small ones) by all-to-all, mixes it and sends it
+back. So no rank ever holds all models, the extra memory is that of a tile or `EXCHANGE`, and sums
+run in client order for any number of ranks.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from fl_lightning.foundation.device import wide
 from fl_lightning.foundation.parallel import RankGroup
 
 TILE = 1 << 15
-"""Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits),
-so it is fixed."""
+"""Columns in a tile. 10 to 100 rows of it fit into the cache. It is fixed, as the last bits of
+results depend on it."""
 
 EXCHANGE = 1 << 22
-"""Numbers of the sources that a rank collects at a time at most, unless a tile has more. In each
-exchange ranks wait for each other, and small ones take as long as large ones: between two processes
-of a machine 1 ms for 0.1 to 2 MB (measured). 16 MB: ten MNIST CNNs come in one."""
+"""Largest number of entries that a rank collects in one exchange, unless a single tile has more.
+Ranks wait for each other in each exchange, and small ones take as long as large ones: 1 ms for 0.1
+to 2 MB between two processes of a machine (measured). 16 MB hold ten MNIST CNNs."""
 
 PAD = 48
-"""Numbers between the rows of a tile. Rows at a distance of 2^17 bytes would meet in the same
-places of the caches: the products of 100 models took twice as long (measured)."""
+"""Unused entries between the rows of a tile. Rows at a distance of 2^17 bytes would share cache
+lines: the products of 100 models took twice as long (measured)."""
 
 
 def mean_of(W: Tensor, p: Tensor) -> Tensor:
-    """One model for everybody, w_0 + sum_j p_j (w_j - w_0), shape (columns,); equal models stay
-    equal bit for bit."""
+    """Return the weighted mean of the rows of W, w_0 + sum_j p_j (w_j - w_0), shape (columns,). The
+    mean of equal rows is that row, bit for bit."""
     weights = p.to(W.dtype)[None]
     return torch.addmm(W[:1], weights, W - W[0])[0]
 
 
 @dataclass(frozen=True)
 class Gram:
-    """Inner products of the sources' layers, W_l W_l^T: those of the centred layers, and the parts
-    that centring took out.
+    """Inner products of the sources' models in each layer, W_l W_l^T, stored as those of the
+    centred models and the terms that centring removes.
 
-    In float32 cancellation destroys the plain product once clients are alike, but not the centred
-    one. All float64.
+    If models are similar, cancellation makes the plain product useless in float32, but not the
+    centred one. All tensors are float64.
     """
 
     centred: Tensor
@@ -70,11 +70,11 @@ class Gram:
         squares = d[:, :, None] + d[:, None, :]
         return (squares - 2 * self.centred).clamp_min(0.0)
 
-    def among(self, index: Tensor) -> Gram:
-        """The inner products of the sources at `index` (k,), centred about their own mean."""
+    def select(self, index: Tensor) -> Gram:
+        """Return the inner products of the sources at `index` (k,), centred at their own mean."""
         C = self.centred[:, index][:, :, index]
         a = self.offset[:, index]
-        # <w_j - mean, d> and <d, mean>, d: how far their mean lies from the old
+        # <w_j - mean, d> and <d, mean>, where d is the new mean minus the old one
         to_mean = C.mean(2)
         shift = a.mean(1)
         square = to_mean.mean(1)
@@ -85,19 +85,20 @@ class Gram:
         return Gram(centred, offset, self.mean_square + 2 * shift + square)
 
     def total(self) -> Gram:
-        """The inner products over all layers together, L = 1."""
+        """Return the inner products of whole models, summed over layers: L = 1."""
         parts = (self.centred, self.offset, self.mean_square)
         return Gram(*(part.sum(0, True) for part in parts))
 
 
 class Mixer:
-    """The kernel over the vectors of `sources`, spread over the ranks of `group`.
+    """Computes mixes, means and inner products of vectors that lie on several ranks.
 
     Args:
-        home: home rank by client.
-        vectors: this rank's, by client; at least those of its sources.
-        sources: clients whose models are mixed, in ascending order, the same on every rank.
-        dtype: type of the vectors (a rank may have none).
+        group: the ranks.
+        home: home rank of each client.
+        vectors: vectors on this rank by client, at least those of its sources.
+        sources: clients whose models are mixed, ascending and equal on every rank.
+        dtype: type of the vectors; a rank may have none.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Mixer:
         self.home = home
         self.vectors = vectors
         self.dtype = dtype
-        # half precision is too coarse to mix in
+        # half precision is too coarse for mixing
         self.work = torch.promote_types(dtype, torch.float32)
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}
@@ -121,17 +122,17 @@ class Mixer:
         for c in self.sources:
             self.by_rank[home[c]].append(c)
         self.flops = 0
-        """Operations so far, over all ranks: those of the matrix products, and of centring."""
+        """FLOPs of matrix products and centring so far, over all ranks."""
         self.working_bytes = 0
-        """The most work space at once on this rank."""
+        """Peak bytes of work space on this rank."""
 
     def gram(self, segments: Sequence[Segment], layers: int) -> Gram:
-        """Inner products by layer over `segments` (equal on every rank)."""
+        """Compute inner products by layer over `segments`; equal on every rank."""
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
-        # of each source a row: collected; with several ranks also sent and arrived, both twice:
-        # in shared memory, too
+        # a collected row for each source; with several ranks also a sent and a received one, each
+        # of them also in shared memory
         self._count_work(n if self.group.size == 1 else 5 * n, tiles)
         rows = []
         for _, collected in self._collected(tiles):
@@ -144,7 +145,7 @@ class Mixer:
         here = torch.zeros(0, n * n + n + 1, dtype=self.work, device=self.group.device)
         if rows:
             here = torch.stack(rows)
-        if self.group.size == 1:  # MPS has no 64 bits, and is alone
+        if self.group.size == 1:  # MPS, which has no 64-bit numbers, has one rank
             here = here.cpu()
         total = self._by_layer(tiles, here.double(), layers)
         centred, offset, mean_square = total.cpu().split([n * n, n, 1], dim=1)
@@ -157,9 +158,12 @@ class Mixer:
         here: Tensor,
         layers: int,
     ) -> Tensor:
-        """Sums by layer (layers, width), on every rank, of the rows `here` (tiles, width) that each
-        rank has for its tiles: added in the tiles' order, they have the same bits on any number of
-        ranks."""
+        """Sum the tiles' rows of all ranks by layer; returns (layers, width) on every rank. As they
+        are added in the tiles' order, the bits are the same for any number of ranks.
+
+        Args:
+            here: a row for each of this rank's tiles, (tiles, width).
+        """
         size = self.group.size
         width = here.shape[1]
         rows = here
@@ -183,16 +187,16 @@ class Mixer:
     ) -> None:
         """Write each receiver's mix into the columns of `segments` of this rank's vectors `into`.
 
-        Rows `A` that sum to 1 are applied to the models W as W_i + (A - I)(W - 1 w_0): equal models
-        then stay equal bit for bit, A = I gives W itself, and errors in the rows' sums do no harm.
-        Other rows are applied as W_i + (A - I) W, with which only A = I is exact.
+        Rows of `A` that sum to 1 are applied to the models W as W_i + (A - I)(W - 1 w_0): equal
+        models then stay equal bit for bit, A = I gives W itself, and rounding of the rows' sums has
+        no effect. Other rows are applied as W_i + (A - I) W, which is exact for A = I only.
 
         Args:
-            segments: columns to mix; their `layer` picks the weights.
+            segments: columns to mix; their `layer` selects the weights.
             A: weights (L, m, n), receivers by sources.
-            receivers: clients (m of them), all among the sources.
+            receivers: m clients, all among the sources.
             into: a vector for each receiver whose home is this rank.
-            sums_to_one: whether rows sum to 1; False: they may have any sum.
+            sums_to_one: whether the rows of `A` sum to 1.
         """
         n = len(self.sources)
         m = len(receivers)
@@ -209,8 +213,8 @@ class Mixer:
             self._mix_alone(tiles, B, pairs, subtracts_first)
             return
         places = places.to(self.group.device)
-        # of each source a row: collected, difference, sent, arrived; of each receiver: change,
-        # sent, arrived
+        # four rows for each source (collected, difference, sent, arrived), three for each receiver
+        # (change, sent, arrived)
         self._count_work(4 * n + 3 * m, tiles)
         differences = self._room(n)
         products = self._room(m)
@@ -231,8 +235,13 @@ class Mixer:
         receivers: Sequence[int],
         into: Mapping[int, Tensor],
     ) -> None:
-        """Send the rows of this rank's tiles of a stripe, `mixed` (m, width) each, to the
-        receivers' home ranks, and write those that arrive here `into` their vectors."""
+        """Send the mixed tiles of this rank to the receivers' home ranks, and write those that
+        arrive here to the vectors `into`.
+
+        Args:
+            stripe: tiles that the ranks work on at the same time.
+            mixed: rows (m, width) of each of this rank's tiles in the stripe.
+        """
         rank = self.group.rank
         shares = self._shares(stripe)
         width = _columns(shares[rank])
@@ -250,7 +259,7 @@ class Mixer:
             for k in here:
                 into[receivers[k]][t.columns].copy_(out[k], non_blocking=True)
         for r, tiles in enumerate(shares):
-            if r == rank:  # what stays here has not travelled
+            if r == rank:  # rows that stay here were written above
                 continue
             cells = [(t, k) for t in tiles for k in here]
             rows_of_rank = arrived[r].split([t.width for t, _ in cells])
@@ -264,8 +273,13 @@ class Mixer:
         rows: list[tuple[Tensor, int]],
         subtracts_first: int,
     ) -> None:
-        """`mix` on one rank: from vectors to differences and from products to vectors, without a
-        copy between."""
+        """Do the work of `mix` on one rank, without copying vectors to tiles and back.
+
+        Args:
+            B: A - I, on the device, (L, m, n).
+            rows: each receiver's vector and its position among the sources.
+            subtracts_first: 1 if the first source is subtracted from the others, else 0.
+        """
         self._count_work(len(self.sources) + len(rows), tiles)
         differences = self._room(len(self.sources))
         products = self._room(len(rows))
@@ -293,17 +307,18 @@ class Mixer:
         into: Tensor,
         combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
     ) -> None:
-        """Write the one model that everybody receives into `into` (D,) on every rank: rows `p` (L,
-        n) over the sources.
+        """Write one weighted mean of the sources to `into` (D,), on every rank.
 
-        `combine` makes one row of a tile of rows and their weights; operations are counted as those
-        of the mean.
+        Args:
+            p: weights (L, n); each row sums to 1.
+            combine: combines a tile (n, width) by weights (n,) to one row: the mean, or a robust
+                aggregate. Its FLOPs are counted as those of the mean.
         """
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (3 * n + 1) * _columns(segments)
         p = p.to(self.group.device, wide(self.group.device))
-        # of each source a row: collected, difference; the rest as in `gram`
+        # two rows for each source (collected, difference); the rest as in `gram`
         self._count_work((2 if self.group.size == 1 else 6) * n, tiles)
         means = []
         stripes = []
@@ -327,8 +342,8 @@ class Mixer:
         means: list[Tensor],
         into: Tensor,
     ) -> None:
-        """Write the `means` that each rank has for its tiles of `stripes` into `into` on every
-        rank."""
+        """Exchange the `means` of each rank's tiles in `stripes`, and write all of them to `into`
+        on every rank."""
         tiles_of: list[list[Segment]] = [[] for _ in range(self.group.size)]
         for stripe in stripes:
             for tiles, share in zip(tiles_of, self._shares(stripe), strict=True):
@@ -341,11 +356,11 @@ class Mixer:
                 into[t.columns] = piece
 
     def _shares(self, stripe: list[Segment]) -> list[list[Segment]]:
-        """The tiles of a stripe that each rank works on."""
+        """Return, for each rank, its tiles of a stripe."""
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
     def _count_work(self, rows: int, tiles: list[Segment]) -> None:
-        """Keep the largest work space so far: `rows` rows of TILE numbers for each tile that this
+        """Raise `working_bytes` to the work space of `rows` rows for each of the tiles that this
         rank collects at a time."""
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
@@ -355,7 +370,7 @@ class Mixer:
         rows: int,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Memory for so many rows of a tile, (rows, TILE), which do not adjoin each other."""
+        """Allocate rows for a tile, (rows, TILE), with a distance of `PAD` entries between them."""
         dtype = dtype or self.work
         memory = torch.empty(rows, TILE + PAD, dtype=dtype, device=self.group.device)
         return memory[:, :TILE]
@@ -366,18 +381,18 @@ class Mixer:
     def _collected(
         self, tiles: list[Segment]
     ) -> Iterator[tuple[list[Segment], list[tuple[Segment, Tensor]]]]:
-        """Stripes of `tiles`, which the ranks work on at the same time, equally many on every rank.
+        """Yield the stripes of `tiles`, groups of tiles that the ranks work on at the same time.
+        Their number is equal on every rank.
 
-        With each stripe come this rank's tiles of it (there may be none), each with the sources'
-        columns (n, width), rows in source order. Their memory is used again for the next stripe,
-        and may be written to.
+        Each stripe comes with this rank's tiles in it (possibly none) and the columns of all
+        sources in each of these, (n, width), in source order. The caller may write to them; the
+        next stripe reuses the memory.
         """
         n = len(self.sources)
         size = self.group.size
         vectors = [self.vectors[c] for c in self.by_rank[self.group.rank]]
         if size == 1:
-            # One tile's memory serves them all: allocating anew fragments the heap at 30 clients
-            # and more.
+            # all tiles share one memory: allocating anew fragments the heap from 30 clients on
             tile = self._room(n, self.dtype)
             for t in tiles:
                 W = tile[:, : t.width]
@@ -394,7 +409,7 @@ class Mixer:
             shares = self._shares(stripe)
             arrived = self._exchanged(shares, vectors)
             collected = []
-            before = 0  # columns of this rank's tiles before this one
+            before = 0  # number of columns in this rank's earlier tiles
             for t, room in zip(shares[self.group.rank], rooms, strict=False):
                 W = room[:, : t.width]
                 rows = self._rows_of(t, before, arrived, vectors)
@@ -408,8 +423,12 @@ class Mixer:
         shares: list[list[Segment]],
         vectors: list[Tensor],
     ) -> list[Tensor]:
-        """Send each rank the columns of its tiles of this rank's `vectors`; returns the columns
-        that come from each rank, flat."""
+        """Send each rank the columns of this rank's `vectors` in its tiles; returns the columns
+        that arrive from each rank, flat.
+
+        Args:
+            shares: tiles of each rank.
+        """
         rank = self.group.rank
         width = _columns(shares[rank])
         parts = [self._nothing()]
@@ -430,8 +449,13 @@ class Mixer:
         arrived: list[Tensor],
         vectors: list[Tensor],
     ) -> list[Tensor]:
-        """The sources' columns of a tile, by rank: from this rank's `vectors`, or from the columns
-        that `arrived`, of which each source's tiles `before` this one come first."""
+        """Return the columns of each source in a tile, in the order of ranks.
+
+        Args:
+            before: number of columns in this rank's earlier tiles of the stripe.
+            arrived: columns from each other rank, as from `_exchanged`.
+            vectors: this rank's.
+        """
         rows = []
         for r, clients in enumerate(self.by_rank):
             if r == self.group.rank:
@@ -450,7 +474,7 @@ def tiles_at_once(
     tiles: int,
     ranks: int,
 ) -> int:
-    """How many of its tiles a rank collects at a time."""
+    """Return the number of tiles that a rank collects at a time, of `tiles` tiles in all."""
     if ranks == 1:
         return 1
     fitting = EXCHANGE // (sources * TILE)
@@ -462,7 +486,7 @@ def _columns(segments: Sequence[Segment]) -> int:
 
 
 def _tiles(segments: Sequence[Segment]) -> list[Segment]:
-    """`segments` cut into pieces of at most TILE columns."""
+    """Divide `segments` into pieces of at most TILE columns."""
     tiles = []
     for segment in segments:
         for start in range(segment.start, segment.stop, TILE):

@@ -1,4 +1,5 @@
-"""The module that clients are bound into, as methods and losses see it."""
+"""The interface of the rank's module, which holds the bound client's model, for methods and
+losses."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Module(Protocol):
-    """What they use of `training.module.ClientModule`."""
+    """The attributes of `training.module.ClientModule` that methods and losses use."""
 
     model: Any
-    """The network; it has whatever parts a method's `build` has given it."""
+    """The network, with the modules that a method's `build` has added."""
     layout: Layout
     binding: Binding
     metric: Metric
@@ -28,10 +29,22 @@ class Module(Protocol):
     cast: Callable[[], AbstractContextManager[Any]]
 
     @property
-    def head(self) -> Any: ...
+    def head(self) -> Any:
+        """The classifier module."""
+
     @property
-    def features(self) -> Tensor: ...
-    def task_loss(self, batch: Batch, batch_idx: int | None = None) -> Tensor: ...
-    def mean_loss(self, part: Part, batch_size: int) -> Tensor: ...
-    def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]: ...
-    def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]: ...
+    def features(self) -> Tensor:
+        """The classifier's input in the last pass, (n, d)."""
+
+    def task_loss(self, batch: Batch, batch_idx: int | None = None) -> Tensor:
+        """Return the task loss of the bound model on a batch, shape ()."""
+
+    def mean_loss(self, part: Part, batch_size: int) -> Tensor:
+        """Return the mean task loss of the bound model on `part`, shape ()."""
+
+    def outputs_at(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (n, d) and class scores (n, classes) of `x` by the model `vector` (D,),
+        without binding it."""
+
+    def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the task loss of the bound model on a batch, shape (), and its gradient (D,)."""

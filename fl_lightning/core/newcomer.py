@@ -1,4 +1,4 @@
-"""What a method gives a client that has been in no round."""
+"""Rules by which a newcomer, a client that was in no round, obtains its model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """How a newcomer comes to its model. It takes part in a few rounds, alone, while the federation
-    pauses.
+    """How a newcomer obtains its model. It takes part in a few rounds in which no other client
+    does.
 
     Args:
-        says: in words, as tables name it.
-        trains: `all`: as the method's clients do; `personal`: the blocks that clients do not
-            share; `nothing`.
-        gives: whether there is a model for it before it has trained one.
-        unlabelled: whether it trains on public data, so that it comes to a model without labels.
-        remembers: whether `Method.aggregate` keeps something of each client that `Method.broadcast`
-            goes by; it then runs on a copy of the server, of which only what concerns the newcomer
-            stays.
+        description: the rule in words, for tables.
+        trains: `all`: the method's phases; `personal`: the blocks that clients do not share;
+            `nothing`.
+        gives: whether the newcomer receives a model before it trains.
+        unlabelled: whether the newcomer trains on public data, so that it needs no labels.
+        remembers: whether `Method.aggregate` stores data of each client that `Method.broadcast`
+            reads. The newcomer's rounds then include `aggregate` on a copy of the server, which
+            keeps the other clients' entries unchanged.
     """
 
-    says: str
+    description: str
     trains: Literal["all", "personal", "nothing"] = "all"
     gives: bool = True
     unlabelled: bool = False

@@ -1,4 +1,5 @@
-"""A method's description of a client: its vectors, and the phases of its local training."""
+"""Descriptions that a method gives of its clients: their vectors and the phases of local
+training."""
 
 from __future__ import annotations
 
@@ -25,18 +26,19 @@ Step = Callable[[Any, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """One model-shaped vector that every client owns, beside its `model`.
+    """Declares a further vector (D,) of every client, in addition to its `model`.
 
     Args:
-        init: its first value: the common `initial` model, `zeros` or `ones`.
-        exchanged: the server keeps its last upload, and may average or mix it.
+        init: the initial value: the common `initial` model, `zeros` or `ones`.
+        exchanged: whether the server keeps the last upload of the vector, and may average or mix
+            it.
     """
 
     init: Literal["initial", "zeros", "ones"] = "initial"
     exchanged: bool = False
 
     def first(self, initial: Tensor) -> Tensor:
-        """Its value before the client's first round, (D,); to be copied."""
+        """Return the value before the client's first round, (D,); copy it before writing."""
         if self.init == "initial":
             return initial
         return torch.full_like(initial, float(self.init == "ones"))
@@ -48,32 +50,33 @@ class Phase:
 
     Args:
         slot: the vector that is trained.
-        objective: what is minimised.
-        trains: which blocks train (bool [B]); None: all that the model trains.
-        epochs: passes over the data, also fractions; None with `steps` None: as the federation's
-            configuration says.
-        steps: instead of `epochs`.
+        objective: the objective that is minimised.
+        trains: mask of the blocks that train (bool [B]); None: all that the model trains.
+        epochs: passes over the data, possibly a fraction. If `steps` is None, too, the length is
+            that of `federation.local_epochs` or `federation.local_steps`.
+        steps: number of steps, instead of `epochs`.
         lr: learning rate; None: that of the round.
         part: the data; None: the client's training data. A `subset` of these counts as own data,
-            too: for operations and for the state that the optimiser keeps.
+            too, for FLOPs and for the optimiser's kept state.
         targets: (n, ...), in place of the labels of the client's n training samples, in the order
-            in which these are stored: soft labels, or labels with weights, for an own loss. None:
-            the labels.
-        batch_size: of a step; None: the federation's.
-        purpose: seeds the order of batches: in a round, phases of one purpose and length take the
-            same batches.
-        budget: most epochs in phases of this purpose, over all rounds of the client; None: no
-            limit.
-        step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors
-            itself; the loss is recorded. Clients then train one after the other, whatever the
-            executor, unless `by_gradient`. None: a step of the optimiser.
-        by_gradient: the own step looks at the model through `client.gradient` alone, and draws no
-            random numbers but by generators of its own: executors may have many clients take theirs
-            side by side.
-        scores: a kind of model (`distilled`) as which the client's model is scored after the phase.
+            in which these are stored: soft labels, or labels with weights, for the method's own
+            loss. None: the labels.
+        batch_size: None: `federation.batch_size`.
+        purpose: seeds the order of batches: in a round, phases with the same purpose and length use
+            the same batches.
+        budget: largest number of epochs in phases of this purpose, over all rounds of the client;
+            None: no limit.
+        step: replaces the optimiser's step by `step(client, batch) -> loss`, which writes to the
+            client's vectors itself; the loss is recorded. Clients then train one after the other
+            with any executor, unless `by_gradient`.
+        by_gradient: whether `step` uses the model through `client.gradient` alone, and draws random
+            numbers from generators of its own only: executors may then run the steps of several
+            clients together.
+        scores: the kind of model (such as `distilled`) as which the client's model is scored after
+            the phase; None: it is not scored.
 
     Raises:
-        BadInput: there is no such kind of model.
+        BadInput: `scores` is no kind of model, or arguments contradict each other.
     """
 
     slot: str = "model"
@@ -96,28 +99,29 @@ class Phase:
         requirement = f"it must be a kind of model: {', '.join(MODELS)}"
         check("Phase.scores", self.scores, is_kind, requirement)
         has_step = self.step is not None or not self.by_gradient
-        requirement = "it describes an own step: give `step`, or leave it False"
+        requirement = "it has no meaning without `step`: give `step`, or leave it False"
         check("Phase.by_gradient", True, has_step, requirement)
         on_training_data = self.targets is None or self.part is None
-        requirement = "they are of the client's training data: there can be no other part"
+        requirement = "they belong to the client's training data: leave `part` None"
         check("Phase.targets", "a tensor", on_training_data, requirement)
 
 
 Phases = Iterable[Phase]
-"""Phases one after the other; a generator goes on when the last one has ended."""
+"""Phases in order. A generator is resumed when the phase that it yielded last has ended."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a phase. The losses are tensors of shape (): nothing waits for the device."""
+    """The result of a phase. Losses are tensors of shape (), so that nothing waits for the
+    device."""
 
     loss: Tensor
-    """Mean over the steps of the loss, with the objective's terms (0 without a step)."""
+    """Mean over the steps of the loss, including the objective's terms (0 without a step)."""
     coaching: Tensor
-    """Mean over the steps of the objective's terms, of any method; named after KAPC's."""
+    """Mean over the steps of the objective's terms; named after KAPC's, but of any method."""
     steps: int
     samples: int
-    """Trained samples, in all epochs."""
+    """Number of trained samples, in all epochs."""
     step_sizes: float = 0.0
-    """Sum of the step sizes with which each gradient moves the model, in all: lr times steps
-    without momentum."""
+    """How far the phase moves the model if all its gradients are equal, in units of that gradient:
+    lr times steps without momentum."""

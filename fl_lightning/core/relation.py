@@ -1,5 +1,5 @@
-"""Who receives whose models: what a relation looks at, the weights that it gave, and how they are
-drawn."""
+"""Relations, the weights with which clients receive each other's models: their inputs, their
+weights and the view that is drawn."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from fl_lightning.core.run import ModelGroup
 from fl_lightning.results.record import RelationView
 
 MOST_CLUSTERED = 2000
-"""Receivers whose rows are clustered: the cost grows with the square, half a second there."""
+"""Largest number of receivers that are clustered, which takes half a second; the cost grows with
+the square."""
 
 
 @dataclass
 class RelationInputs:
-    """What a relation may look at when the server composes what a round's receivers are sent."""
+    """Inputs from which a relation computes a round's weights."""
 
     receivers: list[int]
-    """Clients that will receive (m), among the sources."""
+    """The m clients that will receive a mix; all of them are sources."""
     sources: list[int]
-    """Clients whose last-received models are mixed (n), ascending."""
+    """The n clients whose last uploads are mixed, ascending."""
     samples: Tensor
     """Training samples of each source, float64 (n,)."""
     layers: int
-    """Layers the relation tells apart (1 where it does not)."""
+    """Number of layers with separate weights; 1 if all layers have the same."""
     clients: int
-    """Clients in the federation, N."""
+    """Number of clients in the federation, N."""
     memory: dict[str, Tensor]
     """The server's named tensors: a relation that learns keeps its cube there."""
     gram: Callable[..., Gram]
-    """Computes inner products of the sources' last-received layers (all that travels);
+    """Computes inner products of the sources' last uploads by layer, over all sent blocks;
     `gram("parameters")`: without running statistics; `gram("initial")`: of the parameters' changes
     since the initial model."""
 
@@ -45,24 +46,24 @@ class RelationInputs:
         return places(self.receivers, self.sources)
 
 
-def places(clients: Sequence[int], among: Sequence[int]) -> Tensor:
-    """Index of each of the `clients` in the list `among`, int64 (m,)."""
-    place_of = {c: k for k, c in enumerate(among)}
+def places(clients: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Return the index of each client in the list `order`, int64 (m,)."""
+    place_of = {c: k for k, c in enumerate(order)}
     return torch.tensor([place_of[c] for c in clients], dtype=torch.int64)
 
 
 @dataclass
 class Weights:
-    """The weights that a relation gave for one group of clients, receivers by sources: (layers or
-    1, m or 1, n)."""
+    """The weights that a relation returned for one group of clients."""
 
     group: ModelGroup
     weights: Tensor
+    """(layers or 1, m receivers or 1, n sources)."""
     receivers: list[int]
     sources: list[int]
 
-    def own(self) -> np.ndarray:
-        """Each receiver's weight on itself by layer, float32 (m, L)."""
+    def on_self(self) -> np.ndarray:
+        """Return each receiver's weight on itself by layer, float32 (m, L)."""
         rows = torch.arange(len(self.receivers))
         columns = places(self.receivers, self.sources)
         on_itself = self.weights[:, rows, columns].to(torch.float32)
@@ -70,10 +71,15 @@ class Weights:
         return on_itself.expand(layers, -1).T.numpy()
 
     def view(self, layers: list[str]) -> RelationView:
-        """The relation to be drawn: of layers that are not sent, each receiver has its own."""
+        """Return the relation for drawing. In layers that are not sent, each receiver has weight 1
+        on itself.
+
+        Args:
+            layers: the names of the layers.
+        """
         by_layer = self.weights.expand(len(layers), len(self.receivers), -1)
         by_receiver = by_layer.transpose(0, 1).numpy()
-        # one copy: it is the largest there is
+        # a single copy of the run's largest array
         rows = by_receiver.astype(np.float32, order="C")
         layer_of = self.group.layout.layer_of
         sent = layer_of[self.group.down_mask]
@@ -84,13 +90,20 @@ class Weights:
 
 
 def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
-    """The adjusted Rand index of the receivers' true `groups` (of every client) and their clusters
-    by the models they receive.
+    """Return the adjusted Rand index between the receivers' true groups and their clusters in the
+    relation.
 
-    Clusters: average linkage on how much two clients receive of each other (mean over layers and
-    both directions), cut at the true number of groups. The index sees the order of weights, not
-    their size; rows with equal weights have 0. None: fewer than two groups, no two clients in one,
-    more than `MOST_CLUSTERED` receivers, or nobody receives.
+    Clusters are computed by average linkage: two clients are the closer, the greater their weights
+    on each other (mean over layers and both directions). The tree is cut at the true number of
+    groups. The index depends on the order of weights, not on their size; with equal weights it is
+    0.
+
+    Args:
+        groups: the true group of every client.
+
+    Returns:
+        None if receivers have fewer than two groups or no two of them are in one, if there are
+        more than `MOST_CLUSTERED`, or if there are none.
     """
     receivers = sorted(set(view.receivers) & set(view.sources))
     truth = np.array([groups[c] for c in receivers])
@@ -107,8 +120,8 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     columns = places(receivers, view.sources).numpy()
     mean = view.rows.mean(axis=1, dtype=np.float64)
     received = mean[np.ix_(rows, columns)]
-    likeness = received + received.T
-    distance = likeness.max() - likeness
+    similarity = received + received.T
+    distance = similarity.max() - similarity
     np.fill_diagonal(distance, 0)
     pairs = squareform(distance, checks=False)
     tree = linkage(pairs, "average")
@@ -116,9 +129,9 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     return float(adjusted_rand_score(truth, clusters))
 
 
-def one_view(parts: Sequence[Weights]) -> RelationView:
-    """The relations of several groups in one picture of one layer, `model`: nobody receives another
-    group's model."""
+def joint_view(parts: Sequence[Weights]) -> RelationView:
+    """Join the relations of several groups to one view with a single layer, `model`. Weights
+    between groups are 0."""
     receivers = sorted(c for part in parts for c in part.receivers)
     sources = sorted(c for part in parts for c in part.sources)
     table = np.zeros((len(receivers), len(sources)), np.float32)

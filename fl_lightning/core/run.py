@@ -1,5 +1,5 @@
-"""A run, as everything that works on it sees it: what was configured, the clients' models, the
-processes, the state."""
+"""The context of a run that engine, methods and callbacks share: configuration, data, groups of
+clients, processes and state."""
 
 from __future__ import annotations
 
@@ -33,55 +33,57 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ModelGroup:
-    """The clients that run one architecture. Most federations have one such group; models are mixed
-    within a group."""
+    """The clients that run one architecture, with its layout and initial model. Most federations
+    have one group; models are mixed within a group."""
 
     index: int
-    """Among the groups of the run."""
+    """Number of the group in the run."""
     name: str
     members: list[int]
     """Ascending."""
     layout: Layout
     initial: Tensor
-    """The model (D,) that these clients begin from."""
+    """The initial model (D,) of these clients."""
     initial_buffers: list[Tensor]
-    """Buffers that are no block of the layout (counters, masks); they never travel."""
+    """Initial values of buffers that are not in the vector (counters, masks) and are never sent."""
     down_mask: np.ndarray
-    """Bool [B]: the blocks that travel to clients."""
+    """Bool [B]: mask of the blocks that are downloaded."""
     up_mask: np.ndarray
-    """Bool [B]: the blocks that travel to the server."""
+    """Bool [B]: mask of the blocks that are uploaded."""
     whole_last: bool
-    """A lone last sample joins the batch before it: BatchNorm cannot train on one."""
+    """Whether a last batch of a single sample is joined to the one before: BatchNorm cannot train
+    on one sample."""
     head: nn.Module
     """The classifier."""
-    another: Callable[[int], Tensor]
-    """Another initial model (D,), drawn for a number: the network is built again."""
+    draw_initial: Callable[[int], Tensor]
+    """Builds the network again and returns another initial model (D,), with weights from a seed."""
     module: Module = None  # type: ignore[assignment]
-    """The LightningModule of this rank that vectors are bound to; the engine's, once it is put
-    together."""
+    """This rank's LightningModule, to which clients' vectors are bound; set by the engine's
+    `Trainer`."""
     cost: SampleCost | None = None
-    """Operations of a sample's forward and backward pass; None: not known."""
+    """FLOPs of training on one sample; None: unknown."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
-    """What the server keeps, by name; `model` is the global model, if there is one, and else the
-    initial model."""
+    """The server's vectors by name; `model` is the global model, or the initial one if there is no
+    global model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
-    """Where its layers are among those of all groups."""
+    """Position of the group's layers among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
     """The server's vectors for mixes, reused in every round."""
     held_out: list[int] = field(default_factory=list)
-    """Places in `FederatedData.held_out` of the clients that would run this architecture."""
+    """Indices in `FederatedData.held_out` of the clients with this architecture."""
     spare: list[Tensor] = field(default_factory=list)
-    """Vectors of clients whose states were dropped, to be used again: fresh memory costs more than
-    a copy."""
+    """Vectors of clients whose states were dropped, for reuse: allocating costs more than a
+    copy."""
 
     def first_buffers(self) -> list[Tensor]:
-        """Copies of `initial_buffers`: a model may write to them in evaluation, too."""
+        """Return copies of `initial_buffers`: a model may write to its buffers in evaluation,
+        too."""
         return [b.clone() for b in self.initial_buffers]
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """Parameters and statistics that do not train, by name: stored once per rank and shared by
-        its clients."""
+        """Parameters and statistics that do not train, by name: all clients of a rank share
+        them."""
         if not self.layout.frozen:
             return {}
         tensors = tensors_of(self.module.model)
@@ -89,20 +91,22 @@ class ModelGroup:
 
     @property
     def feature_width(self) -> int:
-        """d, the number of features that the classifier takes.
+        """d, the number of features in the classifier's input.
 
         Raises:
-            BadInput: the classifier is not one linear layer.
+            BadInput: the classifier is not a single linear layer.
         """
         if not isinstance(self.head, nn.Linear):
-            requirement = "the method needs a classifier that is one linear layer"
+            requirement = (
+                "the method needs a classifier that is a single nn.Linear: choose another model"
+            )
             raise BadInput("model", self.name, requirement)
         return self.head.in_features
 
 
 @dataclass(eq=False)
 class RunContext:
-    """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone
+    """The configuration, parts and state of a run. Methods and callbacks read it; only the engine
     writes to it."""
 
     config: Config
@@ -112,38 +116,38 @@ class RunContext:
     folder: Path
     processes: RankGroup
     device: torch.device
-    """Where clients train."""
+    """The device on which clients train."""
     dtype: torch.dtype
-    """Of the vectors."""
+    """The type of the vectors."""
     groups: list[ModelGroup]
     layer_names: list[str]
-    """The layers of all groups, in the order of the ledger's axis."""
+    """Names of the layers of all groups, in the order of `ModelGroup.axis`."""
     store: VectorStore
     policy: StoragePolicy
     home: list[int]
     """Rank of every client."""
     judge: str
-    """The kind of model that counts as the run's score: before, after, global, finetuned."""
+    """The kind of model whose score counts as the run's: before, after, global or finetuned."""
     callbacks: Sequence[Callback]
     """Transforms, observers and an aggregator, in the order of their configuration."""
     server: ServerState = field(default_factory=ServerState)
     states: dict[int, ClientState] = field(default_factory=dict)
-    """Of the clients whose home is this rank, once they have taken part."""
+    """States of the clients whose home is this rank, from their first visit on."""
     resumed_from: int = 0
-    """The last round of the checkpoint from which the run goes on; 0: a fresh start."""
+    """Round of the checkpoint from which the run was resumed; 0: it was not resumed."""
     most_batches: int | None = None
-    """Batches of an epoch, and steps of a phase, at most; None: all."""
+    """Upper limit of the batches of an epoch and of the steps of a phase; None: no limit."""
     warned: set[str] = field(default_factory=set)
-    """Names of the warnings that have been printed."""
+    """Names of the warnings that have been logged."""
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Number of this process."""
         return self.processes.rank
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
+        """Number of processes."""
         return self.processes.size
 
     @property
@@ -153,84 +157,91 @@ class RunContext:
 
     @property
     def metric(self) -> Metric:
-        """The metric that chooses rounds, and is shown first: `evaluation.metric`."""
+        """The metric that chooses rounds and is shown first: `evaluation.metric`."""
         return FURTHER.get(str(self.config.evaluation.metric), self.data.metric)
 
     @property
     def rounds(self) -> int:
-        """Rounds in all."""
+        """Number of rounds."""
         return self.config.federation.rounds
 
     @property
     def clients(self) -> int:
-        """N, those that take part."""
+        """N, the number of clients without those held out."""
         return len(self.home)
 
     @property
     def cohort_size(self) -> int:
-        """Clients that take part in a round."""
+        """Number of clients in a round's cohort."""
         return cohort_size(self.config, self.clients)
 
     @property
     def tolerant(self) -> bool:
-        """Whether the run goes on without a client that fails."""
+        """Whether the run continues without a client that fails."""
         return self.config.federation.on_bad_client != "stop"
 
     @property
     def method_name(self) -> str:
-        """As it is called on the command line."""
+        """Name of the method on the command line."""
         return type(self.method).__name__.lower()
 
     @property
     def feature_width(self) -> int:
-        """d, the number of features that every client's classifier takes.
+        """d, the number of features in the input of every client's classifier.
 
         Raises:
-            BadInput: it differs between architectures, or a classifier is not one linear layer.
+            BadInput: it differs between architectures, or a classifier is not a single linear
+                layer.
         """
         widths = {group.feature_width for group in self.groups}
         if len(widths) > 1:
             listed = ", ".join(f"{group.name} {group.feature_width}" for group in self.groups)
             requirement = (
-                f"{self.method_name} exchanges features: all architectures must give equally many"
+                f"{self.method_name} exchanges features: choose architectures with equally many"
             )
             raise BadInput("model", listed, requirement)
         return widths.pop()
 
     def check_validation(self, why: str) -> None:
-        """Raise `BadInput` unless every client has validation data, which the method needs."""
+        """Raise `BadInput` unless every client has validation data, which the method needs.
+
+        Args:
+            why: completes "METHOD ..." in the message.
+        """
         sizes = self.data.validation_sizes
         if not all(sizes[c] for c in range(self.clients)):
-            requirement = f"{self.method_name} {why}: above 0, and enough for every client"
+            requirement = (
+                f"{self.method_name} {why}: set it above 0, so that every client has samples"
+            )
             raise BadInput("data.validation", self.config.data.validation, requirement)
 
     def at_home(self, clients: Iterable[int]) -> list[int]:
-        """Those of `clients` whose home is this rank."""
+        """Return the clients whose home is this rank."""
         return [c for c in clients if self.home[c] == self.rank]
 
     def took_part(self, client: int) -> bool:
-        """Whether a visit of this rank's `client` has succeeded. (A client whose visits have all
-        failed may have a state, too: the privacy that it has spent.)"""
+        """Whether a visit of this rank's `client` has succeeded. A state alone does not show it: a
+        client whose visits have all failed keeps the privacy that it has spent."""
         return client in self.states and self.states[client].rounds > 0
 
     def group_of(self, client: int) -> ModelGroup:
-        """The group of `client`."""
+        """Return the group of `client`."""
         if len(self.groups) == 1:
             return self.groups[0]
-        # From the last on: a newcomer has the last number of all, in whichever group it is.
+        # reversed: a newcomer has the greatest number of all, in any group
         for group in reversed(self.groups):
             if group.members[0] <= client <= group.members[-1]:
                 return group
         raise LookupError(f"no client {client}")
 
     def learning_rate(self, t: int) -> float:
-        """Of round `t`."""
+        """Return the learning rate of round `t`."""
         config = self.config.optimizer
         return config.lr * config.lr_decay ** ((t - 1) // config.lr_step)
 
 
 def cohort_of(config: Config, t: int) -> list[int]:
-    """The clients that are drawn for round `t`, ascending."""
+    """Draw the clients of round `t`, ascending."""
     clients = config.clients
     size = cohort_size(config, clients)
     if size == clients:
@@ -240,13 +251,13 @@ def cohort_of(config: Config, t: int) -> list[int]:
 
 
 def cohort_size(config: Config, clients: int) -> int:
-    """max(1, round(participation N)) of N clients."""
+    """Return the number of clients in a round's cohort, max(1, round(participation N)) of N."""
     return max(1, round(config.federation.participation * clients))
 
 
-def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
-    """Give each group its place on the axis of all layers; returns the layers' names (`NAME:LAYER`
-    with several groups)."""
+def assign_layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
+    """Set each group's `axis`, its position among the layers of all groups; returns the names of
+    all layers, `GROUP:LAYER` if there are several groups."""
     names = [group.name for group in groups]
     labels: list[str] = []
     for k, group in enumerate(groups):

@@ -1,6 +1,5 @@
-"""The server of a round, as methods see it: its memory, who answered, and means, mixes and inner
-products of the clients' vectors. All of its methods run on every rank; clients' vectors lie on
-their home ranks and are reached through it alone.
+"""The server of a round: its memory, the clients that have uploaded, and means, mixes and inner
+products of clients' vectors. These lie on their home ranks; call every method on all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fl_lightning.configuration.ranges import bounded_fields
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs, Weights, one_view, places
+from fl_lightning.core.relation import RelationInputs, Weights, joint_view, places
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.core.traits import undeclared
 from fl_lightning.foundation import log
@@ -35,7 +34,11 @@ Since = Literal["zero", "initial", "sent"]
 
 @dataclass(eq=False, repr=False)
 class Server:
-    """The server in one round. `reducer` makes one vector of a round's uploads."""
+    """Handle on the server in one round.
+
+    Args:
+        reducer: the aggregator callback, which combines a round's uploads into one vector.
+    """
 
     run: RunContext
     round: int
@@ -46,17 +49,17 @@ class Server:
     sent: dict[int, Payload] = field(default_factory=dict)
     """Downloads of this rank's clients of the cohort."""
     scratch: dict[int, Tensor] = field(default_factory=dict)
-    """Vectors of this rank's clients that `broadcast` leaves for `aggregate`."""
+    """Vectors of this rank's clients that `broadcast` stores for `aggregate`."""
     reduced: bool = False
-    """Whether the reducer was used: a method that only calls `mean` does not use it."""
+    """Whether the reducer was used; a method that calls `mean` alone does not use it."""
     flops: int = 0
-    """Operations of the server so far."""
+    """The server's FLOPs so far."""
     working_bytes: int = 0
-    """The most work space at once on this rank."""
+    """Peak bytes of work space on this rank."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics of the round, which observers add."""
     view: RelationView | None = None
-    """Who received whose model, where a method sets it; None: the weights of its relation."""
+    """The relation to be drawn, if the method sets it; None: the weights of its relation."""
 
     def __post_init__(self) -> None:
         self.memory = self.run.server.memory
@@ -70,31 +73,31 @@ class Server:
 
     @property
     def clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
         return self.run.clients
 
     @property
     def statistics(self) -> dict[int, dict[str, Tensor]]:
-        """Uploaded tensors beside vectors, by client and name, on every rank (on the CPU).
+        """Uploaded tensors other than vectors, by client and name, on every rank (on the CPU).
 
         Raises:
             BadInput: the method does not declare `statistics`: they have not been gathered.
         """
         if not self.run.method.traits.statistics:
-            raise undeclared(self.run.method, "statistics", "its hooks ask for server.statistics")
+            raise undeclared(self.run.method, "statistics", "its hooks use server.statistics")
         return self._statistics
 
     @property
     def only(self) -> GroupServer:
-        """The only group of clients, for methods that take one architecture.
+        """The only group of clients, for methods that support one architecture.
 
         Raises:
             BadInput: there are several.
         """
         if len(self.groups) > 1:
             requirement = (
-                f"{type(self.run.method).__name__} asks for the only group (server.only, "
-                "server[...]): set `several = False` in its class"
+                f"{type(self.run.method).__name__} supports one architecture (it uses server.only "
+                "or server[...]): set Traits(several=False)"
             )
             raise BadInput("model", [g.group.name for g in self.groups], requirement)
         return self.groups[0]
@@ -106,12 +109,12 @@ class Server:
         self.only[name] = vector
 
     def samples(self, clients: Sequence[int]) -> Tensor:
-        """Training samples, float64 (n,)."""
+        """Return the number of training samples of each client, float64 (n,)."""
         sizes = [self.run.data.train_sizes[c] for c in clients]
         return torch.tensor(sizes, dtype=torch.float64)
 
     def shares(self, clients: Sequence[int]) -> Tensor:
-        """Shares of the training samples, float64 (n,), summing to 1."""
+        """Return the clients' shares of their training samples, float64 (n,), summing to 1."""
         samples = self.samples(clients)
         return samples / samples.sum()
 
@@ -120,7 +123,7 @@ class Server:
         answered: Sequence[int],
         statistics: Mapping[int, dict[str, Tensor]],
     ) -> None:
-        """Take in the uploads of `answered` (the engine's call)."""
+        """Register the clients that have uploaded and their statistics; the engine calls it."""
         self.answered = list(answered)
         self._statistics = dict(statistics)
         arrived = set(answered)
@@ -128,8 +131,8 @@ class Server:
             group.answered = [c for c in group.cohort if c in arrived]
 
     def relation_view(self) -> RelationView:
-        """Who received whom in this round, ready to be drawn; empty, with a line in the log, where
-        it is too large."""
+        """Return the round's relation for drawing; if it is too large, an empty one, with a line in
+        the log."""
         if self.view is not None:
             return self.view
         run = self.run
@@ -148,28 +151,28 @@ class Server:
                     "federation.participation it is"
                 )
                 run.warned.add("relation")
-            nothing = np.zeros((0, 0, 0), np.float32)
-            return RelationView(nothing, [], [], [])
+            no_rows = np.zeros((0, 0, 0), np.float32)
+            return RelationView(no_rows, [], [], [])
         if several:
-            return one_view(parts)
+            return joint_view(parts)
         return parts[0].view(run.layer_names)
 
 
 MOST_KEPT = 10**8
-"""Numbers of a round's relation as it is kept and drawn: 400 MB, 2,000 clients at once and 25
-layers (ours)."""
+"""Largest number of weights in a round's relation that is kept and drawn: 400 MB, or 2,000 clients
+and 25 layers (ours)."""
 
 
 @dataclass(eq=False, repr=False)
 class GroupServer:
-    """The clients of one architecture, with the server's vectors for them."""
+    """Handle on the clients of one architecture and the server's vectors for them, in one round."""
 
     server: Server
     group: ModelGroup
     cohort: list[int]
     answered: list[int] = field(default_factory=list)
     weighed: Weights | None = None
-    """The relation's last weights in this round, from `_weighed`."""
+    """The relation's last weights in this round."""
 
     def __post_init__(self) -> None:
         self.layout = self.group.layout
@@ -188,8 +191,8 @@ class GroupServer:
         return name in self.group.vectors
 
     def send(self, vectors: Mapping[int, Tensor]) -> dict[int, Payload]:
-        """Put each of this rank's `vectors` (by client) into a payload of all shared blocks; the
-        engine sends it."""
+        """Make a payload with all shared blocks of each of this rank's `vectors`, by client, which
+        `broadcast` can return."""
         payloads = {}
         for c, vector in vectors.items():
             sent = self.group.down_mask.copy()
@@ -199,14 +202,14 @@ class GroupServer:
     # ---------------------------------------------------------------- by a relation
 
     def mix_by(self, relation: Relation) -> dict[int, Payload]:
-        """Mix for each client of the cohort the models that the server last received, by the rows
-        of `relation`; returns the payloads of this rank's clients."""
+        """Mix the last uploads for each client of the cohort, with the weights of `relation`;
+        returns the payloads of this rank's clients."""
         run = self.server.run
         receivers = self.cohort
         sources = self._candidates(relation.sources)
         inputs = self.inputs(relation, receivers, sources)
         if relation.sources == "uploaded":
-            weights = among_uploaded(relation, inputs, run.server.uploaded)
+            weights = weights_of_uploaded(relation, inputs, run.server.uploaded)
         else:
             weights = relation.weights(inputs)
             self._warn(relation, weights, receivers, sources)
@@ -220,7 +223,7 @@ class GroupServer:
         )
         mixes = self.mix(weights, receivers, sources, by_layer=relation.per_layer)
         sent = self.send(mixes)
-        for c, own_weights in zip(receivers, weighed.own(), strict=True):
+        for c, own_weights in zip(receivers, weighed.on_self(), strict=True):
             if c in sent:
                 sent[c].own_weights = own_weights
         return sent
@@ -230,8 +233,12 @@ class GroupServer:
         relation: Relation,
         who: list[int] | None = None,
     ) -> Tensor:
-        """One model (D,) from this round's uploads of `who` (None: all who answered), by the only
-        row of `relation` and the reducer."""
+        """Combine this round's uploads into one model (D,), with the single row of `relation` as
+        weights, by the reducer.
+
+        Args:
+            who: clients whose uploads are combined; None: all that have uploaded.
+        """
         who = self.answered if who is None else who
         inputs = self.inputs(relation, who, who)
         reducer = self.server.reducer
@@ -259,7 +266,7 @@ class GroupServer:
         receivers: Sequence[int],
         sources: Sequence[int],
     ) -> RelationInputs:
-        """All that a relation may look at."""
+        """Return the inputs from which `relation` computes its weights."""
         server = self.server
 
         @cache
@@ -288,7 +295,8 @@ class GroupServer:
         return 1
 
     def _candidates(self, sources: str) -> list[int]:
-        """The clients of this architecture, ascending, that `sources` of a relation means."""
+        """Return the clients of this architecture that are sources by `Relation.sources`,
+        ascending."""
         run = self.server.run
         if sources == "all":
             return list(self.members)
@@ -305,7 +313,7 @@ class GroupServer:
         sources: list[int],
         rows: int,
     ) -> Weights:
-        """Remember a relation's weights, and count the operations of their `rows`."""
+        """Store a relation's weights, and count the FLOPs of computing so many `rows`."""
         layers = self._layers(relation.per_layer)
         self.server.flops += relation.flops(layers, rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
@@ -318,8 +326,8 @@ class GroupServer:
         receivers: list[int],
         sources: list[int],
     ) -> None:
-        """Log once which share of the received models is the initial one, of clients that have not
-        uploaded yet."""
+        """Log once the share of the initial model in the received mixes, which comes from clients
+        that have not uploaded yet."""
         run = self.server.run
         uploaded = run.server.uploaded
         initial = torch.tensor([c not in uploaded for c in sources])
@@ -340,8 +348,8 @@ class GroupServer:
             cure = "; --method.sources uploaded leaves them out"
         log.say(
             f"round {self.server.round}: {int(initial.sum())} of the {len(sources)} models that "
-            "are mixed are of clients that have not uploaded yet: the initial model makes up "
-            f"{share:.0%} of what is received{cure}"
+            "are mixed belong to clients that have not uploaded yet: the initial model makes up "
+            f"{share:.0%} of the received mixes{cure}"
         )
 
     # ---------------------------------------------------------------- on vectors
@@ -357,31 +365,31 @@ class GroupServer:
         like: Tensor | None = None,
         combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
     ) -> Tensor:
-        """sum_j weights_j v_j of what the server last received of `sources`, as v_0 + sum_j
-        weights_j (v_j - v_0).
+        """Return the weighted mean of the sources' last uploads, sum_j weights_j v_j, computed as
+        v_0 + sum_j weights_j (v_j - v_0).
 
         Args:
             weights: (n,), or (L, n) with `by_layer`, float64; each row sums to 1.
             sources: clients, ascending.
-            slot: which of their vectors.
+            slot: name of the vector.
             since: `zero`: the vectors themselves; `sent`: their changes since the downloads of this
                 round; `initial`: since the initial model.
-            by_layer: every layer has weights of its own.
-            like: gives the numbers of blocks that do not travel; None: 0.
-            combine: makes one row of a tile of rows and their weights: this mean, or a robust one.
+            by_layer: whether layers have separate weights.
+            like: vector (D,) with the values of blocks that are not sent; None: 0.
+            combine: combines rows (n, columns) by weights (n,) to one row: this mean, or a robust
+                aggregate.
 
         Returns:
             Shape (D,), equal on every rank.
 
         Raises:
-            RunFailed: a row of weights does not sum to 1: differences would silently give another
-                vector.
+            RunFailed: a row of weights does not sum to 1, for which the formula is wrong.
         """
         weights = weights.reshape(-1, len(sources))
         sums = weights.sum(1)
         if not torch.allclose(sums, torch.ones_like(sums), atol=1e-6, rtol=0):
             raise RunFailed(
-                f"the weights of a mean sum to {sums.tolist()}, not to 1: divide each row by it"
+                f"the weights of a mean sum to {sums.tolist()}, not to 1: divide them by their sum"
             )
         into = torch.zeros_like(self.initial) if like is None else like.clone()
         mixer = self._mixer(sources, slot, since)
@@ -398,22 +406,23 @@ class GroupServer:
         by_layer: bool = False,
         fresh: bool = False,
     ) -> dict[int, Tensor]:
-        """Mixes for those of `receivers` whose home is this rank: rows of `weights` applied to the
-        sources' models.
+        """Mix the sources' last uploads for the receivers of this rank; returns a vector (D,) by
+        receiver.
 
         Args:
-            weights: (1 or L, m, n), float64; rows sum to 1, unless the relation does not project
-                them.
+            weights: (1 or L, m, n), float64; a receiver's weights on the sources. They sum to 1,
+                unless the relation has `sums_to_one=False`.
             receivers: m clients among the sources.
             sources: n clients, ascending.
-            by_layer: every layer has weights of its own.
-            fresh: into new vectors, on the device; else into those of the round's downloads.
+            by_layer: whether layers have separate weights.
+            fresh: whether to return new vectors on the device; else the vectors for downloads are
+                overwritten, which are reused in every round.
         """
         run = self.server.run
         here = run.at_home(receivers)
         segments = self._segments(by_layer, MODEL)
         mixer = self._mixer(sources, MODEL, "zero")
-        if not segments:  # where nothing is sent, nothing is read
+        if not segments:  # no block is sent, so none is read
             return dict.fromkeys(here, self.initial)
         into = {}
         for k, c in enumerate(here):
@@ -437,8 +446,14 @@ class GroupServer:
         *,
         by_layer: bool = False,
     ) -> Gram:
-        """Inner products of the sources' models, or of their changes `since`, by layer (else L =
-        1), over `blocks` (bool [B])."""
+        """Compute inner products of the sources' last uploads, or of their changes.
+
+        Args:
+            blocks: mask of the blocks, bool [B].
+            since: `zero`: of the models themselves; `sent`: of their changes since the downloads of
+                this round; `initial`: since the initial model.
+            by_layer: whether to return them for each layer; else L = 1.
+        """
         mixer = self._mixer(sources, MODEL, since)
         segments = self.layout.segments(blocks, by_layer=by_layer)
         products = mixer.gram(segments, self._layers(by_layer))
@@ -446,8 +461,7 @@ class GroupServer:
         return products
 
     def vector(self, client: int, since: Since = "zero") -> Tensor:
-        """The model (D,) that the server last received of one client, on every rank: for methods
-        that learn from each upload."""
+        """Return one client's last upload (D,), or its change `since`, on every rank."""
         weight = torch.ones(1, dtype=torch.float64)
         return self.mean(weight, [client], since=since)
 
@@ -463,8 +477,8 @@ class GroupServer:
         slot: str,
         since: Since,
     ) -> Mixer:
-        """The kernel over the server's last copies of `sources`; the slot's first value stands in
-        for vectors that never arrived."""
+        """Make the mixer of the sources' last uploads. A source that never uploaded has the initial
+        value of the slot."""
         run = self.server.run
         first = self.initial
         if slot != MODEL:
@@ -475,7 +489,7 @@ class GroupServer:
             vector = first
             if c in run.states:
                 vector = run.states[c].received[slot]
-            if since != "zero":  # the store may have its vectors elsewhere than where clients train
+            if since != "zero":  # the store may keep its vectors on another device
                 base = self.initial if since == "initial" else self.server.sent[c].vector
                 vector = vector.to(run.device) - base.to(run.device)
                 copied += vector.nbytes
@@ -490,33 +504,34 @@ class GroupServer:
         )
 
     def count(self, mixer: Mixer) -> None:
-        """Add the operations and the work space of a kernel."""
+        """Add a mixer's FLOPs and work space to the server's."""
         self.server.flops += mixer.flops
         self.server.working_bytes = max(self.server.working_bytes, mixer.working_bytes)
 
     def _buffer(self, k: int) -> Tensor:
-        """The vector (D,) for the mix of the k-th of a round's receivers here."""
+        """Return the reused vector (D,) for the mix of the k-th receiver on this rank."""
         buffers = self.group.buffers
         if k not in buffers:
             buffers[k] = self.server.run.store.allocate(self.initial)
         return buffers[k]
 
 
-def among_uploaded(
+def weights_of_uploaded(
     relation: Relation,
     inputs: RelationInputs,
     uploaded: set[int],
 ) -> Tensor:
-    """Rows of `relation`, (layers or 1, m, n), without weights on clients whose upload has not
-    arrived yet.
+    """Return the weights of `relation`, (layers or 1, m, n), with 0 for sources that have not
+    uploaded yet.
 
-    A receiver that has not uploaded itself has a weight in its own row, on the initial model.
+    A receiver that has not uploaded has a weight on itself in spite of that, which means the
+    initial model; its row is computed separately.
     """
     arrived = [c for c in inputs.sources if c in uploaded]
     together = [c for c in inputs.receivers if c in uploaded]
-    alone = [c for c in inputs.receivers if c not in uploaded]
+    separate = [c for c in inputs.receivers if c not in uploaded]
     blocks = [(together, arrived)]
-    blocks += [([c], sorted([*arrived, c])) for c in alone]
+    blocks += [([c], sorted([*arrived, c])) for c in separate]
     parts = []
     for receivers, sources in blocks:
         if not receivers:
@@ -525,16 +540,16 @@ def among_uploaded(
         rows = places(receivers, inputs.receivers)
 
         def gram(*since: str, columns: Tensor = columns) -> Gram:
-            return inputs.gram(*since).among(columns)
+            return inputs.gram(*since).select(columns)
 
-        among_sources = replace(
+        inputs_of_block = replace(
             inputs,
             receivers=receivers,
             sources=sources,
             samples=inputs.samples[columns],
             gram=gram,
         )
-        parts.append((rows, columns, relation.weights(among_sources)))
+        parts.append((rows, columns, relation.weights(inputs_of_block)))
     first = parts[0][2]
     table = first.new_zeros(len(first), len(inputs.receivers), len(inputs.sources))
     for rows, columns, weights in parts:

@@ -1,4 +1,4 @@
-"""What a method declares about itself, for the engine, privacy and listings to go by."""
+"""Declarations of a method that the engine, privacy callbacks and listings read."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ class Traits:
     """
 
     family: str = "your own"
-    """The idea that the method belongs to, as `fl-train list methods` groups them."""
+    """The idea that the method belongs to; `fl-train list methods` groups by it."""
     judge: Literal["before", "after", "global", "finetuned"] = "global"
-    """The model that is scored by default: the client's before or after its local training, the
-    global one, or its fine-tuned copy."""
+    """The kind of model whose score counts as the run's by default: the client's before or after
+    local training, the global one, or a fine-tuned copy."""
     starts: Literal["own", "server", "both"] = "server"
-    """What `receive` makes the client's model: its own as it was, what it has received, or parts
-    of both."""
+    """The client's model after `receive`: its own from before, the received one, or parts of
+    both."""
     features: bool = False
-    """Own losses, passes or predictions use features (the classifier's input)."""
+    """The method's losses, passes or predictions use features (the classifier's input)."""
     adapts: bool = False
-    """A received model scores differently at each client: `personal`, `prepare` or `outputs` use
-    its data or memory."""
+    """A received model scores differently at each client, as `personal`, `prepare` or `outputs` use
+    the client's data or memory."""
     classes: bool = False
-    """It works with classes: regression is refused."""
+    """The method needs classes, so regression is refused."""
     statistics: bool = False
     """Uploads hold statistics or other tensors that the server aggregates."""
     several: bool = True
-    """Clients may run several architectures, as far as the relation allows it."""
+    """Clients may run several architectures if the relation allows it."""
     changes_download: bool = False
-    """`broadcast` may leave out blocks that `scope` sends."""
+    """`broadcast` may omit blocks that `scope` sends."""
     changes_upload: bool = False
-    """`upload` may send another vector than the client's model, or other blocks than `scope`
-    says."""
+    """`upload` may send another vector than the client's model, or other blocks than those of
+    `scope`."""
     client_memory: bool = False
     """`init_client` returns tensors, or hooks use `client.rounds`."""
     everyone_first: bool = False
-    """All clients take part in the first round, whatever the participation."""
+    """All clients take part in the first round, for any participation."""
     still: bool = False
-    """Personal parts never train: they are the initial ones, which everybody has."""
+    """Personal blocks never train: all clients keep the same initial ones."""
     needs: tuple[Needs, ...] = ()
     """Rules between two arguments."""
     newcomers: Rule | None = None
-    """What a client is given that joins later; None: it follows from `scope` and the relation
-    (`engine.joining`)."""
+    """How a client that joins later obtains its model; None: as follows from `scope` and the
+    relation (`engine.joining`)."""
     receives: str = ""
-    """The model that clients receive, in words; empty: scope and relation say it."""
+    """The model that clients receive, in words; empty: it follows from scope and relation."""
     receives_beside: str = ""
-    """What clients receive beside one model, in words."""
+    """The tensors that clients receive in addition to one model, in words."""
     sample_use: str = ""
-    """What the method makes of samples beside the optimiser's steps down the task loss, in
+    """How the method uses samples in addition to the optimiser's steps on the task loss, in
     words."""
 
 
@@ -68,19 +68,20 @@ Hook = TypeVar("Hook")
 
 
 def sees_only_the_mean(hook: Hook) -> Hook:
-    """Mark an `aggregate` or `broadcast` that uses uploads through the relation's mean alone, which
-    the noise of `centralprivacy` then covers."""
+    """Decorator that marks an `aggregate` or `broadcast` as using uploads only through the
+    relation's mean, to which `centralprivacy` adds noise. Without the mark, `centralprivacy`
+    refuses the method."""
     setattr(hook, MARK, True)
     return hook
 
 
 def declares(part: Any, trait: str) -> bool:
-    """Whether a method, by its traits, or a callback, by itself, declares `trait`."""
+    """Whether a method declares `trait` in its traits, or a callback in its class."""
     return bool(getattr(getattr(part, "traits", part), trait, False))
 
 
 def is_shipped(method: object) -> bool:
-    """Whether the class of `method` is one of the package's."""
+    """Whether the method is one of this package's."""
     return type(method).__module__.startswith("fl_lightning.methods.")
 
 
@@ -89,7 +90,12 @@ def undeclared(
     trait: str,
     why: str,
 ) -> BadInput:
-    """The error of a method or callback that does what only `trait` allows."""
+    """Make the error for a method or callback that needs `trait` without declaring it.
+
+    Args:
+        part: the method or callback.
+        why: describes its action.
+    """
     place = ""
     if hasattr(part, "traits"):
         place = "traits."

@@ -1,5 +1,5 @@
-"""Questions of the server about clients' vectors, beside means, mixes and one Gram matrix. All run
-on every rank."""
+"""Further computations of the server on clients' vectors: copies, distances, inner products. All
+ranks call these functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fl_lightning.storage.state import MODEL
 
 
 def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tensor]:
-    """Models last received of those `clients` whose home is this rank: no copies."""
+    """Return the last uploads of this rank's clients among `clients`, without copying; the initial
+    model if a client has not uploaded."""
     run = group.server.run
     models = {}
     for c in run.at_home(clients):
@@ -25,15 +26,13 @@ def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tenso
     return models
 
 
-def fetched(
+def copy_models(
     group: GroupServer, sources: Mapping[int, Sequence[int]]
 ) -> dict[int, dict[int, Tensor]]:
-    """Models for single clients: for each receiver of this rank, copies (D,) of its `sources`'
-    models, by source.
+    """Return for each receiver on this rank copies (D,) of its sources' last uploads, by source.
 
     Args:
-        group: the clients.
-        sources: by receiver, the same on every rank. A rank holds the models for its receivers.
+        sources: the sources of each receiver, the same on every rank.
     """
     receivers = group.server.run.at_home(sources)
     every_source: set[int] = set().union(*sources.values())
@@ -54,12 +53,8 @@ def distances(
     points: Sequence[Tensor],
     blocks: np.ndarray,
 ) -> Tensor:
-    """Squared distances of the models last received of `clients` from `points` (D,), over `blocks`
-    (bool [B]).
-
-    Returns:
-        Shape (clients, points), float64, on the CPU.
-    """
+    """Return the squared distances of the clients' last uploads from `points` (D,), over `blocks`
+    (bool [B]): (clients, points), float64, on the CPU."""
     server = group.server
     segments = group.layout.segments(blocks)
     dtype = wide(server.run.device)
@@ -72,7 +67,7 @@ def distances(
                 difference = vector[columns].to(point.device) - point[columns]
                 rows_here[c][k] += float(difference.to(dtype).square().sum())
     rows = server.run.processes.gather_by_client(rows_here)
-    numbers = int(group.layout.numbers[blocks].sum())
+    numbers = int(group.layout.sizes[blocks].sum())
     server.flops += 3 * len(clients) * len(points) * numbers
     return torch.tensor([rows[c] for c in clients], dtype=torch.float64)
 
@@ -83,17 +78,13 @@ def products(
     sources: Sequence[int],
     before: Mapping[int, Tensor],
 ) -> Tensor:
-    """Inner products of the changes of `clients` since their downloads with the models of
-    `sources`.
+    """Return the inner products of clients' updates with sources' models by layer, (L, m, n),
+    float64.
 
     Args:
-        group: the clients.
-        clients: who have answered (m).
-        sources: whose models (n).
-        before: for some of this rank's sources, a model (D,) in place of the one last received.
-
-    Returns:
-        By layer, (L, m, n), float64.
+        clients: m clients that have uploaded; an update is the change since the download.
+        sources: n clients whose last uploads are used.
+        before: models (D,) that replace the last uploads of some of this rank's sources.
     """
     server = group.server
     run = server.run
@@ -102,7 +93,7 @@ def products(
     for c, vector in last_received(group, clients).items():
         sent = server.sent[c].vector
         vectors[c] = vector.to(device) - sent.to(device)
-    # a client's model goes by the number N + c beside its change, c
+    # number c is a client's update, number N + c its model
     for c, vector in last_received(group, sources).items():
         vectors[run.clients + c] = before.get(c, vector)
     names = [*clients, *(run.clients + c for c in sources)]

@@ -1,4 +1,4 @@
-"""Data: where samples come from, how the clients share them, and how they reach the device."""
+"""Data: loads the samples, deals them out to the clients and brings them to the device."""
 
 from __future__ import annotations
 
@@ -33,13 +33,21 @@ def prepare(
     smoke: bool = False,
     fit: bool = True,
 ) -> FederatedData:
-    """Load `data.source`, deal it out to `clients` and work out the normalisation; without `fit`
-    samples stay as they were read, with neither `data.impute` nor `data.scale`.
+    """Load the source `data.source`, split it among the clients, and compute the normalisation.
 
-    Randomness depends on `seed` alone; with `data.folds` the seed is `cycle * folds + fold`: the
-    cycle draws the split, and the fold is the test part. Raises `BadInput` for data that are
-    absent, malformed or too few. `smoke` takes a few samples only, with fewer for each client than
-    `data.min_samples`, and makes them up where the real are absent.
+    All random choices depend on `seed` alone. With `data.folds` the seed stands for two numbers,
+    cycle * folds + fold: the cycle seeds the split, and the fold is the test part.
+
+    Args:
+        data: which samples to load, and how to split them.
+        clients: number of clients.
+        seed: seed of the run.
+        smoke: take few samples, lower `data.min_samples`, and replace data that are absent by
+            noise.
+        fit: False leaves the samples as they were read, without `data.impute` and `data.scale`.
+
+    Raises:
+        BadInput: the data are absent, malformed or too few.
     """
     if smoke:
         heir = None if data.rest_to is None else data.rest_to % clients
@@ -50,12 +58,12 @@ def prepare(
             groups=min(clients, data.groups),
         )
     seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
-    keeps_digest = identity.keeps_digest(data)
+    keeps_digest = identity.is_seed_independent(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
+    tasks = planted.tasks(data, clients, len(source.class_names), _partition_seed(data, seed))
     is_natural = data.partition == partition.NATURAL
-    groups = planted.truth(data, clients, tasks, source, is_natural)
+    groups = planted.true_groups(data, clients, tasks, source, is_natural)
     dealt = _deal(source, data, clients, seed, fold, smoke)
     angles = [0.0 if tasks is None else tasks.angle(group) for group in groups]
     if data.partition == "rotated":
@@ -63,27 +71,29 @@ def prepare(
     if any(angles):
         require("vision", "data.partition", data.partition)
     count = held_out(data.held_out_clients, clients, smoke)
-    here, away = newcomers.apart(dealt.shares, angles, count, seed, data.held_out)
+    shares, held_out_clients = newcomers.hold_out(dealt.shares, angles, count, seed, data.held_out)
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(
         dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks
     )
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
-    unlabelled = public.pool(data, smoke)
-    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke, fit)
+    unlabelled = public.load_pool(data, smoke)
+    samples = _samples(
+        source, dealt, labels, held_out_clients, data, unlabelled, made_up, seed, smoke, fit
+    )
     if keeps_digest:
-        digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
+        digest = identity.digest(source, None if made_up else unlabelled, data.reads_test)
         samples["reading"] = replace(samples["reading"], digest=digest)
-    absent = {newcomer.number for newcomer in away}
+    held_out_numbers = {client.number for client in held_out_clients}
     return FederatedData(
-        shares=here,
+        shares=shares,
         class_names=source.class_names,
-        angles=[angle for c, angle in enumerate(angles) if c not in absent],
+        angles=[angle for c, angle in enumerate(angles) if c not in held_out_numbers],
         augment=data.augment,
         resident=data.resident,
         task=data.task,
-        groups=[group for c, group in enumerate(groups) if c not in absent],
-        held_out=away,
+        groups=[group for c, group in enumerate(groups) if c not in held_out_numbers],
+        held_out=held_out_clients,
         vocabulary=source.vocabulary,
         drifting=tasks if data.drift_every is not None else None,
         **samples,
@@ -94,7 +104,7 @@ def _samples(
     source: Source,
     dealt: _Dealt,
     labels: tuple[ndarray, ndarray],
-    away: list[HeldOut],
+    held_out_clients: list[HeldOut],
     data: DataConfig,
     unlabelled: SamplePool | None,
     made_up: bool,
@@ -102,51 +112,55 @@ def _samples(
     smoke: bool,
     fit: bool,
 ) -> dict[str, Any]:
-    """Read the samples, fit what is to be fitted, and work out the normalisation: as
-    `FederatedData` takes them.
+    """Read the samples, fit imputer and scaler, and normalise; return arguments of `FederatedData`.
 
-    `labels`: of the training and the test samples, as clients have them.
+    Args:
+        labels: of the training and of the test samples, after planted groups have changed them.
+        held_out_clients: clients whose samples are not used to fit.
+        unlabelled: the public data set, if `data.public` names one.
     """
     train = dealt.train.read_all()
     test = train if dealt.test is dealt.train else dealt.test.read_all()
     _check_images(data, train.ndim)
-    columns = source.reading.columns if not made_up else Columns.unknown(train.shape)
-    fits = Preprocessing.of(data, columns, train) if fit else None
-    public_ = None
+    columns = source.reading.columns if not made_up else Columns.numbered(train.shape)
+    fits = Preprocessing.from_config(data, columns, train) if fit else None
+    public_samples = None
     if dealt.held_back is not None:
-        public_ = dealt.held_back.read_all()
+        public_samples = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
+        public_samples, made_up = public.raw_samples(data, unlabelled, train, made_up, seed, smoke)
     if fits is not None:
-        absent = [newcomer.number for newcomer in away]
+        absent = [client.number for client in held_out_clients]
         shared = np.delete(np.arange(len(dealt.names)), absent)
         shared_samples = np.concatenate([dealt.shares[0][c] for c in shared])
-        train, test = fits.all_of(train, test, dealt.shares, shared_samples, dealt.names)
-    mean, std = _normalisation(data, train, dealt.shares, away)
+        train, test = fits.fit_transform(train, test, dealt.shares, shared_samples, dealt.names)
+    mean, std = _normalisation(data, train, dealt.shares, held_out_clients)
 
     def samples(
         raw: ndarray,
         targets: ndarray,
         pool: SamplePool | None = None,
     ) -> Samples:
-        numbers = () if pool is None else (pool.numbers, pool.independent, pool.lines)
+        numbers = () if pool is None else (pool.sample_ids, pool.unit_ids, pool.lines)
         return Samples(torch.from_numpy(raw), torch.from_numpy(targets), mean, std, *numbers)
 
-    def of_nobody(raw: ndarray, targets: ndarray) -> Samples:
+    def unowned_samples(raw: ndarray, targets: ndarray) -> Samples:
         values = raw if fits is None else fits.transformed(0, "all clients", raw)
         return samples(values, targets)
 
-    tested = samples(test, labels[1], dealt.test)
-    common = tested if dealt.common is dealt.test else None
+    test_samples = samples(test, labels[1], dealt.test)
+    common = test_samples if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
-        common = of_nobody(dealt.common.read_all(), dealt.common.labels)
-    named = client_names(source, data, len(dealt.names))
+        common = unowned_samples(dealt.common.read_all(), dealt.common.labels)
+    names = client_names(source, data, len(dealt.names))
     return {
         "train": samples(train, labels[0], dealt.train),
-        "test": tested,
-        "public": None if public_ is None else of_nobody(public_, np.zeros(0, np.int64)),
+        "test": test_samples,
+        "public": None
+        if public_samples is None
+        else unowned_samples(public_samples, np.zeros(0, np.int64)),
         "common": common,
-        "reading": replace(source.reading, client_names=named, columns=columns, preprocessing=fits),
+        "reading": replace(source.reading, client_names=names, columns=columns, preprocessing=fits),
         "made_up": made_up,
     }
 
@@ -155,16 +169,17 @@ def _normalisation(
     data: DataConfig,
     raw: ndarray,
     shares: Sequence[Sequence[ndarray]],
-    away: Sequence[HeldOut],
+    held_out_clients: Sequence[HeldOut],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of the training samples `raw`, without those of clients that are held out.
+    """Compute mean and deviation of the training samples `raw`, without those of held-out clients.
 
-    0 and 1 where `data.scale` has scaled them already; with imputers of clients' own without
-    samples that nobody has.
+    Returns 0 and 1 if `data.scale` has scaled the samples already. If each client has an imputer of
+    its own (`data.fitted`), samples that no client holds are left out, since nothing has filled
+    their cells.
     """
     if data.scale is not None:
         return torch.zeros(1), torch.ones(1)
-    unseen = [index for newcomer in away for index in (newcomer.train, newcomer.validation)]
+    unseen = [index for client in held_out_clients for index in (client.train, client.validation)]
     if data.fitted == "own":
         dealt = [index for part in shares[:2] for index in part]
         owned = np.concatenate(dealt)
@@ -175,23 +190,26 @@ def _normalisation(
 
 
 def _check_images(data: DataConfig, axes: int) -> None:
-    """Raise `BadInput` for what only images have, where samples have so many `axes`, their number
-    among them."""
-    is_needy = {
+    """Raise `BadInput` if an option for images meets other samples; `axes`: of their array."""
+    needs_images_by_key = {
         "data.partition": data.partition == "rotated",
         "data.planted": data.planted == "rotation",
         "data.augment": data.augment != "none",
     }
     kind = "plain vectors" if axes == 2 else "series"
-    problem = f"it needs images, but the samples are {kind}: choose another"
-    for key, needs_images in is_needy.items():
+    problem = f"it needs images, but the samples are {kind}: choose another value"
+    for key, needs_images in needs_images_by_key.items():
         value = getattr(data, key.removeprefix("data."))
         check(key, value, axes == 4 or not needs_images, problem)
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """The samples in use, and who holds which of them."""
+    """The samples in use, and the clients that hold them.
+
+    If models are scored on validation data, no test sample is in use: `test` is `train`, and the
+    shares for test are those for validation.
+    """
 
     train: SamplePool
     test: SamplePool
@@ -199,12 +217,10 @@ class _Dealt:
     """Each client's indices for training and validation (into `train`) and for test (into
     `test`)."""
     names: list[str]
-    """Of the clients."""
+    """Names of the clients."""
     held_back: SamplePool | None
     common: SamplePool | None
-    """The test set of all; it may be `test`."""
-    # Scored on validation data, `test` is `train`, the shares of both are the same, and no test
-    # sample is here.
+    """The test set for all clients (`data.global_test`); it may be `test`."""
 
 
 def _deal(
@@ -215,15 +231,18 @@ def _deal(
     fold: int,
     smoke: bool,
 ) -> _Dealt:
-    """Choose the samples in use, hold public ones back, deal, cut each client's own test part, thin
-    and cap training parts, and cut validation parts off them."""
-    dealer = _dealer(data, seed)
-    train, test, held_back = _in_use(source, data, clients, dealer, smoke)
+    """Choose the samples in use and deal them out.
+
+    In order: public samples are held back, the others dealt, each client's own test part cut off
+    (`data.client_test`, `data.folds`), its training part reduced, and its validation part cut off.
+    """
+    partition_seed = _partition_seed(data, seed)
+    train, test, held_back = _in_use(source, data, clients, partition_seed, smoke)
     common = test if data.global_test else None
     test = train if data.own_test else test
     groups = _groups(train, test, source.group_names[:clients] if smoke else source.group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
-    rng = numpy_rng(dealer, "partition")
+    rng = numpy_rng(partition_seed, "partition")
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if train.units is not None:
         _check_units(data, train, test, trains, names)
@@ -231,7 +250,7 @@ def _deal(
         train, test, trains, tests = owntest.as_pools(train, trains, data, seed, fold, names)
     trains, validations = _training_parts(train, trains, data, seed)
     if held_back is not None:
-        held_back = public.apart(held_back, (train, validations), (test, tests))
+        held_back = public.without_overlaps(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
         shares = trains, validations, validations
         return _Dealt(train, train, shares, names, held_back, None)
@@ -251,36 +270,36 @@ def _in_use(
     source: Source,
     data: DataConfig,
     clients: int,
-    dealer: int,
+    partition_seed: int,
     smoke: bool,
 ) -> tuple[SamplePool, SamplePool, SamplePool | None]:
-    """Returns the training and the test samples in use, one pool where they are pooled, and those
-    that are held back as public ones."""
+    """Return the training, test and public samples in use; with `data.pooled` one pool serves for
+    training and test."""
     train = source.train
-    # Where no test samples are read, the training pool stands in for them, so that all calls stay
-    # the same; nobody is scored on it: `_deal` then returns the validation parts as test parts.
+    # If test samples are not read, the training pool takes their place; no model is scored on it,
+    # since `_deal` returns the validation parts as test parts.
     test = source.test if data.reads_test else train
     if data.pooled:
         train = train.followed_by(test)
     most = SMOKE_TRAIN if smoke else None
-    rng = numpy_rng(dealer, "data.train")
-    used = _used(train, data, data.fraction, clients, most, rng)
+    rng = numpy_rng(partition_seed, "data.train")
+    used = _chosen_samples(train, data, data.fraction, clients, most, rng)
     held_back = None
     if data.public == public.HELD_BACK:
-        used, out = public.hold_back(used, data, dealer, smoke)
-        held_back = train.part(out)
+        used, public_index = public.hold_back(used, data, partition_seed, smoke)
+        held_back = train.part(public_index)
     train = train.part(used)
     if data.pooled:
         return train, train, held_back
     share = data.fraction if data.test_fraction is None else data.test_fraction
     most = SMOKE_TEST if smoke else None
-    used = _used(
+    used = _chosen_samples(
         test,
         data,
         share,
         clients,
         most,
-        numpy_rng(dealer, "data.test"),
+        numpy_rng(partition_seed, "data.test"),
     )
     return train, test.part(used), held_back
 
@@ -291,19 +310,19 @@ def _training_parts(
     data: DataConfig,
     seed: int,
 ) -> tuple[partition.Shares, partition.Shares]:
-    """Returns each client's training part, thinned and capped as `data` says, and the validation
-    part that is cut off it."""
+    """Reduce each client's training part as `data` asks, and cut its validation part off; return
+    both."""
     if data.train_share < 1:
-        least = 1 + (data.validation > 0)  # one will be held out
+        least = 1 + (data.validation > 0)  # one sample for validation
         rng = numpy_rng(seed, "data.train_share")
-        trains = owntest.thinned(trains, train.strata, data.train_share, least, rng)
+        trains = owntest.subsampled(trains, train.strata, data.train_share, least, rng)
     rng = numpy_rng(seed, "data.samples_per_client")
-    trains = partition.keep(trains, train.strata, data, rng)
+    trains = partition.cap(trains, train.strata, data, rng)
     rng = numpy_rng(seed, "data.validation")
-    trains, validations = owntest.cut_off(train, trains, data.validation, rng)
+    trains, validations = owntest.split_off(train, trains, data.validation, rng)
     if train.spans is not None:
         fewest = min(map(len, trains))
-        problem = f"some client has {fewest} windows left that overlap none held out"
+        problem = f"some client has only {fewest} windows that overlap no held-out window"
         remedy = "lower it, or data.validation"
         is_enough = fewest >= data.min_samples
         check("data.min_samples", data.min_samples, is_enough, f"{problem}: {remedy}")
@@ -315,7 +334,7 @@ def _groups(
     test: SamplePool,
     names: list[str],
 ) -> partition.Groups | None:
-    """Returns the groups of the samples; None where a part has none."""
+    """Return the groups of the samples; None if the training or the test pool has none."""
     if train.groups is None or test.groups is None:
         return None
     return partition.Groups(train.groups, test.groups, names)
@@ -328,19 +347,19 @@ def _check_units(
     shares: partition.Shares,
     names: list[str],
 ) -> None:
-    """Raise `BadInput` where samples of one unit lie in two clients or in two parts."""
+    """Raise `BadInput` if two clients, or two parts, have samples of one unit."""
     assert train.units is not None
     units.check_apart(data.unit_column, train.units, shares, names)
-    requirement = "samples that are held back may be of units that clients have: set it to null"
-    check("data.public", data.public, data.public != public.HELD_BACK, requirement)
+    problem = "public samples may come from the same units as clients' samples: set it to null"
+    check("data.public", data.public, data.public != public.HELD_BACK, problem)
     if test.units is not None and data.reads_test and not data.own_test:
-        twice = np.intersect1d(train.units, test.units).size
-        requirement = f"{twice} units are in the training and the test part: set data.client_test"
-        check("data.unit_column", data.unit_column, not twice, requirement)
+        shared = np.intersect1d(train.units, test.units).size
+        problem = f"{shared} units are in both the training and the test part: set data.client_test"
+        check("data.unit_column", data.unit_column, not shared, problem)
 
 
-def _dealer(data: DataConfig, seed: int) -> int:
-    """The seed that draws who has which samples."""
+def _partition_seed(data: DataConfig, seed: int) -> int:
+    """Return the seed of the partition among clients."""
     return seed if data.partition_seed is None else data.partition_seed
 
 
@@ -349,29 +368,34 @@ def client_names(
     data: DataConfig,
     clients: int,
 ) -> list[str]:
-    """The clients' names: `data.client_names`, or those of the groups that the natural partition
-    makes clients of.
+    """Return the clients' names: `data.client_names`, or with the natural partition those of its
+    groups.
 
     Raises:
-        BadInput: there are more or fewer than clients, or two are equal.
+        BadInput: the names are more or fewer than the clients, or two are equal.
     """
     natural = source.group_names[:clients] if data.partition == partition.NATURAL else []
     names = natural if data.client_names is None else [composed(name) for name in data.client_names]
     key = "data.root" if data.client_names is None else "data.client_names"
     value = data.root if data.client_names is None else names
     valid = data.client_names is None or len(names) == clients
-    check(key, value, valid, f"{len(names)} names for {clients} clients (federation.clients)")
+    check(
+        key,
+        value,
+        valid,
+        f"{len(names)} names for {clients} clients: change federation.clients or the names",
+    )
     for name, count in Counter(names).items():
-        check(key, value, count == 1, f"two clients are called {name!r}")
+        check(key, value, count == 1, f"{count} clients have the name {name!r}: rename all but one")
     return list(names)
 
 
 def normalisation(raw: ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1]
-    or [features].
+    """Compute mean and standard deviation of each channel or feature of `raw`, float32, [channels,
+    1, 1] or [features].
 
-    A channel that never changes keeps the deviation 1. Token numbers, int64, are not touched: 0 and
-    1, [1].
+    A constant channel gets the deviation 1. For token numbers (int64) the mean is 0 and the
+    deviation 1, both of shape [1].
     """
     if raw.dtype == np.int64:
         return torch.zeros(1), torch.ones(1)
@@ -395,13 +419,13 @@ def normalisation(raw: ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _first(strata: ndarray, size: int) -> ndarray:
-    """Indices of the first `size` samples of each stratum."""
+    """Return the indices of the first `size` samples of each stratum."""
     order = np.argsort(strata, kind="stable")
     first = np.searchsorted(strata[order], strata[order])
     return np.sort(order[np.arange(len(strata)) - first < size])
 
 
-def _used(
+def _chosen_samples(
     pool: SamplePool,
     data: DataConfig,
     fraction: float,
@@ -409,8 +433,8 @@ def _used(
     smoke: int | None,
     rng: np.random.Generator,
 ) -> ndarray:
-    """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per
-    client."""
+    """Return the indices of a stratified `fraction` of a pool, or in a smoke run of about `smoke`
+    samples a client."""
     grouped = data.partition == partition.NATURAL and pool.groups is not None
     strata = pool.groups if grouped and pool.groups is not None else pool.strata
     if smoke is not None and grouped:

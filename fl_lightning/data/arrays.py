@@ -17,13 +17,13 @@ from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.metric import Task
 from fl_lightning.foundation.named import composed
 
-Layout = Literal["first", "last", "unsaid", "raw"]
+Layout = Literal["first", "last", "unknown", "raw"]
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 SHAPED = ("channels", "raw")
-"""What a file may hold to say how its samples lie: `channels` (first, last), or `raw`: as clients
-train on them."""
+"""Keys that say how the samples of a file are laid out: `channels` (first or last), or `raw`, which
+marks a file whose samples need no conversion: their axes are those of the model's inputs."""
 MOST_CHANNELS = 4
-"""Channels of a picture, at most: with fewer on one side it is clear where they are."""
+"""Largest number of channels of an image: an axis that is longer holds none."""
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, "
     "features); "
@@ -32,10 +32,11 @@ LAYOUT = (
 
 
 def load(data: DataConfig) -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,).
+    """Read a user's `.npz` file with x_train, y_train, x_test and y_test.
 
-    A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a
-    test part.
+    Plain vectors give the input shape (features,). Files with the key `raw` are written by
+    data/given.py: their samples have the axes of the model's inputs already, and a test part may be
+    missing.
     """
     root = data.root
     if root is None or not root.lower().endswith(".npz"):
@@ -59,13 +60,14 @@ def as_source(
     data: DataConfig,
     has_test: bool,
 ) -> Source:
-    """Returns the source of `arrays`, with the keys of a file.
+    """Build a source from arrays that are named as in an `.npz` file.
 
     Args:
-        setting: for messages.
-        arrays: of training, and where it is read of the test part.
-        data: says what the targets are, and how a test part is drawn.
-        has_test: whether there is one, be it unread; else a fifth of the training part is.
+        setting: the key and value that errors name.
+        arrays: the training arrays, and the test arrays if they were read.
+        data: tells what the targets are, and how a test part is drawn.
+        has_test: whether the data have a test part, even if it was not read; if not, a fifth of the
+            training samples becomes the test part.
 
     Raises:
         BadInput: the arrays do not fit together.
@@ -79,7 +81,7 @@ def as_source(
             pools[part] = _pool(setting, part, x, y, data.task, layout)
     pools, group_names = _grouped(setting, _with_units(setting, pools, arrays), arrays)
     shape, *others = [arrays[f"x_{part}"].shape[1:] for part in pools]
-    problem = f"x_train and x_test differ in shape: {shape}, {others}"
+    problem = f"x_train and x_test must have samples of one shape, not {shape} and {others}"
     setting.check(others in ([], [shape]), problem)
     class_names = _class_names(setting, pools, arrays) if data.task == "classification" else []
     test = pools.get("test", pools["train"]) if has_test else None
@@ -92,7 +94,8 @@ def _class_names(
     pools: Mapping[str, SamplePool],
     arrays: Mapping[str, ndarray],
 ) -> list[str]:
-    """Returns `class_names`, different texts and one for each class; else the classes' numbers."""
+    """Return `class_names`, after checking that they are different texts and at least one for each
+    class; without them, the numbers of the classes."""
     labels = np.concatenate([pool.labels for pool in pools.values()])
     classes = 1 + int(labels.max())
     samples = len(pools["train"].labels)
@@ -107,7 +110,7 @@ def _class_names(
     problem = f"class_names has {len(names)} names for {classes} classes"
     setting.check(len(names) >= classes, problem)
     names = [composed(name) for name in names]
-    setting.check(len(set(names)) == len(names), "class_names has a name twice")
+    setting.check(len(set(names)) == len(names), "class_names holds a name twice: rename one")
     return names
 
 
@@ -116,8 +119,8 @@ def _grouped(
     pools: dict[str, SamplePool],
     arrays: Mapping[str, ndarray],
 ) -> tuple[dict[str, SamplePool], list[str]]:
-    """The pools with each sample's client, and the clients' names: `client_names`, or the values in
-    order."""
+    """Return the pools with the client of each sample, and the clients' names: `client_names`, or
+    the sorted values of the client arrays."""
     if "client_train" not in arrays:
         return pools, []
     values = sorted(
@@ -136,7 +139,7 @@ def _grouped(
         problem = f"client_{part} holds {len(clients)} clients of {samples} samples"
         setting.check(len(clients) == samples, problem)
         for client in clients:
-            problem = f"client_{part} holds {client!r}, which no name or training sample has"
+            problem = f"client_{part} holds {client!r}, which has no name or training sample"
             setting.check(client in places, problem)
         numbers = np.array([places[client] for client in clients], np.int64)
         grouped[part] = replace(pool, groups=numbers)
@@ -149,7 +152,7 @@ def _clients(
     arrays: Mapping[str, ndarray],
     part: str,
 ) -> list[Any]:
-    """The client of each sample of a part: its number, or its name."""
+    """Return the client of each sample of a part: a number, or a name."""
     column = arrays.get(f"client_{part}", np.zeros(0))
     values = column.ravel().tolist()
     return [composed(value) if isinstance(value, str) else value for value in values]
@@ -160,7 +163,7 @@ def _with_units(
     pools: dict[str, SamplePool],
     arrays: Mapping[str, ndarray],
 ) -> dict[str, SamplePool]:
-    """The pools with the unit of each sample, where the file has `unit_train`."""
+    """Return the pools with the unit of each sample, if the file has `unit_train`."""
     if "unit_train" not in arrays:
         return pools
     columns = [arrays.get(f"unit_{part}", np.zeros(0)).ravel() for part in pools]
@@ -177,8 +180,11 @@ def _with_units(
 
 
 def public(key: str, path: str) -> SamplePool:
-    """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for
-    `key`."""
+    """Read unlabelled samples from the file at `path`: x_public, or else x_train.
+
+    Raises:
+        BadInput: the file is absent, malformed or empty; the error names `key`.
+    """
     setting = Setting(key, path)
     with _opened(setting) as archive:
         content = _arrays(archive, ["x_train", "x_public", "channels"])
@@ -194,8 +200,15 @@ def newcomer(
     root: str,
     task: Task,
 ) -> dict[str, tuple[ndarray, ndarray | None]]:
-    """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where
-    the file has any."""
+    """Read a new client's `.npz` file.
+
+    Returns the samples and labels of `train`, and of `test` if the file has it; the labels of
+    `train` are None if it has none.
+
+    Args:
+        root: path of the file.
+        task: of the run; tells whether labels are classes or numbers.
+    """
     setting = Setting("data", root)
     with _opened(setting) as archive:
         arrays = _arrays(archive, [*KEYS, "channels"])
@@ -216,9 +229,16 @@ def newcomer(
 
 
 def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], ndarray | None]:
-    """One site's samples and labels by part (`train`, `validation` and `test`, of which the last
-    two may be empty), and the public samples where the file has any. A file with the key `raw` has
-    its axes as clients train on them."""
+    """Read the `.npz` file of one site of a deployment.
+
+    Returns samples and labels of `train`, `validation` and `test`, of which the last two may be
+    empty, and the public samples (None without them). Samples of a file with the key `raw` have the
+    axes of the model's inputs already.
+
+    Args:
+        root: path of the file.
+        task: of the run; tells whether labels are classes or numbers.
+    """
     setting = Setting("data", root)
     names = [f"{kind}_{part}" for part in ("train", "validation", "test") for kind in "xy"]
     with _opened(setting) as archive:
@@ -240,7 +260,9 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
                 layout,
             )
             parts[part] = pool.read_all(), pool.labels
-    setting.check(bool(parts) or public is not None, "it must hold x_train and y_train")
+    setting.check(
+        bool(parts) or public is not None, "it must hold x_train and y_train, or x_public"
+    )
     for x, y in [*parts.values()][:1]:
         nothing = x[:0], y[:0]
         parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}
@@ -254,17 +276,17 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
 
 @contextlib.contextmanager
 def _opened(setting: Setting) -> Iterator[Mapping[str, ndarray]]:
-    """The archive that the setting names; `Absent` if there is none, `BadInput` if it is broken
-    where it is read."""
+    """Open the archive that `setting` names; raise `Absent` without the file, `BadInput` if it is
+    broken."""
     path = Path(str(setting.value)).expanduser()
     if not path.is_file():
         raise Absent(setting.key, setting.value, "there is no such file")
-    requirement = "it cannot be read: it is no .npz archive, which numpy.savez writes"
+    requirement = "it is no .npz archive: write it with numpy.savez"
     setting.check(is_zipfile(path), requirement)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             yield archive
-    # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
+    # numpy raises many types for files that are no archive, are cut short or hold objects
     except Exception as error:
         problem = f"it cannot be read as an .npz archive ({first_line(error)})"
         raise setting.error(problem) from error
@@ -274,7 +296,7 @@ def _arrays(
     archive: Mapping[str, ndarray],
     names: Iterable[str],
 ) -> dict[str, ndarray]:
-    """Those of `names` that it holds."""
+    """Return the arrays of these names that the archive holds."""
     return {name: archive[name] for name in names if name in archive}
 
 
@@ -282,13 +304,13 @@ def _layout(
     setting: Setting,
     arrays: Mapping[str, ndarray],
 ) -> Layout:
-    """How the samples of a file lie: what it says itself, else `unsaid`."""
+    """Return the layout that the file declares; `unknown` if it declares none."""
     if "raw" in arrays:
         return "raw"
     if "channels" not in arrays:
-        return "unsaid"
+        return "unknown"
     layout = str(arrays["channels"])
-    problem = f"channels holds {layout!r}, and must be first or last"
+    problem = f"its array channels holds {layout!r}: it must hold first or last"
     setting.check(layout in ("first", "last"), problem)
     return cast(Layout, layout)
 
@@ -299,11 +321,11 @@ def _pool(
     x: ndarray,
     y: ndarray,
     task: Task = "classification",
-    layout: Layout = "unsaid",
+    layout: Layout = "unknown",
 ) -> SamplePool:
-    """The samples of a part, checked, with their channels first."""
+    """Check the samples of a part; return them as a pool, with channels first."""
     is_filled = min(x.ndim, y.ndim, x.size, y.size) > 0
-    setting.check(is_filled, f"x_{part} or y_{part} is empty")
+    setting.check(is_filled, f"x_{part} or y_{part} is empty: give samples, or leave both out")
     if y.shape == (len(y), 1):
         y = y[:, 0]
     problem = f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}"
@@ -346,19 +368,22 @@ def _channels_first(
     if x.ndim == 3:
         return x[:, None]
     setting.check(x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
-    place = channels_of(x.shape) if layout == "unsaid" else layout
+    place = channel_axis(x.shape) if layout == "unknown" else layout
     shown = f"x_{part} of shape {x.shape}"
     remedy = "say so in the file, numpy.savez(..., channels='first')"
     problem = f"{shown} may have its channels first or last: {remedy} or 'last'"
-    setting.check(place != "unsaid", problem)
+    setting.check(place != "unknown", problem)
     problem = f"{shown} seems to have its channels first: put them last, or {remedy}"
-    setting.check(place == "last" or layout != "unsaid", problem)
+    setting.check(place == "last" or layout != "unknown", problem)
     return x if place == "first" else x.transpose(0, 3, 1, 2)
 
 
-def channels_of(shape: tuple[int, ...]) -> Layout:
-    """Where images (n, a, b, c) have their channels, as far as their shape tells: on the side with
-    at most four, else where one side of a square is not."""
+def channel_axis(shape: tuple[int, ...]) -> Layout:
+    """Guess from the shape (n, a, b, c) of images whether their channels are first (a) or last (c).
+
+    Channels are on the side that alone has at most `MOST_CHANNELS`; else on the side that differs
+    from two equal ones (a square image). Returns `unknown` if the shape does not tell.
+    """
     _, a, b, c = shape
     if (a <= MOST_CHANNELS) != (c <= MOST_CHANNELS):
         return "first" if a <= MOST_CHANNELS else "last"
@@ -366,4 +391,4 @@ def channels_of(shape: tuple[int, ...]) -> Layout:
         return "last"
     if (a == b) != (b == c):
         return "last" if a == b else "first"
-    return "unsaid"
+    return "unknown"

@@ -1,5 +1,5 @@
-"""Augmentation of a batch of training images on its device, from draws made for a whole epoch on
-the CPU."""
+"""Augmentation of batches of training images on their device; random numbers are drawn on the CPU
+for a whole epoch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 
 PAD = 4
 """Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He
@@ -16,19 +16,19 @@ et al., 2016)."""
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random horizontal flips, after random crops of the padded image with `crop`."""
+    """Random horizontal flips; if `crop`, random crops of the padded image come before them."""
 
     crop: bool
     black: Tensor
-    """What a black pixel is after normalisation, [channels, 1, 1] float32."""
+    """Value of a black pixel after normalisation, [channels, 1, 1] float32."""
 
     def draw(
         self,
         samples: int,
         generator: torch.Generator,
     ) -> Tensor:
-        """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down,
-        shift right."""
+        """Draw the augmentation of an epoch's samples, int64 [samples, 3]: flip (0 or 1), shift
+        down, shift right."""
         flips = torch.randint(0, 2, (samples, 1), generator=generator)
         shifts = torch.randint(0, 2 * PAD + 1, (samples, 2), generator=generator)
         return torch.cat([flips, shifts], dim=1)
@@ -38,11 +38,12 @@ class Augmentation:
         x: Tensor,
         draws: Tensor,
     ) -> Tensor:
-        """Augment `x` [b, channels, height, width] by the rows of `draws` [b, 3]."""
-        draws = sent(draws, x.device)
+        """Augment images `x` [b, channels, height, width] as `draws` [b, 3] says, a row for each
+        image."""
+        draws = to_device(draws, x.device)
         if self.crop:
             b, channels, height, width = x.shape
-            black = sent(self.black.to(x.dtype), x.device)
+            black = to_device(self.black.to(x.dtype), x.device)
             frame = black.expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
             frame[:, :, PAD:-PAD, PAD:-PAD] = x
             windows = frame.unfold(2, height, 1).unfold(3, width, 1)
@@ -52,11 +53,12 @@ class Augmentation:
         is_flipped = draws[:, 0, None, None, None] == 1
         return torch.where(is_flipped, x.flip(-1), x)
 
-    def over(
+    def augmented(
         self,
         batches: Iterator[tuple[Tensor, Tensor]],
         draws: Sequence[Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """`batches` (x, y) with x augmented, each by its rows of `draws`."""
+        """Yield the batches (x, y) with x augmented; `draws` holds the rows of `draw` for each
+        batch."""
         for (x, y), rows in zip(batches, draws, strict=True):
             yield self.apply(x, rows), y

@@ -1,7 +1,7 @@
-"""Columns of a table as features: one-hot, imputed, and scaled by transformers of scikit-learn.
+"""Table columns as features: one-hot, imputed, and scaled by transformers of scikit-learn.
 
-A transformer is fitted on training parts alone: on each client's own (`data.fitted: own`), or on
-all of them together.
+A transformer is fitted on training samples only: on those of each client (`data.fitted: own`), or
+on those of all clients together.
 """
 
 from __future__ import annotations
@@ -29,39 +29,42 @@ SCALERS = {
     "minmax": "sklearn.preprocessing.MinMaxScaler",
     "maxabs": "sklearn.preprocessing.MaxAbsScaler",
 }
-"""`data.scale` by name."""
+"""Transformers by the short names of `data.scale`."""
 NEWCOMER = -1
-"""The number of a client that is new, by which its own fit is kept."""
+"""Key of the fit of a client that is new to the run."""
 PROBES = 64
-"""Rows by which a scaler is found to be affine."""
+"""Random rows on which a scaler is tested for being affine."""
 FAR = 2.0**31
-"""Where its slope is measured: between 0 and 1 a scaler of large numbers rounds it away."""
+"""Input at which a scaler's slope is measured: between 0 and 1, large shifts would round it
+away."""
 MERGED = 0.01
-"""Share of a column's different values that float32 may merge without a word: two random numbers
-are one by chance."""
+"""Share of a column's different values that float32 may merge without a warning: two random numbers
+may coincide by chance."""
 BLURRED = 0.01
-"""Share of a column's deviation that rounding to float32 may reach without a word. Ours: noise of a
-hundredth."""
+"""Share of a column's deviation by which float32 may round its values without a warning. Ours: like
+noise of a hundredth."""
 PROBED = 10_000
-"""Rows that are looked at, evenly spaced. Ours: half a second for the features of MNIST."""
+"""Rows, evenly spaced, that are tested for the loss of digits. Ours: half a second for the features
+of MNIST."""
 EXACT = ("float32", "float16", "bool", "uint8", "int8", "uint16", "int16")
-"""Types whose values float32 holds as they are."""
+"""Types whose values float32 holds exactly."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that are features, and how cells become numbers."""
+    """The feature columns of a table, and how their cells become numbers."""
 
     names: list[str]
-    """Of the columns, in order."""
+    """The column names, in order."""
     values: Mapping[str, list[str]]
-    """The values of each column that is one-hot, in order."""
+    """The values of each one-hot column, in order."""
     form: Mapping[str, Any] = field(default_factory=dict)
-    """How the table is written (`tables.form_of`)."""
+    """How numbers and dates are written in the table (`tables.form_of`)."""
 
     @property
     def pairs(self) -> list[tuple[str, str | None]]:
-        """The column of each feature, and its one-hot value; None: the feature is a number."""
+        """The column and the one-hot value of each feature; the value of a numeric feature is
+        None."""
         pairs: list[tuple[str, str | None]] = []
         for name in self.names:
             values = self.values.get(name, [None])
@@ -70,12 +73,12 @@ class Columns:
 
     @property
     def numeric(self) -> ndarray:
-        """Which features are numbers, bool (features,)."""
+        """Whether each feature is numeric, bool (features,)."""
         return np.array([value is None for _, value in self.pairs], bool)
 
     @property
     def features(self) -> list[str]:
-        """A name for each feature: the column, or `column=value`."""
+        """The name of each feature: the column, or `column=value`."""
         return [name if value is None else f"{name}={value}" for name, value in self.pairs]
 
     @classmethod
@@ -84,7 +87,10 @@ class Columns:
         cells: Mapping[str, Sequence[str]],
         data: DataConfig,
     ) -> Columns:
-        """Of cells by column; the values of a column are ordered as text, without empty cells."""
+        """Build the columns from `cells`, the cell texts by column.
+
+        The values of a one-hot column are sorted as text; empty cells are no value.
+        """
         values = {}
         for name in data.one_hot or []:
             if name in cells:
@@ -93,8 +99,11 @@ class Columns:
         return cls(list(cells), values, form_of(data))
 
     @classmethod
-    def unknown(cls, shape: Sequence[int]) -> Columns | None:
-        """Of a table that is not there and was made up: numbers (n, features) alone."""
+    def numbered(cls, shape: Sequence[int]) -> Columns | None:
+        """Build columns with numbers for names, for a table that was made up in a smoke run.
+
+        `shape`: of its samples; None is returned unless it is (n, features).
+        """
         if len(shape) != 2:
             return None
         names = [f"feature {k}" for k in range(shape[1])]
@@ -102,8 +111,12 @@ class Columns:
 
 
 def say_merged(names: Sequence[str], numbers: ndarray) -> None:
-    """A line on columns of `numbers` (n, columns), called `names`, whose values float32 merges or
-    rounds coarsely."""
+    """Print a warning if float32 merges or coarsely rounds values of a column.
+
+    Args:
+        names: of the columns.
+        numbers: (n, columns).
+    """
     if numbers.dtype.name in EXACT or not len(numbers):
         return
     rows = numbers[:: -(-len(numbers) // PROBED)]
@@ -121,8 +134,8 @@ def say_merged(names: Sequence[str], numbers: ndarray) -> None:
 
 
 def say_merged_samples(name: str, samples: ndarray) -> None:
-    """`say_merged` for the array `name`: by feature of vectors (n, features), of images and series
-    all values."""
+    """Print the warning of `say_merged` for the array `name`: by feature for vectors (n, features),
+    else for all values together."""
     if samples.ndim != 2:
         say_merged([name], samples.reshape(-1, 1))
         return
@@ -131,7 +144,7 @@ def say_merged_samples(name: str, samples: ndarray) -> None:
 
 
 def _loss(column: ndarray) -> str:
-    """What float32 loses of the numbers in a column, in words; empty: nothing to speak of."""
+    """Describe what float32 loses of a column's numbers; empty if that is negligible."""
     finite = column[np.isfinite(column)]
     values = np.unique(finite)
     stored = values.astype(np.float32)
@@ -150,8 +163,7 @@ def _loss(column: ndarray) -> str:
 
 
 class Preprocessing:
-    """What makes inputs of features: an imputer and a scaler for all clients, or for each its
-    own."""
+    """Imputer and scaler of features: one for all clients, or one for each."""
 
     def __init__(
         self,
@@ -169,40 +181,45 @@ class Preprocessing:
         self._fits: dict[int, list[tuple[str, Any]]] = {}
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         data: DataConfig,
         columns: Columns | None,
         raw: ndarray,
     ) -> Preprocessing | None:
-        """What fits on samples like `raw` (n, features); None: nothing is to be fitted.
+        """Build the unfitted imputer and scaler that `data` asks for; None if it asks for none.
+
+        Args:
+            data: the configuration.
+            columns: of the table; None if the samples come from no table.
+            raw: the samples, (n, features).
 
         Raises:
-            BadInput: samples are no vectors or no table's, or some belong to no client that could
-                fit its own.
+            BadInput: the samples are not vectors, or not from a table; or each client is to fit its
+                own, and some samples belong to no client.
         """
-        requirement = "the samples are no columns of a table (source table)"
+        requirement = "only tables have it (data.source table): remove it"
         for key in ("one_hot", "impute", "dates"):
             value = getattr(data, key)
             check(f"data.{key}", value, value is None or columns is not None, requirement)
         is_own = data.fitted == "own"
         key = "data.scale" if data.impute is None else "data.impute"
         value = data.impute or data.scale
-        requirement = "nothing is fitted: it needs data.impute or data.scale"
+        requirement = "nothing is to be fitted: set data.impute or data.scale, or remove it"
         check("data.fitted", data.fitted, value is not None or not is_own, requirement)
         if value is None:
             return None
         are_vectors = raw.ndim == 2 and raw.dtype != np.int64
-        requirement = "the samples are no vectors: it belongs to tables and arrays of features"
+        requirement = "only vectors of features can have it, and the samples are none: remove it"
         check(key, value, are_vectors, requirement)
         has_common = data.public is not None or data.global_test
         requirement = (
-            "public samples, and those of data.global_test, belong to no client: it must be shared"
+            "public samples, and those of data.global_test, belong to no client: set it to shared"
         )
         check("data.fitted", data.fitted, not is_own or not has_common, requirement)
         return cls(data, columns, raw.shape[1])
 
-    def all_of(
+    def fit_transform(
         self,
         train: ndarray,
         test: ndarray,
@@ -210,16 +227,16 @@ class Preprocessing:
         shared: ndarray,
         names: Sequence[str],
     ) -> tuple[ndarray, ndarray]:
-        """Fit on training samples and transform everything.
-
-        Returns training and test samples (n, features), in one array if `test` is `train`.
+        """Fit on the training samples; return transformed training and test samples, (n, features).
 
         Args:
-            train, test: as they were read.
-            shares: each client's training, validation and test samples; the last index `test`.
-            shared: indices of the training samples of all clients that take part; one fit for
-                everybody uses them.
-            names: of the clients.
+            train, test: the samples as they were read; if they are one array, one is returned
+                twice.
+            shares: each client's indices for training and validation (into `train`) and for test
+                (into `test`).
+            shared: indices of the training samples of the clients that take part, for a fit that
+                all share.
+            names: of the clients, for errors.
         """
         is_one = test is train
         if not self.own:
@@ -242,8 +259,13 @@ class Preprocessing:
         name: str,
         raw: ndarray,
     ) -> None:
-        """Fit on raw training samples (n, features): for client `who`, or for everybody unless
-        `data.fitted` is own. `name`: whose samples they are, for errors."""
+        """Fit on raw training samples (n, features).
+
+        Args:
+            who: number of the client; ignored if one fit serves all clients.
+            name: name of the client, for errors.
+            raw: the samples.
+        """
         numbers = raw[:, self.numeric].astype(np.float64)
         steps: list[tuple[str, Any]] = []
         if self.data.impute is not None:
@@ -266,11 +288,14 @@ class Preprocessing:
         self,
         who: int,
     ) -> tuple[list[float], list[list[float]]]:
-        """What fills an empty cell of each feature, and centre, spread, slope and shift behind it
-        (`_affine`).
+        """Return client `who`'s transformation as numbers, for an export.
+
+        Returns the value that fills an empty cell of each feature, and four lists over the
+        features, centre, spread, slope and shift: the output is (x - centre) / spread * slope +
+        shift.
 
         Raises:
-            BadInput: the scaler does more than that.
+            BadInput: the scaler is not affine.
         """
         width = len(self.numeric)
         fills = np.zeros(width)
@@ -281,7 +306,7 @@ class Preprocessing:
         if "scale" in steps:
             factors = _affine(steps["scale"], int(self.numeric.sum()))
             requirement = (
-                f"it does more than scale each column, which an exported file cannot: "
+                f"an exported file cannot do more than scale each column, as these do: "
                 f"{', '.join(SCALERS)}"
             )
             check("data.scale", self.data.scale, factors is not None, requirement)
@@ -294,7 +319,8 @@ class Preprocessing:
         name: str,
         raw: ndarray,
     ) -> ndarray:
-        """Samples (n, features) of client `who`, float32 of the same shape."""
+        """Apply client `who`'s fit to raw samples (n, features); returns float32 of the same shape.
+        `name`: of the client, for errors."""
         samples = raw.astype(np.float32)
         if not len(raw):
             return samples
@@ -304,12 +330,12 @@ class Preprocessing:
             value = getattr(self.data, step_name)
             with _blamed(key, value, name):
                 values = np.asarray(step.transform(numbers), np.float64)
-            shapes = f"features of shape {values.shape[1:]} of {numbers.shape[1:]}"
-            problem = f"it makes {shapes} on the part of {name}: choose a scaler that keeps them"
+            shapes = f"features of shape {values.shape[1:]} from {numbers.shape[1:]}"
+            problem = f"it makes {shapes} for {name}: choose a scaler that keeps the shape"
             check(key, value, values.shape == numbers.shape, problem)
             with np.errstate(invalid="ignore"):
                 is_finite = bool((np.abs(values) < FLOAT32).all())
-            problem = f"it makes numbers that are not finite on the part of {name}"
+            problem = f"it makes numbers that are not finite for {name}"
             check(key, value, is_finite, problem)
             numbers = values
         samples[:, self.numeric] = numbers
@@ -317,10 +343,10 @@ class Preprocessing:
 
 
 def _affine(step: Any, width: int) -> ndarray | None:
-    """Centre, spread, slope and shift (4, width) by which a scaler makes `(x - centre) / spread *
-    slope + shift`.
+    """Return centre, spread, slope and shift (4, width) of a scaler that computes `(x - centre) /
+    spread * slope + shift`; None if it computes something else.
 
-    Bit by bit for those of scikit-learn, which compute in this order. None: it does more.
+    The result is exact to the bit for scikit-learn's scalers, which compute in this order.
     """
     probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
     outputs = np.asarray(step.transform(probes), np.float64)
@@ -338,7 +364,6 @@ def _affine(step: Any, width: int) -> ndarray | None:
             return np.array(rule)
     shift = np.asarray(step.transform(zeros[None]), np.float64)[0]
     far = np.asarray(step.transform(np.full((1, width), FAR)), np.float64)[0]
-
     slope = (far - shift) / FAR
     if not np.allclose(outputs, probes * slope + shift, 1e-5, 1e-5):
         return None
@@ -351,20 +376,20 @@ def _blamed(
     value: object,
     name: str,
 ) -> Iterator[None]:
-    """Whatever a transformer raises is bad input, which names whose part it failed on."""
+    """Turn any exception of a transformer into `BadInput` that names the client, `name`."""
     try:
         with warnings.catch_warnings():
-            # on constant columns and the like: the numbers are checked
+            # constant columns and the like: `transformed` checks the numbers
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
         line = first_line(error)
-        raise BadInput(key, value, f"it fails on the part of {name}: {line}") from error
+        raise BadInput(key, value, f"it fails on the samples of {name}: {line}") from error
 
 
 def _transformer(name: str) -> Any:
-    """The transformer that a name or an import path (of a class or a function without arguments)
-    gives."""
+    """Build the transformer that a short name or an import path (of a class, or of a function
+    without arguments) stands for."""
     path = SCALERS.get(name, name)
     choices = (
         f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of "

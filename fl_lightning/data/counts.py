@@ -1,5 +1,4 @@
-"""Whole samples by client and class, (N, C): dealt out by weights, topped up, held by so many
-clients."""
+"""Sample counts by client and class, [N, C]: apportioned by weights, topped up to a minimum."""
 
 import numpy as np
 from numpy import ndarray
@@ -11,7 +10,7 @@ def class_sizes(
     train_labels: ndarray,
     test_labels: ndarray,
 ) -> tuple[ndarray, ndarray]:
-    """Samples of each class, [C], for training and for test."""
+    """Count the samples of each class, [C]: of the training labels, and of the test labels."""
     largest = max(train_labels.max(), test_labels.max())
     classes = 1 + int(largest)
     return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
@@ -21,7 +20,12 @@ def share_out(
     mass: ndarray,
     class_sizes: ndarray,
 ) -> ndarray:
-    """Counts [N, C]: each class dealt out whole, in proportion to its column of `mass`."""
+    """Return counts [N, C] that share out whole classes.
+
+    Args:
+        mass: weights [N, C]; clients get samples of a class in proportion to its column.
+        class_sizes: samples of each class, [C].
+    """
     columns = []
     for column, size in zip(mass.T, class_sizes, strict=True):
         columns.append(apportion(column, size))
@@ -32,8 +36,15 @@ def fill_in_turn(
     mass: ndarray,
     class_sizes: ndarray,
 ) -> ndarray:
-    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes
-    not yet used up."""
+    """Return counts [N, C] with equal row sums.
+
+    One client after the other gets its samples from what is left, in proportion to its weights for
+    the classes; when a class is used up, its other classes fill the rest.
+
+    Args:
+        mass: weights [N, C].
+        class_sizes: samples of each class, [C].
+    """
     size = int(class_sizes.sum()) // len(mass)
     remaining = class_sizes.copy()
     counts = np.zeros(mass.shape, np.int64)
@@ -56,13 +67,19 @@ def top_up(
     keep: int = 0,
     strict: bool = False,
 ) -> bool:
-    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether
-    that could be done.
+    """Move samples within `counts` [N, C], in place, until every client has at least `size`; return
+    whether that succeeded.
 
-    A poor client is given classes in the order of its row of `weights` (none where that is 0), each
-    from the largest client that can spare it: donors stay at `size`, and at `keep` samples of the
-    class. Where that does not suffice it is given whatever the largest client has most of, unless
-    `strict`.
+    A poor client gets samples of its classes in the order of its weights. Each time the largest
+    client gives that keeps at least `size` samples, and at least `keep` of the class. If none can,
+    the largest client gives of its most frequent class, whatever the weights.
+
+    Args:
+        counts: samples by client and class.
+        size: fewest samples of a client.
+        weights: [N, C]; a client gets no class of weight 0.
+        keep: fewest samples of the class that a giving client keeps.
+        strict: give up where only the last rule would help.
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):
@@ -95,8 +112,14 @@ def holders(
     k: int,
     rng: np.random.Generator,
 ) -> ndarray:
-    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each
-    column."""
+    """Choose at random the classes that each client holds; return 0 or 1, [N, C].
+
+    Args:
+        room: most clients that may hold each class, [C].
+        clients: number of clients, N.
+        k: classes of each client.
+        rng: for the random choices.
+    """
     quota = np.zeros_like(room)
     places = clients * k
     while places:
@@ -109,8 +132,8 @@ def holders(
         places -= int(quota.sum() - before)
     holds = np.zeros((clients, len(room)), np.int64)
     for client in range(clients):
-        # Largest remaining quota first (ties at random): no class can then be left with more places
-        # than clients.
+        # largest remaining quota first, ties at random: otherwise a class could keep more places
+        # than there are clients left
         order = quota + rng.random(len(quota))
         chosen = np.argsort(-order)[:k]
         holds[client, chosen] = 1

@@ -12,13 +12,12 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.data.source import SamplePool, Source, source_of
 
 FILE = "datasets/data/digits.csv.gz"
-"""In scikit-learn: 64 pixels and the class in each row."""
+"""Path in scikit-learn of the table: 64 pixels and the class in each row."""
 
 
 def load(data: DataConfig) -> Source:
-    """Images (1, 8, 8) of 17 grey levels."""
+    """Read the images, (1, 8, 8), of 17 grey levels."""
     table = _table()
-    # torch sees both memory formats in it
     pixels = table[:, :-1].astype(np.uint8)
     images = pixels.reshape(-1, 8, 8)[:, None]
     names = [str(digit) for digit in range(10)]
@@ -32,8 +31,11 @@ def load(data: DataConfig) -> Source:
 
 @cache
 def _table() -> np.ndarray:
-    """Pixels and class (1797, 65), once for all runs of a process: from the file, since importing
-    scikit-learn takes as long as some rounds. Not to be written to."""
+    """Read pixels and classes (1797, 65), once for all runs of a process; the array is not to be
+    changed.
+
+    The file is read directly, since importing scikit-learn takes as long as some rounds.
+    """
     package = find_spec("sklearn")
     file = Path(package.origin).parent / FILE if package and package.origin else None
     if file is not None and file.is_file():

@@ -1,5 +1,5 @@
-"""Domains: the same classes seen in several ways (photographs, sketches, ...), each shared by
-clients."""
+"""Domains: the same classes in several looks (photographs, sketches, ...), each domain shared by
+several clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,11 +18,10 @@ LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet h
 
 
 def load(data: DataConfig) -> Source:
-    """Image folders by domain and class; classes are those of all domains, in the order of their
-    names.
+    """Read image folders by domain and class; the classes are those of all domains, sorted by name.
 
-    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups:
-    `of_domains`.
+    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. The natural
+    groups are the clients of `of_domains`.
     """
     root, folder = at_root(data, LAYOUT)
     folders = [path for path in entries(folder) if path.is_dir()]
@@ -46,11 +45,10 @@ def load(data: DataConfig) -> Source:
 
 
 def digit_pair(data: DataConfig) -> Source:
-    """scikit-learn's digits, and as many of MNIST, whose 28x28 pixels are averaged to 8x8: (1, 8,
-    8) uint8, 0 to 255.
+    """Make two domains: scikit-learn's digits, and as many images of MNIST, their 28x28 pixels
+    averaged to 8x8; (1, 8, 8) uint8.
 
-    Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features
-    alone.
+    The classes are the same, but writers and scanners differ: a shift of features only.
     """
     digit_source = digits.load(data)
     mnist = vision.load(replace(data, source="mnist", score_on="test"))
@@ -77,11 +75,17 @@ def of_domains(
     domain_names: Sequence[str],
     per_domain: int,
 ) -> Source:
-    """The training and test pools of domains as one source; the groups are `per_domain` clients of
-    each domain.
+    """Join the samples of several domains into one source, each domain shared by `per_domain`
+    clients.
 
-    They share each part of their domain equally, with its class mix as far as whole samples allow;
-    `Source.domains` says which is whose.
+    The clients, which are the natural groups, get equal numbers of their domain's samples with the
+    same class mix, as far as whole samples allow. `Source.domains` holds each client's domain.
+
+    Args:
+        parts: training and test pool of each domain.
+        class_names: names of the classes, which all domains share.
+        domain_names: names of the domains.
+        per_domain: clients of each domain.
     """
     pools_of_part = {"train": list[SamplePool](), "test": list[SamplePool]()}
     for number, pools in enumerate(parts):
@@ -106,7 +110,7 @@ def of_domains(
 
 
 def _averaged(raw: np.ndarray) -> np.ndarray:
-    """Images (n, 1, height, width) uint8 of 8x8 pixels, each the mean of its area."""
+    """Average images (n, 1, height, width) uint8 to 8x8 pixels."""
     import torch
     from torch.nn.functional import adaptive_avg_pool2d
 

@@ -1,4 +1,5 @@
-"""The data of a whole federation, and each client's part of them as batches on its device."""
+"""The data of a whole federation, from which each client's samples come as batches on its
+device."""
 
 from __future__ import annotations
 
@@ -35,19 +36,22 @@ from fl_lightning.foundation.metric import BY_TASK, NO_TARGET, Task
 from fl_lightning.foundation.named import composed
 
 RESIDENT_SHARE = 0.5
-"""`data.resident: auto`: tensors on the device if all samples in use take at most this share of its
-free memory."""
+"""Largest share of a device's free memory that all samples in use may take to lie on it, with
+`data.resident: auto`."""
 
 
 class FederatedData:
-    """Every client's samples, materialised when first asked for."""
+    """The samples of all clients, and facts about them.
 
-    _round = 1  # whose tasks clients have
+    The raw samples lie in memory once. `client` prepares a client's training, validation and test
+    parts when it is first called for the client, and keeps them.
+    """
+
+    _round = 1  # the round whose tasks clients have
     balance: Balance | None = None
     """`data.balance`."""
     holds_all: ClassVar[bool] = True
-    """Whether every client's samples are in this process, so that tables over all clients can be
-    made."""
+    """Whether this process holds every client's samples; at a site of a deployment it does not."""
 
     def __init__(
         self,
@@ -73,42 +77,42 @@ class FederatedData:
             train, test: the samples of all clients.
             shares: each client's indices for training and validation (into `train`) and for test
                 (into `test`).
-            class_names: of the classes; of a regression none.
-            angles: degrees by which each client's images are turned.
-            augment: of training images.
+            class_names: names of the classes; empty for a regression.
+            angles: degrees by which each client's images are rotated.
+            augment: augmentation of training images.
             resident: whether tensors lie on the device (`data.resident`).
-            made_up: whether the samples were made up.
-            task: what the labels are.
-            public: samples without labels, for all.
-            common: what `global_test` gives; it may be `test`.
+            made_up: whether the samples are noise in place of absent data (smoke runs only).
+            task: classification, or regression.
+            public: samples without labels, for all clients and the server.
+            common: the test set for all clients (`data.global_test`); it may be `test`.
             groups: true group of each client.
-            held_out: clients that take no part, beside these.
-            vocabulary: different tokens of texts.
-            drifting: planted groups that clients leave for others as rounds go by.
+            held_out: clients that take no part in the run; the others have the numbers of this
+                object.
+            vocabulary: number of different tokens of texts; 0 for other samples.
+            drifting: planted groups between which clients move as rounds go by.
             reading: how raw samples become inputs.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names = class_names
         self.task = task
         self.metric = BY_TASK[task]
-        """What its models are judged by, and their local loss."""
+        """The metric by which models are judged, and their local loss."""
         self.num_classes = 1 if task == "regression" else len(class_names)
-        """Outputs of a model."""
+        """Number of outputs of a model."""
         self.clients = len(angles)
         self.held_out = list(held_out)
-        away = {newcomer.number for newcomer in held_out}
-        dealt_to = range(self.clients + len(away))
-        self.numbers = [client for client in dealt_to if client not in away]
-        """Each client's number among all that the data were dealt to, held-out ones included."""
+        away = {client.number for client in held_out}
+        all_clients = range(self.clients + len(away))
+        self.numbers = [client for client in all_clients if client not in away]
+        """Each client's number among all clients, including the held-out ones."""
         self.groups = groups or [0] * self.clients
-        """The true group of every client, planted, of a mixture or of a domain; all 0 where there
-        are none."""
+        """True group of every client: the planted group, mixture or domain; all 0 without
+        groups."""
         self.reading = reading or Reading()
-        """How raw samples become inputs."""
         self.vocabulary = vocabulary
-        """Different tokens of texts; 0: samples are no texts."""
+        """Number of different tokens of texts; 0 for other samples."""
         self.made_up = made_up
-        """Whether the samples were made up because the real ones are absent (smoke runs only)."""
+        """Whether the samples are noise in place of absent data (smoke runs only)."""
         self.train_sizes, self.validation_sizes, self.test_sizes = (
             [len(index) for index in indices] for indices in shares
         )
@@ -116,9 +120,8 @@ class FederatedData:
             _class_counts(indices, _strata(pool, task), self.num_classes)
             for indices, pool in zip(shares, (train, train, test), strict=True)
         )
-        """Samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has
-        one class. By the labels that were dealt: `trained_counts` has those that a client trains
-        on."""
+        """Samples by client and class, int64 [N, classes], by the labels as dealt
+        (`trained_counts`: as trained on). Texts count next tokens; a regression has one class."""
         self._train = train
         self._test = test
         self._public = public
@@ -139,12 +142,12 @@ class FederatedData:
 
     @property
     def public_size(self) -> int:
-        """Public samples that `public` gives."""
+        """Number of public samples."""
         return 0 if self._public is None else len(self._public.raw)
 
     @property
     def raw_bytes(self) -> int:
-        """What every process keeps of the samples as they were read."""
+        """Bytes of the raw samples, which every process holds."""
         common = None if self._common is self._test else self._common
         pools = [self._train, self._test, self._public, common]
         tensors: list[Tensor] = []
@@ -155,8 +158,8 @@ class FederatedData:
 
     @property
     def least_test_class(self) -> int:
-        """Test samples of the rarest class that a client's test part has, the least over
-        clients."""
+        """Smallest number of test samples that a client has of a class; classes that it lacks do
+        not count."""
         return int(self.test_counts[self.test_counts > 0].min())
 
     @property
@@ -167,18 +170,18 @@ class FederatedData:
 
     @property
     def client_names(self) -> list[str]:
-        """Of the clients that take part, in order; empty: they have numbers alone."""
+        """Names of the clients, without held-out ones; empty if clients have only numbers."""
         names = self.reading.client_names
         return [names[number] for number in self.numbers] if names else []
 
-    def called(self, i: int) -> str:
-        """Client `i` in a message."""
+    def client_label(self, i: int) -> str:
+        """Return client `i`'s number, with its name if it has one, for messages."""
         names = self.client_names
         return f"client {i} ({names[i]})" if i < len(names) else f"client {i}"
 
     @property
     def text(self) -> Text | None:
-        """What samples are, where they are texts."""
+        """Vocabulary and kind of targets of texts; None for other samples."""
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None
 
     def client(
@@ -187,7 +190,7 @@ class FederatedData:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> ClientData:
-        """Client `i`'s parts on `device`, kept for the next call."""
+        """Return client `i`'s parts on `device`; they are kept for the next call."""
         device = torch.device(device)
         if self._newcomer is not None and i == self.clients - 1:
             return self._newcomer
@@ -208,9 +211,12 @@ class FederatedData:
             )
         return self._cache[key]
 
-    def raw(self, i: int) -> tuple[Tensor, Tensor]:
-        """Client `i`'s training and test samples as they were read, in the order of its parts:
-        whatever the seed, equal samples are equal."""
+    def raw_samples(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return client `i`'s training and test samples as they were read, in the order of its
+        parts.
+
+        A sample has the same values with every seed: it is neither normalised nor rotated.
+        """
         trained, _, tested = (share[i] for share in self._shares)
         return self._train.raw[trained], self._test.raw[tested]
 
@@ -219,10 +225,9 @@ class FederatedData:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Part | None:
-        """The test set of all, never turned and kept for the next call; None without
-        `data.global_test`.
+        """Return the test set for all clients, without rotation; None without `data.global_test`.
 
-        Of clients that are held out it has no sample.
+        It has no samples of held-out clients, and is kept for the next call.
         """
         if self._common is not None and (device, dtype) not in self._common_parts:
             everything = np.arange(len(self._common.labels))
@@ -241,14 +246,16 @@ class FederatedData:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Public inputs at `index` (int64 [m]; None: all of them), normalised as the private ones
-        are and never turned.
+        """Return public inputs at `index` (int64 [m]; None: all), normalised like the private ones,
+        without rotation.
 
         Raises:
-            BadInput: there are none.
+            BadInput: there are no public samples.
         """
         if self._public is None:
-            requirement = "the method needs public data: held_back, a data source or an .npz file"
+            requirement = (
+                "the method needs public data: set it to held_back, a data source or an .npz file"
+            )
             raise BadInput("data.public", None, requirement)
         index = torch.arange(self.public_size) if index is None else index.cpu()
         return self._public.inputs(
@@ -258,10 +265,10 @@ class FederatedData:
             dtype,
         )
 
-    def taking_part(self, dealt: Sequence[int]) -> list[int]:
-        """The clients of the run among those that the data were `dealt` to, numbered as the run
-        does."""
-        return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
+    def run_numbers(self, dealt_numbers: Sequence[int]) -> list[int]:
+        """Translate numbers among all clients into numbers of the run; held-out clients are left
+        out."""
+        return [place for place, number in enumerate(self.numbers) if number in set(dealt_numbers)]
 
     def example(
         self,
@@ -269,8 +276,7 @@ class FederatedData:
         device: torch.device,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Two samples at most of client `i`, as it trains on them: what operations are counted
-        on."""
+        """Return at most two training samples of client `i`, on which operations are counted."""
         batches = self.client(i, device, dtype).train.batches(2)
         return next(iter(batches))
 
@@ -282,9 +288,9 @@ class FederatedData:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Samples of a client that is new, as everybody's are prepared.
+        """Return a new client's samples as inputs, prepared like those of the run's clients.
 
-        A transformer of each client's own must have been fitted for it (`fit_newcomer`).
+        If each client has a transformer of its own, `fit_newcomer` must have been called.
         """
         raw = raw.long() if self.vocabulary else raw
         preprocessing = self.reading.preprocessing
@@ -295,8 +301,8 @@ class FederatedData:
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
     def fit_newcomer(self, raw: ndarray) -> None:
-        """Fit on the training samples of a client that is new, where each client has a transformer
-        of its own."""
+        """Fit a transformer on a new client's training samples; does nothing if all clients share
+        one."""
         preprocessing = self.reading.preprocessing
         if preprocessing is not None and preprocessing.own:
             preprocessing.fit(NEWCOMER, "the new client", raw)
@@ -306,7 +312,8 @@ class FederatedData:
         x: Tensor,
         y: Tensor,
     ) -> Part:
-        """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""
+        """Return a new client's inputs and labels as a training part, with the run's augmentation
+        and class balance."""
         part = ResidentPart(x, y, self._augmentation)
         if self.balance is not None:
             part.set_balance(self.balance, y, self.num_classes)
@@ -318,8 +325,8 @@ class FederatedData:
         device: torch.device,
         dtype: torch.dtype,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inputs and labels of all training and of all test samples of a client that is held
-        out."""
+        """Return a held-out client's samples, (inputs, labels): all of its training samples, and
+        all of its test samples."""
         parts = []
         for pool, share in ((self._train, who.train), (self._test, who.test)):
             samples = ClientSamples(
@@ -333,9 +340,11 @@ class FederatedData:
         return parts
 
     def with_newcomer(self, parts: ClientData) -> FederatedData:
-        """Returns a shallow copy with one client more, who has these parts; it counts as one
-        training sample at least. Tensors and caches are shared; names and counts of validation and
-        test samples are not extended."""
+        """Return a shallow copy with one more client, which has the parts `parts`.
+
+        Tensors and caches are shared. A client without training samples is given the weight of one.
+        Names, and the counts of validation and test samples by class, are not extended.
+        """
         extended = copy.copy(self)
         labels = [y.cpu().numpy() for _, y in parts.train.batches(4096)]
         extended._newcomer = parts
@@ -359,8 +368,8 @@ class FederatedData:
         i: int,
         most: int,
     ) -> tuple[Tensor, Tensor]:
-        """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the
-        CPU."""
+        """Return inputs (m, ...) and labels (m,) of client `i`'s first training samples, at most
+        `most`, on the CPU."""
         index = self._shares[0][i][:most]
         cpu = torch.device("cpu")
         samples = ClientSamples(
@@ -377,18 +386,21 @@ class FederatedData:
         i: int,
         change: Relabelling,
     ) -> None:
-        """From now on client `i` trains on changed labels; `class_counts` stay those of the labels
-        that were dealt."""
+        """Change the labels that client `i` trains on from now on (an attack); `class_counts` keep
+        the labels as dealt."""
         self._relabelled[i] = change
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
 
-    def units(
+    def unit_ids(
         self,
         i: int,
     ) -> tuple[ndarray, ndarray]:
-        """Numbers of what client `i`'s training and test samples are of: a person, a recording, or
-        the sample itself."""
+        """Return the unit (person, recording) of each training and test sample of client `i`, as
+        numbers.
+
+        Without units each sample has a number of its own.
+        """
         if self._newcomer is not None and i == self.clients - 1:
             return np.arange(self.train_sizes[i]), np.arange(self.test_sizes[i])
         trained, _, tested = (share[i] for share in self._shares)
@@ -397,39 +409,34 @@ class FederatedData:
             units.append(index if pool.units is None else pool.units[index])
         return units[0], units[1]
 
-    def tested_rows(self, i: int) -> ndarray:
-        """Numbers of client `i`'s test samples, the same whatever the split."""
+    def test_sample_ids(self, i: int) -> ndarray:
+        """Return a number for each test sample of client `i`; a sample has the same number in every
+        split."""
         index = self._shares[2][i]
         return index if self._test.rows is None else self._test.rows[index]
 
-    def tested_lines(self, i: int) -> ndarray:
-        """Numbers of the rows of client `i`'s test samples in the user's table, from 0; without a
-        table `tested_rows`."""
+    def test_table_rows(self, i: int) -> ndarray:
+        """Return the row of each test sample of client `i` in the user's table, from 0;
+        `test_sample_ids` if the data are no table."""
         lines = self._test.lines
         if lines is None:
-            return self.tested_rows(i)
+            return self.test_sample_ids(i)
         return lines[self._shares[2][i]]
 
-    def tested(self, i: int) -> tuple[Tensor, Tensor]:
-        """Client `i`'s test samples as they were read, and their labels."""
-        index = torch.from_numpy(self._shares[2][i])
-        return self._test.raw[index], self._test.labels[index]
-
     def trained_counts(self, i: int) -> ndarray:
-        """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
+        """Count client `i`'s training samples by class, int64 (classes,), after `relabel`."""
         if i not in self._relabelled:
             return np.asarray(self.class_counts[i])
         labels = self._trained_labels(i).numpy()
         return _class_counts([np.arange(len(labels))], labels, self.num_classes)[0]
 
     def _trained_labels(self, i: int) -> Tensor:
-        """The labels of client `i`'s training samples, changed ones where it has them."""
+        """Return the labels of client `i`'s training samples, after `relabel`."""
         labels = self._train.labels[torch.from_numpy(self._shares[0][i])]
         return self._relabelled[i](labels) if i in self._relabelled else labels
 
     def at_round(self, round: int) -> None:
-        """Give every client the task that it has in `round` (`data.drift_every`), those that are
-        held out included."""
+        """Give every client, held-out ones included, its task in `round` (`data.drift_every`)."""
         if self._drifting is None or round == self._round:
             return
         tasks = self._drifting
@@ -491,7 +498,7 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's samples by purpose."""
+    """One client's training, validation and test samples."""
 
     train: Part
     validation: Part
@@ -500,22 +507,22 @@ class ClientData:
 
 @dataclass(frozen=True)
 class AsRead:
-    """Samples as they were read, for sites that are to have their own."""
+    """Samples as they were read, from which a deployment writes each site's file."""
 
     plain: bool
-    """Whether they reach clients so: not turned, and the same in every round."""
+    """Whether clients train on the samples as read: not rotated, and the same in every round."""
     mean: Tensor
-    """Inputs are normalised by it and by `std`, float32, by channel or feature."""
+    """Mean of each channel or feature, float32; with `std` it normalises inputs."""
     std: Tensor
     strides: tuple[int, ...]
-    """Of one sample in memory: convolutions round by it."""
+    """Memory strides of one sample; the rounding of convolutions depends on them."""
     parts: list[dict[str, tuple[Tensor, Tensor]]]
-    """Of each client, samples and labels for `train`, `validation` and `test`."""
+    """Samples and labels of each client, for `train`, `validation` and `test`."""
     public: Tensor | None
 
     @classmethod
     def of(cls, data: FederatedData) -> AsRead:
-        """Those of all clients."""
+        """Collect the samples of all clients."""
         train = data._train
         pools = {"train": train, "validation": train, "test": data._test}
         parts = []
@@ -539,14 +546,15 @@ class AsRead:
 
 
 def _strata(pool: Samples, task: Task) -> ndarray:
-    """The classes of samples; a regression's are all of one."""
+    """Return the class of each sample; all samples of a regression are of one class."""
     if task == "classification":
         return pool.labels.numpy()
     return np.zeros(len(pool.labels), np.int64)
 
 
 def number_of(data: FederatedData, client: str) -> int:
-    """The number of the client that goes by this name, or has it; `BadInput` if there is none."""
+    """Return the number of the client whose name, or number, is `client`; raise `BadInput` if there
+    is none."""
     names = data.client_names
     client = composed(client)
     if client in names:
@@ -558,14 +566,13 @@ def number_of(data: FederatedData, client: str) -> int:
 
 
 def angle_of(data: FederatedData, who: int) -> float:
-    """Degrees by which images of client `who` (its number among all that the data were dealt to)
-    are turned."""
+    """Return the degrees by which images of a client are rotated; `who`: its number among all
+    clients, including held-out ones."""
     return data._angles[data.numbers.index(who)] if who in data.numbers else 0.0
 
 
 def samples_digest(data: FederatedData) -> str:
-    """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data
-    have another one."""
+    """Return XXH3, in hexadecimal, of all samples and labels and of their assignment to clients."""
     state = xxhash.xxh3_128()
     tensors = [t for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
     shares = []
@@ -582,6 +589,8 @@ def _class_counts(
     labels: ndarray,
     classes: int,
 ) -> ndarray:
+    """Count samples by client and class, int64 [N, classes]; labels that are no target do not
+    count."""
     sizes = [len(index) for index in shares]
     owner = np.repeat(np.arange(len(shares)), sizes)
     labels = labels[np.concatenate(shares)]

@@ -1,5 +1,4 @@
-"""Data that a script hands over: kept in one file, which a run's configuration names as its source
-and reads again."""
+"""Data passed from Python: stored in a file that a run's configuration names as its source."""
 
 import hashlib
 import io
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.configuration.config import check
 from fl_lightning.data import loaders
-from fl_lightning.data.arrays import channels_of
+from fl_lightning.data.arrays import channel_axis
 from fl_lightning.data.columns import say_merged_samples
 from fl_lightning.data.source import Setting
 from fl_lightning.foundation.files import write_whole
@@ -31,21 +30,21 @@ def keep(
     data: Any,
     folder: Path,
 ) -> tuple[Path, dict[str, Any]]:
-    """Write `data` to a folder in `folder` that is named by its content.
+    """Store `data` in a folder that is named by a digest of its content.
 
     Args:
-        data: (x, y), (x, y, client) or (x, y, client, unit), arrays of one length: x in the layout
-            of `.npz` files, y class numbers from 0 or class names, client the names of the clients,
-            unit whom a sample is of (as `data.unit_column`); or a Dataset of
-            such samples, x as torch has it; or a LightningDataModule.
-        folder: where the data of scripts are kept.
+        data: (x, y), (x, y, client) or (x, y, client, unit), arrays of one length; or a Dataset of
+            such samples; or a LightningDataModule. x has the layout of `.npz` files, in a Dataset
+            that of torch; y holds class numbers from 0, or class names; client names each sample's
+            client; unit is as in `data.unit_column`.
+        folder: parent of the new folder.
 
     Returns:
-        The data's folder, and the settings that a run with these data begins with: source and root,
-        and where clients are named the natural partition and their number.
+        The new folder, and the settings of a run on these data: source and root, and, if samples
+            name clients, the natural partition and the number of clients.
 
     Raises:
-        BadInput: the data are something else, or do not fit together.
+        BadInput: `data` is something else, or its parts do not fit together.
     """
     arrays = _arrays(data)
     buffer = io.BytesIO()
@@ -71,15 +70,15 @@ def keep(
 
 
 def _arrays(data: Any) -> dict[str, ndarray]:
-    """What the file holds."""
+    """Convert data into the arrays of the file."""
     setting = Setting("data", type(data).__name__)
     if isinstance(data, LightningDataModule):
-        train, test = loaders.parts_of(setting, data)
+        train, test = loaders.samples_of_module(setting, data)
         parts = {"train": train} if test is None else {"train": train, "test": test}
         return of_samples(setting, data, parts)
     if isinstance(data, Dataset):
         loaders.check_data_set(setting, data)
-        return of_samples(setting, data, {"train": loaders.of_data_set(setting, data)})
+        return of_samples(setting, data, {"train": loaders.samples_of_data_set(setting, data)})
     is_layout = isinstance(data, tuple | list) and len(data) in (2, 3, 4)
     is_layout = is_layout and not any(isinstance(part, Dataset | DataLoader) for part in data)
     setting.check(is_layout, LAYOUT)
@@ -92,11 +91,12 @@ def of_samples(
     owner: Any,
     parts: Mapping[str, Sequence[Any]],
 ) -> dict[str, ndarray]:
-    """Returns the arrays of samples by part, as `as_source` takes them.
+    """Convert samples into arrays, as `arrays.as_source` takes them.
 
     Args:
-        setting: for messages.
-        owner: a module or data set, which may say `class_names` and `vocabulary`.
+        setting: the key and value that errors name.
+        owner: the module or data set of the samples; its attributes `class_names` and `vocabulary`
+            are used if it has them.
         parts: samples (x, y), (x, y, client) or (x, y, client, unit) for `train` and `test`.
     """
     columns = {part: _columns(setting, samples) for part, samples in parts.items()}
@@ -110,8 +110,11 @@ def _of_columns(
     class_names: Any,
     vocabulary: Any,
 ) -> dict[str, ndarray]:
-    """Returns x (`raw`: with axes as clients train on them), y, client and unit of each part, and
-    where they are known class names and vocabulary."""
+    """Convert each part's columns (x, y, client, unit) into named arrays, with class names and
+    vocabulary if they are known.
+
+    The key `raw` marks that the samples have the axes of the model's inputs.
+    """
     arrays: dict[str, ndarray] = {}
     for part, (x, y, *names) in columns.items():
         lengths = sorted({len(column) for column in columns[part]})
@@ -124,7 +127,7 @@ def _of_columns(
             x = x.astype(np.int64 if are_tokens else np.float32)
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         for kind, values in zip(("client", "unit"), names, strict=False):
-            # Whole numbers stay numbers: as text, 10 would come before 2.
+            # whole numbers stay numbers: as text, 10 would come before 2
             is_number = values.dtype.kind in "iu"
             arrays[f"{kind}_{part}"] = values if is_number else _text(kind, values)
     arrays = _numbered(setting, arrays, class_names) | {"raw": np.ones(1)}
@@ -135,25 +138,24 @@ def _columns(
     setting: Setting,
     samples: Sequence[Any],
 ) -> list[ndarray]:
-    """Returns x, y, and as far as samples have them client and unit, of all samples."""
-    setting.check(bool(samples), f"it has no samples; {LAYOUT}")
+    """Stack samples into columns: x, y, and client and unit if the samples have them."""
+    setting.check(bool(samples), f"it has no samples: {LAYOUT}")
     rows = [sample if isinstance(sample, tuple | list) else () for sample in samples]
     shapes = [[np.shape(cell) for cell in row] for row in rows]
     for number, shape in enumerate(shapes):
         fits = shape == shapes[0] and len(shape) in (2, 3, 4)
-        setting.check(fits, f"its sample {number} does not fit the others; {LAYOUT}")
+        setting.check(fits, f"its sample {number} has another form than sample 0: {LAYOUT}")
     return [np.stack(cells) for cells in zip(*rows, strict=True)]
 
 
 def _x(x: ndarray) -> ndarray:
-    """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height,
-    width)."""
+    """Convert x from numpy's layout to torch's: (n, features), or (n, channels, height, width)."""
     valid = x.ndim in (2, 3, 4) and x.dtype.kind in "iufcb"
     requirement = (
         "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     )
     check("data", f"x of shape {x.shape}, {x.dtype}", valid, requirement)
-    valid = x.ndim != 4 or channels_of(x.shape) == "last"
+    valid = x.ndim != 4 or channel_axis(x.shape) == "last"
     requirement = (
         "its channels may be first: put them last, or give a Dataset, whose samples have them "
         "first as in torch"
@@ -165,13 +167,14 @@ def _x(x: ndarray) -> ndarray:
 
 
 def _text(column: str, values: ndarray) -> ndarray:
-    """Returns names as text; a missing one (None, NaN) is refused, since it would be a name of its
-    own."""
+    """Convert names to text; a missing one (None, NaN) is refused, since it would become a name."""
     if values.dtype.kind not in "US":
         from pandas import isna
 
         missing = np.flatnonzero(isna(values))
-        problem = f"sample {1 + missing[:1].sum()} has none (None or NaN); every sample needs one"
+        problem = (
+            f"sample {1 + missing[:1].sum()} has no {column} (None or NaN): give every sample one"
+        )
         check("data", column, not len(missing), problem)
     is_bytes = values.dtype.kind == "S"
     texts = np.char.decode(values, "utf-8") if is_bytes else values.astype(str)
@@ -184,8 +187,7 @@ def _numbered(
     arrays: Mapping[str, ndarray],
     class_names: Any,
 ) -> dict[str, ndarray]:
-    """Returns the arrays with class numbers in place of names, and `class_names` where they are
-    known."""
+    """Replace class names by class numbers; add `class_names` if they are known."""
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
     if all(y.dtype.kind in "USO" for y in labels.values()):
         texts = np.concatenate([_text("y", y) for y in labels.values()])

@@ -1,8 +1,8 @@
-"""Letters and digits rendered from typefaces, a group for each: no handwriting, but natural clients
-without a network.
+"""Letters and digits rendered from typefaces, a natural group for each typeface: no handwriting,
+but natural clients without a network.
 
-In the place of FEMNIST's writers (28x28 grey, the same 62 classes), for trials offline. Nothing
-measured here speaks of FEMNIST.
+They replace FEMNIST's writers (28x28 grey, the same 62 classes) in trials offline. Results on them
+say nothing about FEMNIST.
 """
 
 import string
@@ -20,19 +20,21 @@ from fl_lightning.foundation.rng import numpy_rng
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIDE, VARIANTS = 28, 5
-"""Pixels along an image, and images of each character: 310 a typeface (FEMNIST: 227 a writer in the
-mean)."""
+"""Pixels along an image, and images of each character: 310 of a typeface (FEMNIST: 227 of a writer
+on average)."""
 SIZES, TURNS, SHIFTS, NOISE = (16, 23), 12.0, 2, 16.0
-"""Of a character: height in pixels; degrees and pixels to either side at most; deviation of the
-noise. Ours."""
+"""Of a character: range of heights in pixels, most degrees of rotation, most pixels of shift,
+deviation of the noise. Ours."""
 SHIPPED = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
-"""How the files of matplotlib's typefaces begin that have letters and digits."""
+"""Beginnings of the file names of those typefaces of matplotlib that have letters and digits."""
 
 
 def load(data: DataConfig) -> Source:
-    """Images (1, 28, 28) uint8, light on black; with the same typefaces the same in every run.
+    """Render images (1, 28, 28) uint8, light on black; with the same typefaces, every run gets the
+    same.
 
-    `data.root`: folder with .ttf or .otf files; None: those that come with matplotlib.
+    The typefaces are the .ttf and .otf files in the folder `data.root`, or without it those of
+    matplotlib.
     """
     files = _files(data.root)
     images_of_file = len(CLASSES) * VARIANTS
@@ -68,7 +70,7 @@ def load(data: DataConfig) -> Source:
 
 
 def _files(root: str | None) -> list[Path]:
-    """The typefaces, by name, each of which has all the classes."""
+    """Return the typeface files, sorted by name; each has all the classes."""
     require("report", "data.source", "glyphs")
     if root is None:
         import matplotlib
@@ -89,14 +91,16 @@ def _files(root: str | None) -> list[Path]:
         try:
             missing = _missing(path)
         except (RuntimeError, OSError) as error:
-            problem = f"{path.name} is no typeface ({first_line(error)})"
+            problem = f"{path.name} is no typeface ({first_line(error)}): remove it"
             raise BadInput("data.root", root, problem) from error
-        check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
+        check(
+            "data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}: remove it"
+        )
     return files
 
 
 def _missing(path: Path) -> list[str]:
-    """The characters that a typeface lacks."""
+    """Return the characters that a typeface lacks."""
     from matplotlib.ft2font import FT2Font
 
     charmap = FT2Font(str(path)).get_charmap()
@@ -109,7 +113,8 @@ def _drawn(
     rng: np.random.Generator,
     fonts: dict[tuple[Path, int], object],
 ) -> ndarray:
-    """One image of a character, uint8 [28, 28]. `fonts`: those that are open, by file and size."""
+    """Render one image of a character, uint8 [28, 28]. `fonts`: cache of open fonts, by file and
+    size."""
     from PIL import Image, ImageDraw, ImageFont
 
     size = int(rng.integers(*SIZES))

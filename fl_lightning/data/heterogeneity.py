@@ -1,5 +1,4 @@
-"""How unlike the clients of a federation are: in their label mixes, in their inputs, in how much
-they have."""
+"""Differences between the clients of a federation: in label mix, inputs and sample numbers."""
 
 import math
 from dataclasses import dataclass
@@ -11,29 +10,32 @@ from numpy import ndarray
 from fl_lightning.data.federated import FederatedData
 
 MOST_CLIENTS = 200
-"""Clients that are compared with each other, evenly apart by number: pairs grow with the square."""
+"""Largest number of clients that are compared, evenly spaced by number: pairs grow with the
+square."""
 MOST_SAMPLES = 100
-"""Training samples of a client that are projected: their means differ by a tenth of a deviation by
-chance."""
+"""Training samples of a client that are projected: with so many, means differ by a tenth of a
+deviation by chance."""
 DIRECTIONS = 16
-"""Of the random projection, which is the same in every run."""
+"""Number of random directions, which are the same in every run."""
 
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """Distances between clients."""
+    """Distances between clients' data."""
 
     clients: list[int]
-    """Those that are compared, n of them."""
+    """Numbers of the compared clients, n of them."""
     pairs: dict[str, ndarray]
-    """By measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label mixes,
-    `feature_shift` and `feature_shift_within` (in standard deviations) of inputs; nan where two
-    have no class in common."""
+    """Distances by measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label
+    mixes, `feature_shift` and `feature_shift_within` (in standard deviations) of inputs; nan if two
+    clients have no class in common."""
     gini: float
-    """Of the numbers of training samples: 0 equal ones, towards 1 all with one client."""
+    """Gini coefficient of the numbers of training samples: 0 if all clients have equally many,
+    towards 1 if one has all."""
 
     def summary(self) -> dict[str, float]:
-        """What `summary.json` says: means over pairs of clients, and the Gini coefficient."""
+        """Return the values for `summary.json`: means over pairs of clients, and the Gini
+        coefficient."""
         apart = ~np.eye(len(self.clients), dtype=bool)
         summary = {}
         for name, table in self.pairs.items():
@@ -44,14 +46,17 @@ class Heterogeneity:
 
 
 def measure(data: FederatedData) -> Heterogeneity:
-    """Compare the clients by their training samples, as they are in the first round.
+    """Measure the distances between the clients' training samples, as they are in the first round.
 
-    Feature shift: inputs are projected on `DIRECTIONS` fixed random directions; between two clients
-    it is the root mean square over directions of the distance of means and deviations (the
-    2-Wasserstein distance, were they normal), in units of the deviation over all. Two hundred
-    samples of one distribution differ by some 0.15. `within`: the same of the means of single
-    classes that both have, weighted by the smaller number of samples, less what is expected by
-    chance: other label mixes are no shift, other meanings of labels are.
+    For `feature_shift`, inputs are projected on `DIRECTIONS` fixed random directions. The shift
+    between two clients is the root mean square, over the directions, of the distance between their
+    means and deviations (the 2-Wasserstein distance, if the projections were normal), in units of
+    the deviation of all clients. Two sets of a hundred samples from one distribution differ by some
+    0.15.
+
+    `feature_shift_within` compares the means of single classes that both clients have, weighted by
+    the smaller number of samples, and subtracts the value that is expected by chance. It is near 0
+    if only the label mixes differ, and large if a label means something else at each client.
     """
     count = min(data.clients, MOST_CLIENTS)
     places = np.linspace(0, data.clients - 1, count).round()
@@ -78,7 +83,7 @@ def measure(data: FederatedData) -> Heterogeneity:
 
 
 def gini(sizes: ndarray) -> float:
-    """The Gini coefficient of numbers of 0 or more, (n,)."""
+    """Return the Gini coefficient of numbers that are not negative, (n,)."""
     ordered = np.sort(sizes.astype(np.float64))
     n = len(sizes)
     total = ordered.sum()
@@ -92,9 +97,10 @@ def _jensen_shannon(
     p: ndarray,
     q: ndarray,
 ) -> ndarray:
-    """Distances (n,) of a distribution (C,) from n others: the root of the divergence in bits.
+    """Return the distances (n,) of a distribution (C,) from n others: the root of the divergence in
+    bits.
 
-    scipy's, without the second that it takes to import: every run measures.
+    Written out, since scipy's takes a second to import and every run measures.
     """
     middle = (p + q) / 2
     divergence = np.zeros(len(q))
@@ -109,15 +115,15 @@ def _hellinger(
     p: ndarray,
     q: ndarray,
 ) -> ndarray:
-    """Distances (n,) of a distribution (C,) from n others."""
+    """Return Hellinger's distances (n,) of a distribution (C,) from n others."""
     differences = np.sqrt(p) - np.sqrt(q)
     squares = np.square(differences).sum(axis=1)
     return np.sqrt(squares / 2)
 
 
 def _directions(data: FederatedData) -> torch.Tensor:
-    """The fixed directions: float64 (numbers of an input, DIRECTIONS); of texts float32, a row for
-    each token."""
+    """Draw the fixed directions: float64 (numbers of an input, DIRECTIONS); for texts float32, a
+    row for each token."""
     generator = torch.Generator().manual_seed(0)
     if data.vocabulary:
         return torch.randn(data.vocabulary, DIRECTIONS, generator=generator)
@@ -131,7 +137,8 @@ def _projected(
     client: int,
     directions: torch.Tensor,
 ) -> tuple[ndarray, ndarray]:
-    """A client's first samples on the directions, float64 (m, DIRECTIONS), and their labels."""
+    """Project a client's first samples on the directions; return float64 (m, DIRECTIONS), and their
+    labels."""
     x, y = data.first_samples(client, MOST_SAMPLES)
     if data.vocabulary:  # a text is the mean of its tokens
         return directions[x].mean(dim=1).double().numpy(), y.numpy()
@@ -139,7 +146,7 @@ def _projected(
 
 
 def _shift(projected: list[ndarray]) -> ndarray:
-    """Distances (n, n) between the clients' means and deviations."""
+    """Return the distances (n, n) between the clients' means and deviations."""
     means = [z.mean(axis=0) for z in projected]
     deviations = [z.std(axis=0) for z in projected]
     moments = np.concatenate([means, deviations], axis=1)
@@ -151,8 +158,8 @@ def _shift_within(
     projected: list[tuple[ndarray, ndarray]],
     classes: int,
 ) -> ndarray:
-    """Distances (n, n) between the means of classes that two clients have in common; nan without
-    one."""
+    """Return the distances (n, n) between the means of the classes that two clients share; nan
+    without one."""
     n = len(projected)
     counts = np.zeros((n, classes))
     means = np.zeros((n, classes, DIRECTIONS))

@@ -1,5 +1,5 @@
-"""Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a
-network."""
+"""Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is
+downloaded."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,15 +26,16 @@ LAYOUT = (
 
 
 def load(data: DataConfig) -> Source:
-    """Images (3, 32, 32), texts as tokens, or columns of numbers [n, features], with classes and
-    natural groups.
+    """Read images (3, 32, 32), texts as tokens, or columns of numbers [n, features], with classes
+    and natural groups.
 
-    Classes are those of a ClassLabel, else the values of the column in order. Without a part called
-    `test` (or `validation`) a fifth is one, the same in every run.
+    The classes are those of a ClassLabel, else the sorted values of the column. Without a part
+    called `test` (or `validation`), a fifth of the samples becomes the test part, drawn from
+    `data.test_seed`.
 
     Raises:
-        BadInput: there is nothing (then `Absent`), no such column, a cell that cannot be used (by
-            row and column).
+        BadInput: there is no data set (`Absent`), no such column, or a cell that cannot be used;
+            the error names row and column.
     """
     parts = _parts(data.root)
     train = parts["train"]
@@ -70,7 +71,7 @@ def load(data: DataConfig) -> Source:
             pools[name] = replace(pools[name], read=read, mark=mark)
     elif len(columns) == 1 and getattr(first, "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
-        if "test" in pools:  # samples are places among all texts
+        if "test" in pools:  # a sample is an index into the texts of both parts
             pools["test"] = replace(pools["test"], read=lambda index: index + len(train))
     else:
         for name, numbers in _numbers(parts, columns).items():
@@ -97,7 +98,8 @@ def _marks(
     part: Any,
     column: str,
 ) -> Callable[[ndarray], list[bytes]]:
-    """What tells pictures from others: their files' content, or where these lie."""
+    """Return a function that identifies pictures by the content of their files, or by their
+    paths."""
     import datasets
 
     files = part.select_columns([column]).cast_column(column, datasets.Image(decode=False))
@@ -114,7 +116,7 @@ def _marks(
 
 
 def _parts(root: str | None) -> dict[str, Any]:
-    """`train`, and `test` where there is one."""
+    """Read the part `train`, and `test` if the data set has one."""
     try:
         import datasets
         import pyarrow.parquet as parquet
@@ -135,7 +137,7 @@ def _parts(root: str | None) -> dict[str, Any]:
         else:
             saved = datasets.load_from_disk(str(path))
             parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    except Exception as error:  # arrow and datasets answer a broken file in a dozen types
+    except Exception as error:  # arrow and datasets raise many types for a broken file
         requirement = f"it must be {LAYOUT} ({first_line(error)})"
         raise BadInput("data.root", root, requirement) from error
     test = parts.get("test", parts.get("validation"))
@@ -148,13 +150,14 @@ def _parts(root: str | None) -> dict[str, Any]:
 
 
 def _renamed(part: Any) -> Any:
-    """The part with its columns' names composed."""
+    """Return the part with its column names in composed Unicode form."""
     names = {name: composed(name) for name in part.column_names if composed(name) != name}
     return part.rename_columns(names) if names else part
 
 
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
-    """The files of each part, which their names begin with; all are `train` where none is."""
+    """Sort files into parts by the beginnings of their names; if none begins with train, all are
+    `train`."""
     by_part: dict[str, list[Path]] = {"train": []}
     for file in files:
         for part in ("train", "test", "validation"):
@@ -164,7 +167,7 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
 
 
 def _names(part: Any, column: str) -> list[str]:
-    """Of the classes of a ClassLabel."""
+    """Return the class names of a ClassLabel column; empty for other columns."""
     names = getattr(part.features[column], "names", None)
     return [composed(name) for name in names or []]
 
@@ -174,8 +177,11 @@ def _cells(
     column: str,
     names: list[str],
 ) -> list[Any]:
-    """The cells of a part, NaN as None; a ClassLabel's numbers go by the `names` of training,
-    whatever their order."""
+    """Return the cells of a column, NaN as None.
+
+    The numbers of a ClassLabel are translated to the order of `names`, the classes of the training
+    part.
+    """
     cells: list[Any] = [None if cell != cell else cell for cell in part[column]]
     cells = [composed(cell) if isinstance(cell, str) else cell for cell in cells]
     part_names = _names(part, column)
@@ -191,8 +197,11 @@ def _numbered(
     column: str,
     names: list[str] | None = None,
 ) -> tuple[dict[str, ndarray], list[str]]:
-    """The class or group of each cell, int64 [n], and what they are called: `names` of a
-    ClassLabel, else the column's values of training, in order."""
+    """Number the classes or groups of a column.
+
+    Returns int64 [n] for each part, and their names: `names` if a ClassLabel has some, else the
+    sorted values of the training part.
+    """
     class_names = _names(parts["train"], column)
     cells = {name: _cells(part, column, class_names) for name, part in parts.items()}
     for name, rows in cells.items():
@@ -221,7 +230,7 @@ def _numbers(
     parts: dict[str, Any],
     columns: list[str],
 ) -> dict[str, ndarray]:
-    """Cells of columns as float32 [n, columns], of lists of numbers as so many features each."""
+    """Read columns as float32 [n, features]; a list of numbers becomes as many features."""
     features: dict[str, list[ndarray]] = {name: [] for name in parts}
     for column in columns:
         width = None

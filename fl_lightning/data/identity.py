@@ -1,7 +1,7 @@
-"""Which data a run is of: one digest of all samples of a source and of its public samples, whatever
-is dealt to whom.
+"""The digest of a run's data: of all samples of its source and of its public samples, whoever holds
+them.
 
-It is the same for every seed, so that runs of one row of a table can be seen to be of other data.
+It does not depend on the seed, so it shows whether runs with different seeds had the same data.
 """
 
 import json
@@ -15,7 +15,7 @@ from fl_lightning.data.load import load
 from fl_lightning.data.source import SamplePool, Source
 
 BLOCK = 4096
-"""Samples that are in memory at a time."""
+"""Number of samples that are read at a time."""
 
 
 def current(
@@ -23,39 +23,50 @@ def current(
     clients: int,
     smoke: bool,
 ) -> str:
-    """The digest of what `data` names now; `BadInput` for data that are absent or malformed."""
+    """Return the digest of the data that the configuration names now.
+
+    Raises:
+        BadInput: the data are absent or malformed.
+    """
     source, made_up = load(data, clients, smoke)
-    unlabelled = None if made_up else public.pool(data, smoke)
-    return of(source, unlabelled, data.reads_test)
+    unlabelled = None if made_up else public.load_pool(data, smoke)
+    return digest(source, unlabelled, data.reads_test)
 
 
-def keeps_digest(data: DataConfig) -> bool:
-    """Whether a run with `data` keeps a digest that is the same for every seed: where models are
-    scored on validation data no test sample is read, and without `data.test_seed` other ones are
-    for each seed."""
+def is_seed_independent(data: DataConfig) -> bool:
+    """Return whether every seed reads the same samples, so that their digest can be stored.
+
+    If models are scored on validation data, the test samples are not read. Which samples these are
+    must then not depend on the seed: a run needs `data.test_seed`, and no pooled data.
+    """
     return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
 
 
-def of(
+def digest(
     source: Source,
     unlabelled: SamplePool | None,
     reads_test: bool = True,
 ) -> str:
-    """Returns a digest of all samples, XXH3 in hexadecimal, whatever their order and the split into
-    training and test part."""
+    """Return the XXH3 digest, in hexadecimal, of all samples, whatever their order and split.
+
+    Args:
+        source: the labelled samples.
+        unlabelled: the public samples, if any.
+        reads_test: whether `source` has its test part; if not, only the training part counts.
+    """
     names = json.dumps([source.class_names, source.group_names])
     state = xxhash.xxh3_128(names.encode())
     labelled = [source.train, source.test] if reads_test else [source.train]
     public_pools = [] if unlabelled is None else [unlabelled]
     for pools in (labelled, public_pools):
         count = sum(len(pool.labels) for pool in pools)
-        total = sum(_sum(pool) for pool in pools)
+        total = sum(_sum_of_digests(pool) for pool in pools)
         state.update(f"{count} {total % 2**64} ".encode())
     return str(state.hexdigest())
 
 
-def _sum(pool: SamplePool) -> int:
-    """The sum of the samples' digests, of each with its label and group."""
+def _sum_of_digests(pool: SamplePool) -> int:
+    """Return the sum of the digests of samples, each taken with its label and group."""
     total = 0
     size = len(pool.labels)
     groups = np.zeros(size, np.int64) if pool.groups is None else pool.groups
@@ -69,7 +80,7 @@ def _sum(pool: SamplePool) -> int:
 
 
 def _rows(array: np.ndarray) -> list[bytes]:
-    """The bytes of each row of an array (n, ...)."""
+    """Return the bytes of each row of an array (n, ...)."""
     width = array[:1].nbytes
     content = array.tobytes()
     begins = [place * width for place in range(len(array))]

@@ -1,4 +1,4 @@
-"""MNIST's own files in one folder, packed or not, as MNIST's site and Debian's
+"""MNIST's own files in one folder, gzipped or not, as MNIST's site and Debian's package
 `dataset-fashion-mnist` have them."""
 
 import gzip
@@ -11,12 +11,13 @@ from fl_lightning.foundation.errors import BadInput, check
 
 PARTS = ("train", "t10k")
 WHOLE = 60_000
-"""Training images of the whole set: MNIST's and Fashion-MNIST's files differ in nothing but what is
-in them."""
+"""Training images of the complete set. MNIST and Fashion-MNIST have equal files but for their
+content."""
 
 
 def lies_in(root: str | None) -> bool:
-    """Whether a folder holds such files itself: torchvision's lie two folders further down."""
+    """Return whether the folder `root` itself holds MNIST's files; torchvision's lie two folders
+    below."""
     return root is not None and any(
         _file(Path(root), f"{part}-images-idx3-ubyte") for part in PARTS
     )
@@ -27,14 +28,17 @@ def load(
     class_names: list[str],
     begins: tuple[int, ...],
 ) -> Source:
-    """Training and test images (1, 28, 28) in `root`.
+    """Read training and test images (1, 28, 28) in `root`.
 
     Args:
-        begins: the first training labels of the whole set.
+        root: the folder.
+        class_names: names of the classes.
+        begins: first training labels of the expected set; other labels mean that the files are
+            another set's.
 
     Raises:
-        Absent: one of the four files is not there.
-        BadInput: one cannot be read, or they are of another set.
+        Absent: one of the four files is missing.
+        BadInput: a file cannot be read, or the files are another set's.
     """
     pools = []
     for part in PARTS:
@@ -53,8 +57,8 @@ def load(
         "data.root",
         root,
         valid,
-        f"its files are of another data set: labels begin {first}, not {list(begins)}; "
-        f"name that set in data.source",
+        f"its files are another data set's: training labels begin {first}, not {list(begins)}; "
+        f"set data.source to the name of that data set",
     )
     return Source(pools[0], pools[1], class_names)
 
@@ -71,11 +75,11 @@ def _read(
     name: str,
     axes: int,
 ) -> np.ndarray:
-    """The uint8 array in an idx file: two zeros, 8 (bytes), the number of axes, their lengths, the
-    numbers."""
+    """Read the uint8 array of an idx file: two zeros, 8 (for bytes), the number of axes, their
+    lengths, the numbers."""
     path = _file(Path(root), name)
     if path is None:
-        raise Absent("data.root", root, f"{name} or {name}.gz is missing beside the others")
+        raise Absent("data.root", root, f"it lacks {name} (or {name}.gz)")
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -1,4 +1,4 @@
-"""Image files: the user's own class folders, and the decoding that torchvision's file-based sets
+"""Image files: the user's class folders, and the decoding that file-based sets of torchvision
 share."""
 
 import os
@@ -23,8 +23,7 @@ SIZE = 32
 """Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR,
 GTSRB and SVHN."""
 MARK = 2**16
-"""Bytes of a file by which, with its size, a picture is told from others: smaller ones are told by
-all they hold."""
+"""Bytes at the beginning of a file that, with its size, identify a picture."""
 LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
 
 
@@ -33,11 +32,15 @@ def decoder(
     root: str | None,
     where: Callable[[int], str],
 ) -> Callable[[ndarray], ndarray]:
-    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE],
-    decoded by threads.
+    """Return a function that decodes the images at given indices in threads, to uint8 [m, 3, SIZE,
+    SIZE].
 
-    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read,
-    and says `where` that lies.
+    If an image cannot be decoded, it raises `BadInput` for `data.root`.
+
+    Args:
+        image: returns the PIL image of an index.
+        root: value of `data.root`, for errors.
+        where: describes the place of an index's image, for errors.
     """
 
     def decode(index: int) -> ndarray:
@@ -45,7 +48,7 @@ def decoder(
 
         try:
             resized = _colour(image(index)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        except Exception as error:  # pillow answers broken files in half a dozen types
+        except Exception as error:  # pillow raises many types for a broken file
             problem = f"an image cannot be read: {where(index)} ({first_line(error)})"
             raise BadInput("data.root", root, problem) from error
         return np.asarray(resized).transpose(2, 0, 1)
@@ -68,15 +71,14 @@ def load(data: DataConfig) -> Source:
         return source_of(data, pool, None, names)
     unread = {path.name for path in entries(folder)} - {"train", "test"}
     if unread:
-        line = f"beside train/ and test/ in {folder.name}/, and not read"
-        log.say(f"data: {line}: {some(sorted(unread))}")
+        log.say(f"data: not read in {folder.name}/: {some(sorted(unread))}")
     train, names = class_folders(root, folder / "train")
     if not data.reads_test:
         return Source(train, train, names)
     test, test_names = class_folders(root, folder / "test")
-    strangers = sorted(set(test_names) - set(names))
-    problem = f"test/ has classes that train/ has not: {', '.join(strangers)}"
-    check("data.root", root, not strangers, problem)
+    untrained = sorted(set(test_names) - set(names))
+    problem = f"test/ has classes that train/ lacks: {', '.join(untrained)}"
+    check("data.root", root, not untrained, problem)
     numbers = np.array([names.index(name) for name in test_names])
     return Source(train, replace(test, labels=numbers[test.labels]), names)
 
@@ -86,12 +88,18 @@ def class_folders(
     folder: Path,
     layout: str = LAYOUT,
 ) -> tuple[SamplePool, list[str]]:
-    """The pictures in `folder`, a folder for each class, and the classes. One line names files that
-    are left out.
+    """Return the pictures in `folder`, which has a folder for each class, and the names of the
+    classes.
+
+    Prints a line about files that are left out.
+
+    Args:
+        root: value of `data.root`, for errors.
+        folder: the folder.
+        layout: description of the expected folders, for errors.
 
     Raises:
-        BadInput: there is no such folder, no class in it, or a class without pictures; it says the
-            `layout`.
+        BadInput: there is no such folder, no class in it, or a class without pictures.
     """
     setting = Setting("data.root", root)
     problem = f"it must be {layout} (there is no folder {folder.name}/)"
@@ -108,7 +116,7 @@ def class_folders(
             pictures = by_class.setdefault(composed(path.name), [])
             files = _files(path, frozenset(), hidden)
             for file in sorted(files, key=lambda file: (str(file.parent), file.name)):
-                is_picture = file.suffix.lower() in openable()
+                is_picture = file.suffix.lower() in picture_suffixes()
                 (pictures if is_picture else others).append(file)
     _say_left_out(folder, others, hidden)
     problem = f"it must be {layout} (there is no class folder in {folder.name}/)"
@@ -121,7 +129,7 @@ def class_folders(
     sizes = [len(by_class[name]) for name in names]
     labels = np.repeat(np.arange(len(names)), sizes)
     read = decoder(
-        lambda index: opened(files_in_order[index]),
+        lambda index: open_picture(files_in_order[index]),
         root,
         lambda index: str(files_in_order[index]),
     )
@@ -129,14 +137,14 @@ def class_folders(
 
 
 @cache
-def openable() -> frozenset[str]:
-    """Ends of names, in small letters, of all formats that Pillow reads here."""
+def picture_suffixes() -> frozenset[str]:
+    """Return the suffixes, in lower case, of all files that Pillow can read."""
     from PIL import Image, ImageFile
 
     Image.init()
     formats = set()
     for name, (kind, _) in Image.OPEN.items():
-        # a stub recognises a format (`.h5`), and nothing here reads it
+        # a stub recognises a format (`.h5`) that it cannot read
         if not (isinstance(kind, type) and issubclass(kind, ImageFile.StubImageFile)):
             formats.add(name)
     return frozenset(end for end, name in Image.registered_extensions().items() if name in formats)
@@ -147,10 +155,12 @@ def _files(
     above: frozenset[Path],
     hidden: list[Path],
 ) -> Iterator[Path]:
-    """All files in `folder` and its folders, links followed, but `hidden` ones, which are
-    collected."""
+    """Yield all files below `folder`, following links; hidden ones are added to `hidden` instead.
+
+    `above`: resolved paths of the parent folders, against endless links.
+    """
     place = folder.resolve()
-    if place in above:  # a link to a folder that it lies in
+    if place in above:  # a link to a parent folder
         return
     for path in folder.iterdir():
         if is_hidden(path):
@@ -166,7 +176,8 @@ def _say_left_out(
     others: list[Path],
     hidden: list[Path],
 ) -> None:
-    """One line on files and folders that are no pictures, or lie beside the class folders."""
+    """Print a line about files that are left out: others than pictures, outside of class folders,
+    or hidden."""
     parts = []
     if others:
         counts = Counter(file.suffix.lower() or "no ending" for file in others)
@@ -187,26 +198,29 @@ def marks(
     files: Sequence[Path],
     folder: Path,
 ) -> Callable[[ndarray], list[bytes]]:
-    """`SamplePool.mark` of the pictures in `files`, by their places in `folder`."""
+    """Return a function that identifies the pictures at given indices of `files`, for
+    `SamplePool.mark`.
+
+    `folder`: pictures are named by their paths below it.
+    """
     return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
 
 
 def _mark(file: Path, folder: Path) -> bytes:
-    """What tells a picture from others without decoding it: its place, size and beginning."""
+    """Identify a picture without decoding it, by its path, size and beginning."""
     try:
         with file.open("rb") as content:
             begin = content.read(MARK)
             size = os.fstat(content.fileno()).st_size
-    except OSError:  # it is said where the picture is read
+    except OSError:  # `decoder` refuses the picture
         begin = b""
         size = 0
     name = composed(os.path.relpath(file, folder))
     return f"{name} {size} ".encode(errors="surrogateescape") + begin
 
 
-def opened(path: str | Path) -> Any:
-    """The picture in a file, in colour and as its orientation tag says; of several frames the
-    first."""
+def open_picture(path: str | Path) -> Any:
+    """Open an image file: the first frame, in colour, rotated as its orientation tag says."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as image:
@@ -215,11 +229,12 @@ def opened(path: str | Path) -> Any:
 
 
 def _colour(image: Any) -> Any:
-    """A PIL image in 8 bits for each of three channels, transparent pixels over white; Pillow cuts
-    numbers of more bits off at 255, and shows what lies below transparency.
+    """Convert a PIL image to RGB of 8 bits a channel, with transparent pixels over white.
+
+    Pillow alone would clip values of more bits, and show the colour beneath transparency.
 
     Raises:
-        ValueError: it has more bits. `exporting.plain` refuses the same.
+        ValueError: the image has more than 8 bits a channel; `exporting.plain` refuses the same.
     """
     from PIL import Image
 

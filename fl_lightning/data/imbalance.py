@@ -1,5 +1,4 @@
-"""Classes that are so rare that accuracy hides how they fare, or that no client trains on; and by
-which metric a run is judged where none is named."""
+"""Rare classes, which accuracy hides, classes that no client trains on, and the default metric."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,20 +10,23 @@ from fl_lightning.data.federated import FederatedData
 from fl_lightning.foundation.metric import FURTHER, JudgeMetric
 
 RARE = 0.05
-"""A class with a smaller share of all clients' training samples is named: a model without it is 95
-% right."""
+"""Share of all clients' training samples below which a class is rare: a model that never predicts
+it is still 95 % right."""
 AUROC_BELOW = 0.2
-"""One of two classes with a smaller share has the run judged by AUROC, unless a metric is named: a
-model without it is 80 % right. Ours."""
+"""Share of the rarer of two classes below which AUROC is the default metric: a model that never
+predicts the class is still 80 % right. Ours."""
 MOST_NAMED = 5
-"""Classes that the line names, at most."""
+"""Largest number of rare classes that the warning names."""
 METRICS = ("balanced_accuracy", "auroc", "f1")
-"""What shows them: each class counts alike."""
+"""Metrics that show rare classes, since each class counts alike."""
 
 
-def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
-    """The classes with less than `RARE` of the samples `counts` [classes], and less than half of an
-    equal share of them (of many classes each is below `RARE`); of those that have any."""
+def rare_classes(counts: Sequence[int] | np.ndarray) -> list[int]:
+    """Return the rare classes, given the number of samples of each class.
+
+    A class is rare if it has samples, but less than `RARE` of all and less than half of an equal
+    share.
+    """
     counts = np.asarray(counts)
     present = counts > 0
     half_of_equal = 0.5 / max(int(present.sum()), 1)
@@ -32,23 +34,23 @@ def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
     return np.flatnonzero(present & (counts < limit)).tolist()
 
 
-def shares(data: FederatedData) -> np.ndarray:
-    """Of the classes among all clients' training samples (classes,); empty where they are not
-    known, or there are no classes."""
+def class_shares(data: FederatedData) -> np.ndarray:
+    """Return each class's share of all clients' training samples, (classes,); empty without
+    classes, or if this process does not hold all clients' data."""
     are_known = data.holds_all and data.task == "classification" and not data.vocabulary
     counts = data.class_counts.sum(0) if are_known else np.zeros(0)
     return np.asarray(counts / max(counts.sum(), 1))
 
 
 def default_metric(data: FederatedData) -> JudgeMetric | None:
-    """Returns the metric of a run for which none is named: AUROC where one of two classes has a
-    smaller share than `AUROC_BELOW`; None: the task's own."""
-    class_shares = shares(data)
-    return "auroc" if len(class_shares) == 2 and class_shares.min() < AUROC_BELOW else None
+    """Return the metric of a run whose configuration names none: AUROC if one of two classes has a
+    share below `AUROC_BELOW`; None stands for the task's own metric."""
+    shares = class_shares(data)
+    return "auroc" if len(shares) == 2 and shares.min() < AUROC_BELOW else None
 
 
-def judged(config: Config, data: FederatedData) -> Config:
-    """`config` with the metric by which its run is judged, and scored."""
+def with_metric(config: Config, data: FederatedData) -> Config:
+    """Return `config` with the metric that judges its run, which is also scored."""
     evaluation = config.evaluation
     name = evaluation.metric or default_metric(data)
     if name not in FURTHER:
@@ -58,30 +60,30 @@ def judged(config: Config, data: FederatedData) -> Config:
 
 
 def metric_line(data: FederatedData) -> str:
-    """What is said where AUROC is the metric by default."""
-    class_shares = shares(data)
-    rarest = data.class_names[int(class_shares.argmin())]
+    """Return the notice of a run that AUROC judges by default."""
+    shares = class_shares(data)
+    rarest = data.class_names[int(shares.argmin())]
     return (
-        f"metric: auroc, since {class_shares.min():.1%} of the training samples are {rarest!r}; "
+        f"metric: auroc, since {shares.min():.1%} of the training samples are {rarest!r}; "
         f"evaluation.metric names another"
     )
 
 
 def _has_classes(data: FederatedData) -> bool:
-    """Whether labels are classes, and not targets or next tokens."""
+    """Return whether labels are classes, not numbers or next tokens."""
     return data.task == "classification" and data.vocabulary != data.num_classes
 
 
-def line(data: FederatedData, metrics: Collection[str]) -> str | None:
-    """A line that names the rare classes of `data`, and metrics for them unless `metrics` has one;
-    None: no rare class.
+def rare_line(data: FederatedData, metrics: Collection[str]) -> str | None:
+    """Return a warning that names the rare classes; None without one.
 
-    Tokens of texts are no classes in this sense.
+    It recommends `METRICS` unless `metrics`, those that the run scores, has one of them. Tokens of
+    texts do not count as classes.
     """
     if not _has_classes(data):
         return None
     counts = data.class_counts.sum(0)
-    rarest = sorted(rare(counts), key=lambda k: int(counts[k]))
+    rarest = sorted(rare_classes(counts), key=lambda k: int(counts[k]))
     if not rarest:
         return None
     shown = [f"{data.class_names[k]!r} {counts[k] / counts.sum():.2%}" for k in rarest[:MOST_NAMED]]
@@ -91,11 +93,11 @@ def line(data: FederatedData, metrics: Collection[str]) -> str | None:
     return f"{line}; accuracy hides them{'' if set(metrics) & set(METRICS) else remedy}"
 
 
-def untrained(data: FederatedData) -> str | None:
-    """A line that says how many validation and test samples are of classes that no client trains
-    on; None: none are.
+def untrained_line(data: FederatedData) -> str | None:
+    """Return a warning with the numbers of validation and test samples whose class no client trains
+    on; None without any.
 
-    With one sample of each class the same classes are held out at every client.
+    An example: if each client has one sample of a class, all of them may hold that sample out.
     """
     if not _has_classes(data):
         return None
@@ -111,9 +113,9 @@ def untrained(data: FederatedData) -> str | None:
     return f"{line}; they tell little"
 
 
-def scattered(data: FederatedData) -> str | None:
-    """A line where classes have less than two training samples on average, as with numbers for
-    labels; None: else."""
+def scattered_line(data: FederatedData) -> str | None:
+    """Return a warning if classes have less than two training samples on average, as if labels were
+    numbers; None otherwise."""
     if not _has_classes(data):
         return None
     samples = int(data.class_counts.sum())

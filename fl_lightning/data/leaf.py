@@ -1,9 +1,9 @@
-"""LEAF's JSON (Caldas et al., 2018), as its scripts leave FEMNIST and Shakespeare behind: natural
-groups are its users.
+"""LEAF's JSON files (Caldas et al., 2018), as its scripts write FEMNIST and Shakespeare; the
+natural groups are its users.
 
-A file holds `users`, `num_samples` and `user_data`: by user `x`, a list of samples, and `y`, their
-labels. A sample of FEMNIST is 784 grey values (white is 1), one of Shakespeare 80 characters, of
-which the next is the label.
+A file holds `users`, `num_samples` and `user_data`: for each user `x`, a list of samples, and `y`,
+their labels. A sample of FEMNIST is 784 grey values (white is 1); one of Shakespeare is 80
+characters, and its label the next.
 """
 
 import json
@@ -36,16 +36,16 @@ LAYOUT = (
     "user)"
 )
 UserSamples = dict[str, tuple[list[Any], list[Any]]]
-"""By user: x and y."""
+"""Lists x and y of each user."""
 
 
 def load(data: DataConfig) -> Source:
-    """Images (1, side, side) float32 where a sample's values make a square, else features; texts as
-    characters.
+    """Read LEAF's files: images (1, side, side) float32 if the values of a sample make a square,
+    else features; texts as characters.
 
     Raises:
-        BadInput: the folder is not there (then `Absent`); a file, user and sample that are
-            malformed, by name.
+        BadInput: the folder is missing (`Absent`), or a sample is malformed; the error names file,
+            user and sample.
     """
     root, folder = at_root(data, LAYOUT)
     whole = not (folder / "train").is_dir()
@@ -56,9 +56,9 @@ def load(data: DataConfig) -> Source:
     if data.reads_test and not whole:
         test = _files(root, folder / "test", first)
     setting = Setting("data.root", root)
-    strangers = sorted(set(test) - set(train))
-    problem = f"{some(map(repr, strangers))} have test samples and none for training"
-    setting.check(not strangers, f"the users {problem}")
+    untrained = sorted(set(test) - set(train))
+    problem = f"some users are in test/ but not in train/: {some(map(repr, untrained))}"
+    setting.check(not untrained, problem)
     _say_empty(train, test)
     if isinstance(first, str):
         return _texts(train, test, users, data)
@@ -79,7 +79,7 @@ def _texts(
     users: list[str],
     data: DataConfig,
 ) -> Source:
-    """Characters, and as classes the characters that may come next: all tokens."""
+    """Build a source of characters; the classes are the tokens that may come next."""
     lines_of_train: list[str] = []
     for x, y in train.values():
         lines_of_train += [*x, *y]
@@ -102,7 +102,7 @@ def _texts(
 
 
 def _say_empty(train: UserSamples, test: UserSamples) -> None:
-    """A line on users who have no sample to train on: they are no clients."""
+    """Print a line about users without training samples, who become no clients."""
     empty = sorted(set(train) - {user for user, (x, _) in train.items() if x})
     unused = sum(len(test[user][0]) for user in empty if user in test)
     if empty:
@@ -114,7 +114,7 @@ def _numbered(
     part: UserSamples,
     users: list[str],
 ) -> list[tuple[Any, Any, int]]:
-    """x, y and the number of its user of each sample."""
+    """List x, y and the user's number of each sample."""
     samples = []
     for number, user in enumerate(users):
         x, y = part.get(user, ([], []))
@@ -140,10 +140,10 @@ def _files(
     folder: Path,
     like: Any = None,
 ) -> UserSamples:
-    """All users of a folder's files; a user in two of them has the samples of both.
+    """Read the samples of all users from a folder's files; a user in two files has the samples of
+    both.
 
-    All samples are `like` this one: a text, or as many numbers. None: like the first. Users may
-    have no sample.
+    `like`: a sample whose form all must have, a text or so many numbers; None: the first sample.
     """
     files = entries(folder, "*.json")
     if not files:
@@ -157,7 +157,7 @@ def _files(
             users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             kind = type(error).__name__
-            problem = f"{file.name} is none of LEAF's: {kind}: {first_line(error)}"
+            problem = f"{file.name} is no file of LEAF ({kind}: {first_line(error)})"
             raise BadInput("data.root", root, problem) from error
         for user, content_of_user in users.items():
             samples = content_of_user if isinstance(content_of_user, dict) else {}
@@ -172,7 +172,7 @@ def _files(
             all_x, all_y = by_user.setdefault(composed(str(user)), ([], []))
             all_x.extend(x)
             all_y.extend(y)
-    check("data.root", root, bool(by_user), f"the files of {folder.name}/ name no user")
+    check("data.root", root, bool(by_user), f"the files in {folder.name}/ name no user")
     has_samples = any(x for x, _ in by_user.values())
     check("data.root", root, has_samples, f"no user in the files of {folder.name}/ has a sample")
     return by_user
@@ -184,13 +184,11 @@ def _wrong(
     y: list[Any],
     like: Any,
 ) -> str | None:
-    """What is wrong with the first bad sample of a user, if one is."""
+    """Describe the first malformed sample of a user; None if there is none."""
     texts = isinstance(like, str)
     width = len(like) or 1 if isinstance(like, list) else 1
     requirement = (
-        "be a text, y the character behind it"
-        if texts
-        else f"hold {width} numbers, y a class from 0"
+        "be a text, y the next character" if texts else f"hold {width} numbers, y a class from 0"
     )
     for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
         if texts:

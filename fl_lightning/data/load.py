@@ -1,4 +1,4 @@
-"""A source by its name, or samples made up in its place."""
+"""Sources by name: reads the data of a source, or synthesises noise in their place."""
 
 import difflib
 import math
@@ -18,9 +18,9 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 SMOKE_TRAIN, SMOKE_TEST = 64, 8
-"""Samples per client in a smoke run, about."""
+"""Approximate number of samples of each client in a smoke run."""
 MADE_UP_FEATURES = 8
-"""Columns of a table that is not there and of which none are chosen."""
+"""Number of features of a synthetic table if `data.columns` names none."""
 READERS = {
     "digits": "digits.load",
     "arrays": "arrays.load",
@@ -34,17 +34,17 @@ READERS = {
     "hf": "hub.load",
     "text": "text.load",
 }
-"""Sources by name, and the function in this folder that reads each from the keys of `data`; any
-other is one of torchvision's, or an import path."""
+"""Functions of this folder that read sources, by name; any other name is a data set of torchvision
+or an import path."""
 MADE_UP_TOKENS = 80
-"""Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
+"""Number of different tokens of synthetic texts; LEAF's Shakespeare has as many characters."""
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 SOURCE_BY_SUFFIX = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
 """The source that a file for `data.root` means, where `data.source` names none that reads files of
 another kind."""
 ROOTLESS = ("digits", "watch")
-"""Sources that come with packages: there is nothing to look for below `data.root`."""
+"""Sources that read nothing below `data.root`, since their files come with packages."""
 
 
 def load(
@@ -52,10 +52,15 @@ def load(
     clients: int,
     smoke: bool,
 ) -> tuple[Source, bool]:
-    """The source, and whether it was made up."""
+    """Load the configured source; return it, and whether it is noise in place of absent data (smoke
+    runs only).
+
+    Raises:
+        BadInput: the data are absent or malformed, or keys contradict each other.
+    """
     name = source_name(data)
     check_name("data.source", name)
-    # other public data have their files below `data.root`
+    # a public data set may have its files below `data.root`
     is_unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")
     remedy = (
         f"name a file ({', '.join(SOURCE_BY_SUFFIX)}), or set data.source (`fl-train list sources`)"
@@ -74,22 +79,24 @@ def load(
 
 
 def source_name(data: DataConfig) -> str:
-    """The name of the source: `data.source`, or that which the file `data.root` means.
+    """Return the name of the source: `data.source`, or the source that reads files like
+    `data.root`.
 
     Raises:
         BadInput: both are given, and contradict each other.
     """
     suffix = Path(data.root or "").suffix.lower()
-    meant = SOURCE_BY_SUFFIX.get(suffix)
-    if meant is None or (data.source == "table" and suffix in tables.PANDAS):
+    source_of_file = SOURCE_BY_SUFFIX.get(suffix)
+    if source_of_file is None or (data.source == "table" and suffix in tables.PANDAS):
         return data.source
-    fits = data.source not in ("arrays", "table") or data.source == meant
-    check("data.source", data.source, fits, f"{data.root} is a file for the source {meant}")
-    return meant
+    fits = data.source not in ("arrays", "table") or data.source == source_of_file
+    problem = f"{data.root} is a file for the source {source_of_file}: name that, or none"
+    check("data.source", data.source, fits, problem)
+    return source_of_file
 
 
 def check_name(key: str, name: str) -> None:
-    """Raise `BadInput` for `key` unless there is a source called `name`."""
+    """Raise `BadInput` for `key` if there is no source `name`."""
     if name not in SOURCES and "." not in name:
         close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -97,12 +104,15 @@ def check_name(key: str, name: str) -> None:
 
 
 def read(data: DataConfig) -> Source:
-    """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or
-    malformed."""
+    """Read the source `data.source`.
+
+    Raises:
+        BadInput: the data are absent (`Absent`) or malformed.
+    """
     data = tables.spelled(data)
     path = READERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
-    # Imported here: scikit-learn and torchvision take seconds to load.
+    # imported here, since scikit-learn and torchvision take seconds to load
     loader: Callable[[DataConfig], Source] = getattr(
         import_module(f"fl_lightning.data.{module}"), function
     )
@@ -114,11 +124,12 @@ def made_up(
     data: DataConfig,
     clients: int,
 ) -> Source:
-    """Noise with labels, of the shape and classes of the source `name` (else 10 classes of
-    3x32x32); of texts random tokens, of which each has a next one (source text), or the text a
-    class.
+    """Synthesise noise in the shape of the source `name`, for a smoke run.
 
-    A table of several columns has as many features. Groups are as many as clients.
+    Samples of an unknown source are images 3x32x32 of 10 classes; those of a table have as many
+    features as `data.columns` names. Texts are random tokens: with the source `text` the label of
+    each is the next one, otherwise a text has one class. There are as many natural groups as
+    clients.
     """
     are_texts = name == "text" or data.tokens is not None
     shape, classes = shape_of(name) or ((3, 32, 32), 10)
@@ -157,8 +168,8 @@ def made_up(
 
 
 def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Shape of a sample and number of classes of the source `name`, as far as they are known
-    without its data."""
+    """Return the shape of a sample and the number of classes of a source, if they are known without
+    its data; else None."""
     from fl_lightning.data.vision import RECIPES
     from fl_lightning.data.watch import CLASSES, SHAPE
 
@@ -177,6 +188,6 @@ def per_class(
     per_client: int,
     clients: int,
 ) -> int:
-    """Samples of each class that give about `per_client` to each client, and let every client hold
-    every class."""
+    """Return a number of samples for each class with which clients get about `per_client` each, and
+    each client can hold every class."""
     return max(math.ceil(per_client * clients / classes), clients)

@@ -1,5 +1,8 @@
-"""Which samples a user's data sets and loaders give. What a loader does beyond that is refused, or
-a line says that it has no effect: clients make batches of their own."""
+"""Samples of a user's data sets and loaders.
+
+Clients make their own batches. Settings of a loader that would change the samples are refused; a
+line is printed for those that have no effect.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,35 +24,36 @@ from torch.utils.data import (
 
 from fl_lightning.data.source import Setting
 
-UNHEEDED = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks that a Lightning Trainer calls for every batch. A module that changes batches in one is
-refused."""
+UNUSED_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that a Lightning Trainer calls for every batch; a module that overrides one is refused."""
 READ_TWICE = 16
-"""Samples of a data set that are read a second time: a random transform shows. A flip at 0.5 goes
-unseen in one of 65,536 data sets. Ours."""
+"""Number of samples that are read a second time, to detect random transforms. A flip at 0.5 escapes
+in one of 65,536 data sets. Ours."""
 
 
-def parts_of(
+def samples_of_module(
     setting: Setting,
     module: LightningDataModule,
     *,
     reads_test: bool = True,
 ) -> tuple[list[Any], list[Any] | None]:
-    """The samples that the module's loaders for training and for tests can yield, each once; None:
-    it has no loader for tests. Without `reads_test` the training samples stand in for those of
-    tests.
+    """Return the samples that the module's loaders for training and for tests can yield, each once.
+
+    The second list is None if the module has no loader for tests. It is the first if `reads_test`
+    is False: the test part exists, but is not read.
 
     Raises:
-        BadInput: a loader or the module does to samples or batches what clients would not do.
+        BadInput: a loader or the module changes samples or batches in a way that clients would
+            ignore.
     """
-    hooks = [hook for hook in UNHEEDED if is_overridden(hook, module)]
+    hooks = [hook for hook in UNUSED_HOOKS if is_overridden(hook, module)]
     requirement = (
         f"its {', '.join(hooks)} would not be called: change samples in the data set's __getitem__"
     )
     setting.check(not hooks, requirement)
     module.prepare_data()
     module.setup("fit")
-    train = of_loader(setting, "train_dataloader", module.train_dataloader())
+    train = samples_of_loader(setting, "train_dataloader", module.train_dataloader())
     if is_overridden("val_dataloader", module):
         setting.say(
             "its val_dataloader() is not read: data.validation cuts validation parts from the "
@@ -60,15 +64,20 @@ def parts_of(
     if not reads_test:
         return train, train
     module.setup("test")
-    return train, of_loader(setting, "test_dataloader", module.test_dataloader())
+    return train, samples_of_loader(setting, "test_dataloader", module.test_dataloader())
 
 
-def of_loader(
+def samples_of_loader(
     setting: Setting,
     hook: str,
     loader: Any,
 ) -> list[Any]:
-    """The samples that a loader, which the module's `hook` gives, can yield: each once.
+    """Return the samples that a loader can yield, each once.
+
+    Args:
+        setting: the key and value that errors name.
+        hook: the module's method that returned the loader.
+        loader: the loader.
 
     Raises:
         BadInput: it is no DataLoader of torch, or it draws, repeats or changes samples.
@@ -85,13 +94,13 @@ def of_loader(
     )
     setting.check(plain, f"{requirement} own batches: change samples in the data set's __getitem__")
     check_data_set(setting, loader.dataset)
-    places = _places(setting, hook, loader)
+    indices = _indices(setting, hook, loader)
     _say_without_effect(setting, hook, loader)
-    return of_data_set(setting, loader.dataset, places)
+    return samples_of_data_set(setting, loader.dataset, indices)
 
 
 def check_data_set(setting: Setting, samples: Any) -> None:
-    """Raise `BadInput` where single samples of a data set cannot be read by their number."""
+    """Raise `BadInput` if single samples of a data set cannot be read by index."""
     name = type(samples).__name__
     setting.check(
         not isinstance(samples, IterableDataset),
@@ -102,38 +111,38 @@ def check_data_set(setting: Setting, samples: Any) -> None:
     )
 
 
-def of_data_set(
+def samples_of_data_set(
     setting: Setting,
     samples: Any,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
 ) -> list[Any]:
-    """The samples of a data set at `places`; None: all.
+    """Read the samples of a data set at `indices` (None: all).
 
     Raises:
-        BadInput: a second reading gives other samples.
+        BadInput: a second reading returns other samples.
     """
-    places = range(len(samples)) if places is None else places
-    read = [samples[place] for place in places]
-    for place, sample in zip(places[:READ_TWICE], read, strict=False):
+    indices = range(len(samples)) if indices is None else indices
+    read = [samples[index] for index in indices]
+    for index, sample in zip(indices[:READ_TWICE], read, strict=False):
         requirement = (
-            f"sample {place} of {type(samples).__name__} is another at each reading (a random "
-            f"transform?), and"
+            f"sample {index} of {type(samples).__name__} differs at each reading (a random "
+            f"transform?), but"
         )
-        same = _content(sample) == _content(samples[place])
+        same = _content(sample) == _content(samples[index])
         setting.check(
             same,
-            f"{requirement} samples are read once: take that out; data.augment draws anew in each "
-            f"epoch",
+            f"{requirement} samples are read once: remove the transform; data.augment draws anew "
+            f"in each epoch",
         )
     return read
 
 
-def _places(
+def _indices(
     setting: Setting,
     hook: str,
     loader: DataLoader[Any],
 ) -> Sequence[int]:
-    """The numbers of the samples that a loader's samplers can yield."""
+    """Return the indices of the samples that a loader's sampler can yield."""
     batches = loader.batch_sampler
     instead = (
         "clients make their own batches: choose samples by a SubsetRandomSampler or a "
@@ -142,10 +151,10 @@ def _places(
     usual = batches is None or type(batches) is BatchSampler
     setting.check(
         usual,
-        f"the batch_sampler {_name(batches)} of its {hook}() would not be used, since {instead}",
+        f"the batch_sampler {_name(batches)} of its {hook}() has no effect, since {instead}",
     )
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
-    called = f"the sampler {_name(sampler)} of its {hook}()"
+    named_sampler = f"the sampler {_name(sampler)} of its {hook}()"
     if type(sampler) is SequentialSampler:
         return range(len(sampler.data_source))
     if type(sampler) is RandomSampler:
@@ -156,15 +165,18 @@ def _places(
             f"with{'' if sampler.replacement else 'out'} replacement"
         )
         setting.check(
-            whole, f"{called} {how}, and clients take each sample once in an epoch: leave it out"
+            whole,
+            f"{named_sampler} {how}, but clients take each sample once in an epoch: remove it",
         )
         return range(size)
     chosen = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
     indexed = isinstance(chosen, list | tuple | range | np.ndarray | Tensor)
-    setting.check(indexed, f"{called} would not be used, since {instead}")
-    places = [int(place) for place in chosen]
-    setting.check(len(set(places)) == len(places), f"{called} repeats samples: name each once")
-    return places
+    setting.check(indexed, f"{named_sampler} has no effect, since {instead}")
+    indices = [int(index) for index in chosen]
+    setting.check(
+        len(set(indices)) == len(indices), f"{named_sampler} repeats samples: give each index once"
+    )
+    return indices
 
 
 def _say_without_effect(
@@ -172,7 +184,7 @@ def _say_without_effect(
     hook: str,
     loader: DataLoader[Any],
 ) -> None:
-    """A line that names what is legitimate in a loader and has no effect here, if anything is."""
+    """Print a line that names the settings of a loader that have no effect, if it has any."""
     batches = loader.batch_sampler
     sampler = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     trains = hook == "train_dataloader"
@@ -194,13 +206,14 @@ def _say_without_effect(
 
 
 def _content(sample: Any) -> list[bytes]:
-    """What a sample consists of, to be compared; nothing of what is neither numbers nor text."""
+    """Return the bytes of a sample's arrays and texts, for a comparison; other parts are left
+    out."""
     parts = sample if isinstance(sample, tuple | list) else (sample,)
     contents = []
     for part in parts:
         try:
             array = np.asarray(part)
-        except Exception:  # whatever a part raises that cannot be an array; its reader says so
+        except Exception:  # a part may raise anything; the reader of the samples refuses it
             continue
         if array.dtype != object:
             contents.append(array.tobytes())

@@ -1,5 +1,5 @@
-"""Data of clients that come after the last round: those that were held out, or one whose data lie
-in a file."""
+"""Data of clients that join after the last round: held-out clients, or one whose data lie in a
+file."""
 
 from collections.abc import Sequence
 
@@ -15,28 +15,32 @@ from fl_lightning.data.source import HeldOut, Setting
 from fl_lightning.foundation.rng import generator, numpy_rng
 
 DealtParts = tuple[list[ndarray], list[ndarray], list[ndarray]]
-"""Each client's indices for training, for validation and for test, as they were dealt."""
+"""Each client's indices for training, validation and test."""
 
 
-def apart(
+def hold_out(
     shares: DealtParts,
     angles: Sequence[float],
     count: int,
     seed: int,
     named: Sequence[int] | None = None,
 ) -> tuple[DealtParts, list[HeldOut]]:
-    """Take clients out of the run: the `named` ones, or, if None, `count` that are drawn.
+    """Take clients out of the run; return the indices of the remaining clients, and the held-out
+    clients.
 
-    Returns the parts of the clients that stay, and the held-out clients.
+    Args:
+        shares: indices of all clients.
+        angles: degrees by which each client's images are rotated.
+        count: number of clients to draw, if `named` is None.
+        seed: for the draw.
+        named: numbers of the clients to hold out.
     """
     draws = numpy_rng(seed, "held-out clients")
     drawn = draws.choice(len(angles), count, replace=False).tolist()
-    away = sorted(drawn if named is None else named)
-    staying = [client for client in range(len(angles)) if client not in set(away)]
+    numbers = sorted(drawn if named is None else named)
+    staying = [client for client in range(len(angles)) if client not in set(numbers)]
     trains, validations, tests = shares
-
-    held_out = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in away]
-
+    held_out = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in numbers]
     trains, validations, tests = ([part[client] for client in staying] for part in shares)
     return (trains, validations, tests), held_out
 
@@ -50,40 +54,30 @@ def with_few_labels(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[ClientData, bool]:
-    """Returns what a held-out client brings, of few labelled samples, and whether it has labels.
+    """Return a held-out client's parts with few labelled training samples, and whether it has
+    labels.
 
     Args:
         data: of the run.
         who: the client.
-        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as
-            many as it has: the first of an order that is drawn, so that more samples hold the fewer
-            ones. 0: all of its training samples, without labels.
-        validation: share of these that is set apart.
+        per_class: labelled training samples of each class, or all if it has fewer; of a regression
+            or of next tokens, in all. They are the first in a random order, so a larger number
+            includes the samples of a smaller one. 0: all training samples, without labels.
+        validation: share of these samples that becomes the validation part.
         seed: of the run.
-        device: where it trains.
-        dtype: of its inputs.
+        device: for the tensors.
+        dtype: of the inputs.
     """
     (x, y), test = data.held_out_samples(who, device, dtype)
-    if not per_class:
-        return _parts(
-            data,
-            x,
-            torch.zeros_like(y),
-            test,
-            validation,
-            seed,
-        ), False
-    has_classes = data.task == "classification" and y.ndim == 1
-    strata = y if has_classes else torch.zeros(len(y), device=y.device)
-    index = drawn_per_class(strata, who, per_class, seed)
-    return _parts(
-        data,
-        x[index],
-        y[index],
-        test,
-        validation,
-        seed,
-    ), True
+    if per_class:
+        has_classes = data.task == "classification" and y.ndim == 1
+        strata = y if has_classes else torch.zeros(len(y), device=y.device)
+        index = drawn_per_class(strata, who, per_class, seed)
+        x = x[index]
+        y = y[index]
+    else:
+        y = torch.zeros_like(y)
+    return _parts(data, x, y, test, validation, seed), per_class > 0
 
 
 def drawn_per_class(
@@ -92,8 +86,14 @@ def drawn_per_class(
     per_class: int,
     seed: int,
 ) -> Tensor:
-    """Returns places of `per_class` drawn samples of each class of a held-out client's training
-    samples, whose classes are `strata` (n,); ascending."""
+    """Draw at most `per_class` training samples of each class; return ascending indices.
+
+    Args:
+        strata: class of each training sample, (n,).
+        who: the held-out client.
+        per_class: most samples of a class.
+        seed: of the run.
+    """
     draws = generator(seed, "newcomer's samples", who.number)
     order = torch.randperm(len(strata), generator=draws).to(strata.device)
     places = []
@@ -110,10 +110,12 @@ def from_file(
     seed: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[ClientData, bool]:
-    """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.
+    """Return a new client's parts from an npz file, prepared like the run's data, and whether it
+    has labels.
 
     Raises:
-        BadInput: the file cannot be read, or its samples are of another shape or class.
+        BadInput: the file cannot be read, or its samples have another shape or class than the
+            run's.
     """
     pools = arrays.newcomer(file, data.task)
     setting = Setting("data", file)
@@ -123,12 +125,14 @@ def from_file(
     nothing = np.zeros((0, *data.input_shape), np.uint8), None
     parts = []
     for raw, y in (pools["train"], pools.get("test", nothing)):
-        problem = f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}"
+        problem = f"its samples have the shape {raw.shape[1:]}, but the run's {data.input_shape}"
         setting.check(raw.shape[1:] == data.input_shape, problem)
         y = np.zeros(len(raw), np.int64) if y is None else y
         highest = y.max(initial=0)
         is_known = data.task == "regression" or highest < data.num_classes
-        problem = f"label {highest}, but the run has {data.num_classes} classes"
+        problem = (
+            f"it holds the label {highest}, but the run's classes are 0 to {data.num_classes - 1}"
+        )
         setting.check(is_known, problem)
         targets = torch.from_numpy(y)
         targets = targets.float() if data.task == "regression" else targets
@@ -146,7 +150,7 @@ def _parts(
     validation: float,
     seed: int,
 ) -> ClientData:
-    """Samples x with labels y, of which a share is set apart for validation, and a test part."""
+    """Split samples into a training and a validation part, and add the test part."""
     draws = generator(seed, "newcomer's validation")
     order = torch.randperm(len(y), generator=draws).to(y.device)
     count = round(validation * len(y))

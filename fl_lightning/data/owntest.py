@@ -24,23 +24,23 @@ def cut(
     fold: int,
     names: Sequence[str],
 ) -> tuple[Shares, Shares]:
-    """Split what each client was dealt (places in `pool`) into its training and its test samples.
+    """Split each client's samples into training and test samples; return indices into `pool`.
 
     Args:
-        pool: of all clients.
-        dealt: each client's places, ascending.
-        data: says how.
-        seed: what the draw depends on; with folds the number of the cycle.
-        fold: which of the folds is the test part.
+        pool: samples of all clients.
+        dealt: each client's indices, ascending.
+        data: the configuration.
+        seed: for the draws; with folds the number of the cycle.
+        fold: number of the fold that is the test part.
         names: of the clients.
 
     Raises:
-        BadInput: a client has fewer samples than folds, unless `data.min_samples` is 1: it then
-            tests each of them in several folds.
+        BadInput: a client has fewer samples (or units) than folds. With `data.min_samples` 1 this
+            is allowed: a sample is then tested in several folds.
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
-        trains, tests = cut_off(pool, dealt, data.own_test, rng, by_chance=True)
+        trains, tests = split_off(pool, dealt, data.own_test, rng, by_chance=True)
         least = data.least_test_positives
         if least is None or pool.spans is not None:
             return trains, tests
@@ -48,12 +48,12 @@ def cut(
         for train, test in zip(trains, tests, strict=True):
             pairs.append(_topped_up(train, test, pool.strata, least, rng))
         return [train for train, _ in pairs], [test for _, test in pairs]
-    units_of_clients = [_independent(pool.part(share)) for share in dealt]
+    units_of_clients = [_unit_ids(pool.part(share)) for share in dealt]
     kind = "samples" if pool.units is None else "units"
     for name, unit in zip(names, units_of_clients, strict=True):
         count = len(np.unique(unit))
         is_enough = count >= data.folds or data.min_samples == 1
-        problem = f"{name} has {count} {kind}: at most that many folds"
+        problem = f"{name} has {count} {kind}: set it to at most that number"
         check("data.folds", data.folds, is_enough, problem)
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
@@ -76,77 +76,94 @@ def as_pools(
     fold: int,
     names: Sequence[str],
 ) -> tuple[SamplePool, SamplePool, Shares, Shares]:
-    """Returns the training and the test samples that `cut` makes, each as a pool, and each client's
-    places in both."""
+    """Split as `cut` does; return the training and the test samples as pools, and each client's
+    indices into them."""
     trains, tests = cut(pool, dealt, data, seed, fold, names)
     tested = np.sort(np.concatenate(tests))
     trained = np.setdiff1d(np.arange(len(pool.labels)), tested, assume_unique=True)
-    if pool.spans is not None:  # windows that overlap a test's are not in the normalisation either
+    if pool.spans is not None:  # without windows that overlap test windows
         trained = np.sort(np.concatenate(trains))
     trains = [np.searchsorted(trained, share) for share in trains]
     tests = [np.searchsorted(tested, share) for share in tests]
     return pool.part(trained), pool.part(tested), trains, tests
 
 
-def _independent(pool: SamplePool) -> ndarray:
-    """The number of what each of a client's samples is of: a unit, or a row with its copies."""
+def _unit_ids(pool: SamplePool) -> ndarray:
+    """Return the number of the unit of each sample; equal rows of a table (copies) count as one
+    unit."""
     if pool.units is not None:
         return pool.units
     if pool.spans is not None or not len(pool.labels):
-        return pool.numbers
+        return pool.sample_ids
     row = pool.read(np.arange(1))
     if row.ndim != 2 or row.dtype == np.int64:
-        return pool.numbers
+        return pool.sample_ids
     return units.copies(np.column_stack([pool.read_all(), pool.labels]))
 
 
 def _one_unit_tested(unit: ndarray, fold: int) -> ndarray:
-    """`fold` for the samples of one unit, which it tests; -1 for all others.
+    """Return `fold` for the samples of one unit, and -1 for all others.
 
-    For clients with fewer units than folds: the folds take the units in turn, so that some units
-    are tested in several.
+    This serves clients with fewer units than folds: the folds take the units in turn, so some units
+    are tested in several folds.
     """
     kinds = np.unique(unit)
     return np.where(unit == kinds[fold % len(kinds)], fold, -1)
 
 
-def thinned(
+def subsampled(
     trains: Shares,
     labels: ndarray,
     share: float,
     least: int,
     rng: Generator,
 ) -> Shares:
-    """A share of each client's training samples, with its class mix, at least `least` where it has
-    as many."""
-    thinner = []
+    """Draw a share of each client's training samples, with its class mix.
+
+    Args:
+        trains: each client's indices.
+        labels: class of each sample.
+        share: share that stays.
+        least: smallest number that stays, if the client has as many.
+        rng: for the draw.
+    """
+    subsamples = []
     for indices in trains:
         size = max(least, round(share * len(indices)))
         size = min(len(indices), size)
-        thinner.append(indices[stratified(labels[indices], size, rng)])
-    return thinner
+        subsamples.append(indices[stratified(labels[indices], size, rng)])
+    return subsamples
 
 
-def cut_off(
+def split_off(
     pool: SamplePool,
     shares: Shares,
     share: float,
     rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Split each client's samples into the rest and a `share` that is cut off: drawn with its class
-    mix, or of windows the last in time.
+    """Split a share off each client's samples; return the rest and the share.
 
-    `by_chance`: for a test part, whose size is rounded up or down at random (`partition.cut_off`);
-    else for a validation part.
+    The share is drawn with the client's class mix, in whole units if there are any; of windows it
+    is the last in time.
+
+    Args:
+        pool: samples of all clients.
+        shares: each client's indices into `pool`.
+        share: size of the share.
+        rng: for the draw.
+        by_chance: for test parts, whose class sizes are rounded up or down at random
+            (`partition.cut_off`); validation parts are cut without.
     """
     if pool.spans is not None:
         return windows.cut_off_last(shares, pool.spans, share)
     if pool.units is None or not share:
         return partition.cut_off(shares, pool.strata, share, rng, by_chance)
     fewest = min(len(np.unique(pool.units[index])) for index in shares)
-    key = "data.client_test" if by_chance else "data.validation"  # validation is never by chance
-    problem = "some client has samples of one unit, and none would be left for training"
+    key = "data.client_test" if by_chance else "data.validation"
+    problem = (
+        "some client has samples of one unit only, so none would be left for training: set it to 0"
+    )
     check(key, share, fewest > 1, problem)
     rests = []
     parts_cut_off = []
@@ -164,10 +181,11 @@ def _topped_up(
     least: int,
     rng: Generator,
 ) -> tuple[ndarray, ndarray]:
-    """A client's parts with `least` test samples of every class that has as many beside one for
-    training.
+    """Exchange samples between a client's parts until its test part has `least` samples of every
+    class.
 
-    What a rare class gains, the class with most test samples gives back to training: sizes stay.
+    The class with most test samples gives as many back to training, so the sizes stay. A class
+    keeps one training sample, and may therefore stay below `least`.
     """
     for kind in np.unique(labels[train]):
         while (labels[test] == kind).sum() < least:
@@ -191,12 +209,12 @@ def check_positives(
     least: int | None,
     names: Sequence[str],
 ) -> None:
-    """Raise `BadInput` unless each client's test part holds `least` samples of every class (None:
-    any)."""
+    """Raise `BadInput` unless each client has at least `least` test samples of every class; None:
+    no minimum."""
     if least is None:
         return
     key = "data.least_test_positives"
-    requirement = "targets that are no classes have no positives: set it to null"
+    requirement = "it needs labels that are classes: set it to null"
     check(key, least, bool(class_names) and labels.ndim == 1, requirement)
     for name, indices in zip(names, tests, strict=True):
         sizes = np.bincount(labels[indices], minlength=len(class_names))

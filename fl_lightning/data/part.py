@@ -1,4 +1,4 @@
-"""Samples, and a client's part of them for one purpose, as batches on its device."""
+"""Samples, and one client's training, validation or test part of them, as batches on its device."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from torch.utils.data import DataLoader, Dataset
 from fl_lightning.configuration.datakeys import Balance
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]
-"""New labels (n,) for old ones."""
+"""Function from labels (n,) to new labels."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Raw samples in memory, and how they become the network's input."""
+    """Raw samples in memory, and the normalisation that turns them into inputs."""
 
     raw: Tensor
-    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features];
-    int64 [n, length]: token numbers, which stay what they are."""
+    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features]; or
+    int64 [n, length]: token numbers, which are not normalised."""
     labels: Tensor
-    """int64 [n] (next tokens: [n, T]), or float32 [n] for regression."""
+    """int64 [n], or [n, T] for next tokens; float32 [n] for a regression."""
     mean: Tensor
-    """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one
-    sample."""
+    """Mean of each channel or feature over the training samples, float32, shaped to broadcast
+    against one sample."""
     std: Tensor
     rows: ndarray | None = None
-    """Number of each sample, int64 [n]: the same whatever the split; None: its place."""
+    """Number of each sample, int64 [n], the same in every split; None: its index."""
     units: ndarray | None = None
-    """Number of what each sample is of, int64 [n]; None: of itself."""
+    """Number of each sample's unit (person, recording), int64 [n]; None: each sample is a unit of
+    its own."""
     lines: ndarray | None = None
-    """Number of each sample's row in the user's table, int64 [n]; None: there is none."""
+    """Row of each sample in the user's table, int64 [n]; None: the data are no table."""
 
     def inputs(
         self,
@@ -49,26 +50,26 @@ class Samples:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised
-        on `device`."""
+        """Return the samples at `index` as inputs on `device`: rotated by `angle` degrees (nearest
+        pixel, black corners), and normalised."""
         raw = self.raw[index]
         if raw.dtype == torch.int64:
-            return sent(raw, device)
+            return to_device(raw, device)
         if angle and len(index):
             from torchvision.transforms.functional import rotate
 
             raw = rotate(raw, angle)
         return (
-            sent(raw, device)
+            to_device(raw, device)
             .float()
-            .sub_(sent(self.mean, device))
-            .div_(sent(self.std, device))
+            .sub_(to_device(self.mean, device))
+            .div_(to_device(self.std, device))
             .to(dtype)
         )
 
 
 class Part(ABC):
-    """One client's samples for one purpose (training, validation or test)."""
+    """One client's training, validation or test samples."""
 
     def __init__(
         self,
@@ -78,16 +79,17 @@ class Part(ABC):
         self._size = size
         self._augmentation = augmentation
         self.chances: Tensor | None = None
-        """By which samples are drawn for a pass, (n,); None: each once."""
+        """Probability of each sample, (n,), when the samples of a pass are drawn; None: each comes
+        once."""
         self.class_weights: Tensor | None = None
-        """Of the classes in the task loss, (classes,); None: all alike."""
+        """Weights of the classes in the task loss, (classes,); None: equal ones."""
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def augmented(self) -> bool:
-        """Whether `batches` has a use for `augment`."""
+        """Whether passes with the argument `augment` are augmented."""
         return self._augmentation is not None
 
     def batches(
@@ -98,14 +100,18 @@ class Part(ABC):
         whole_last: bool = False,
         only: slice = slice(None),
     ) -> Batches:
-        """One pass in batches (x, y) on the device: in the order of `torch.randperm` from
-        `generator`, else as stored.
+        """Return the batches (x, y) of one pass, on the device. The last batch holds the remaining
+        samples.
 
-        `augment` gives the draws of the augmentation that the data ask for (training parts only;
-        unused otherwise). Both generators live on the CPU and are drawn from here, before the first
-        batch. The last batch is what remains; with `whole_last` a lone last sample joins the batch
-        before it, since BatchNorm cannot train on one. `only`: which of the
-        batches are gathered and prepared; random numbers are drawn for the whole pass.
+        All random numbers are drawn on the CPU before the first batch.
+
+        Args:
+            batch_size: samples of a batch.
+            generator: shuffles the samples; None: in stored order.
+            augment: draws the augmentation, if this part has one; None: no augmentation.
+            whole_last: let a single last sample join the batch before it, since BatchNorm cannot
+                train on one.
+            only: which batches are returned; the random numbers are those of the whole pass.
         """
         order = None if generator is None else self.order(generator)
         sizes = batch_sizes(len(self), batch_size, whole_last)
@@ -122,14 +128,14 @@ class Part(ABC):
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
         batches = self._in_order(order, sizes)
-        return self._augmentation.over(batches, draws.split(sizes))
+        return self._augmentation.augmented(batches, draws.split(sizes))
 
     def order(
         self,
         generator: torch.Generator,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The samples of one pass, int64 (n,)."""
+        """Draw the order of the samples in one pass, int64 (n,)."""
         if self.chances is None:
             return torch.randperm(len(self), generator=generator, out=out)
         return torch.multinomial(self.chances, len(self), True, generator=generator, out=out)
@@ -140,8 +146,14 @@ class Part(ABC):
         labels: Tensor,
         classes: int,
     ) -> Part:
-        """Set that classes count alike in training on this part, whose `labels` (n,) these are;
-        returns this part."""
+        """Let all classes count alike when a model trains on this part; returns this part.
+
+        Args:
+            how: `sampler` draws samples of rare classes more often, `weights` weights the loss;
+                None removes the balance.
+            labels: of this part's samples, (n,).
+            classes: number of classes.
+        """
         weights = 1 / labels.bincount(minlength=classes).clamp(min=1)
         self.chances = weights[labels].cpu() if how == "sampler" and len(labels) else None
         self.class_weights = weights if how == "weights" else None
@@ -149,18 +161,19 @@ class Part(ABC):
 
     @property
     def whole(self) -> Part:
-        """The part of which this one is a `subset`; else this one."""
+        """The part that this one is a subset of, directly or through other subsets; else this
+        part."""
         return self
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """All samples as stored, x (n, ...) and y (n, ...), where they lie in memory as they are
-        trained on."""
+        """All inputs (n, ...) and labels (n, ...) in stored order; None if they are not in memory
+        as inputs, or are augmented."""
         return None
 
     def subset(self, index: Tensor) -> Part:
-        """The samples at `index` (int64 [m], places in this part as stored), augmented as this part
-        is."""
+        """Return the samples at `index` (int64 [m], in stored order) as a part with the same
+        augmentation."""
         return SubsetPart(self, index)
 
     @abstractmethod
@@ -187,7 +200,7 @@ class SubsetPart(Part):
 
     @property
     def whole(self) -> Part:
-        """The part that it was taken from first."""
+        """The part that this one is a subset of, directly or through other subsets."""
         return self._part.whole
 
     def _in_order(
@@ -214,7 +227,7 @@ class ResidentPart(Part):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """Inputs and labels, unless they are augmented."""
+        """Inputs and labels; None if they are augmented."""
         return None if self.augmented else (self.x, self.y)
 
     def _in_order(
@@ -225,8 +238,8 @@ class ResidentPart(Part):
         x = self.x
         y = self.y
         if order is not None:
-            order = sent(order, x.device)
-            # keeps the memory format, which pooling on grey images is 7 times faster in
+            order = to_device(order, x.device)
+            # indexing keeps the memory format, in which pooling grey images is 7 times faster
             x = x[order]
             y = y[order]
         return zip(
@@ -237,8 +250,8 @@ class ResidentPart(Part):
 
 
 class LoadedPart(Part):
-    """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as
-    `ResidentPart`."""
+    """Samples that stay raw in main memory and are prepared batch by batch; the numbers equal those
+    of `ResidentPart`."""
 
     def __init__(
         self,
@@ -254,8 +267,7 @@ class LoadedPart(Part):
         sizes: list[int],
     ) -> Batches:
         order = torch.arange(len(self)) if order is None else order
-        # A generator of its own: otherwise the loader draws from the global one, and dropout would
-        # see other numbers.
+        # without this generator the loader would draw from the global one, and change dropout
         draws = torch.Generator()
         return iter(
             DataLoader(
@@ -268,8 +280,7 @@ class LoadedPart(Part):
 
 
 class TargetPart(Part):
-    """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are
-    stored."""
+    """The samples of `part` with `targets` (n, ...) in place of the labels, in stored order."""
 
     def __init__(
         self,
@@ -285,7 +296,7 @@ class TargetPart(Part):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """Inputs, and the targets."""
+        """Inputs and targets; None if `part` has no tensors."""
         tensors = self._part.tensors
         return None if tensors is None else (tensors[0], self._targets)
 
@@ -295,14 +306,16 @@ class TargetPart(Part):
         sizes: list[int],
     ) -> Batches:
         targets = (
-            self._targets if order is None else self._targets[sent(order, self._targets.device)]
+            self._targets
+            if order is None
+            else self._targets[to_device(order, self._targets.device)]
         )
         inputs = (x for x, _ in self._part._in_order(order, sizes))
         return zip(inputs, targets.split(sizes), strict=True)
 
 
 class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
-    """A part's samples: those of `samples` at `indices`, as they come to the `device`."""
+    """The samples of one part as a torch data set, whose items are ready on `device`."""
 
     def __init__(
         self,
@@ -319,12 +332,13 @@ class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
         self.dtype = dtype
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of the samples at `index`, places in `samples`."""
+        """Return inputs and labels at `index`, which indexes all of `samples`, not only this
+        part."""
         x = self.samples.inputs(index, self.angle, self.device, self.dtype)
-        return x, sent(self.samples.labels[index], self.device)
+        return x, to_device(self.samples.labels[index], self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A whole batch at once: the DataLoader hands over all of its indices."""
+        """Return a whole batch, of all indices that the DataLoader passes at once."""
         return self.at(self.index[rows])
 
 

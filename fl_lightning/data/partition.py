@@ -1,13 +1,12 @@
-"""Who holds which samples: pure functions of label arrays.
+"""Partitions of the samples among clients: pure functions of label arrays.
 
-A partition takes (train_labels [n], test_labels [m], clients, data, rng) and returns two lists of
-`clients` ascending index arrays, for train and for test. No sample is dealt twice. A client has one
-class mix, for training (of which a stratified share becomes validation) and for test, as far as
-whole samples allow.
+A partition is called with (train_labels [n], test_labels [m], clients, data, rng) and returns two
+lists of `clients` ascending index arrays, for training and for test. No sample is dealt twice. A
+client has the same class mix in both, as far as whole samples allow.
 
-Every client gets at least `least(data)` training samples and one test sample: where the draw gives
-fewer, samples move to it from the clients that hold most, which always ends, instead of drawing
-again, which for small alpha may not.
+Every client gets at least `samples_needed(data)` training samples and one test sample: clients that
+were drawn fewer get samples of those that hold most. Drawing again until all have enough might
+never end for small alpha.
 """
 
 import math
@@ -31,7 +30,7 @@ Partition = Callable[[ndarray, ndarray, int, DataConfig, Generator], tuple[Share
 
 @dataclass(frozen=True)
 class Groups:
-    """Which group each sample belongs to, for the natural partition."""
+    """The group of each sample, for the natural partition."""
 
     train: ndarray
     """int64 [n]."""
@@ -40,9 +39,9 @@ class Groups:
     names: list[str]
 
 
-def least(data: DataConfig) -> int:
-    """Samples a client needs so that `data.min_samples` are left for training once all else is held
-    back."""
+def samples_needed(data: DataConfig) -> int:
+    """Return how many training samples a client must be dealt so that `data.min_samples` remain
+    after its validation and own test parts are cut off."""
     need = data.min_samples
     for share in (data.validation, data.own_test):
         if share:
@@ -58,13 +57,17 @@ def deal(
     rng: Generator,
     groups: Groups | None = None,
 ) -> tuple[Shares, Shares]:
-    """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for
-    `clients`."""
+    """Deal the samples out by the partition `data.partition`; return each client's training and
+    test indices.
+
+    Raises:
+        BadInput: there are too few samples for `clients`, or a user's function fails.
+    """
     if data.partition == NATURAL:
         return _natural(groups, clients, data)
     train_size = len(train_labels)
     test_size = len(test_labels)
-    need = least(data)
+    need = samples_needed(data)
     most = train_size // need
     problem = (
         f"it can be at most {most}: {train_size} training samples are in use and each client needs "
@@ -76,17 +79,17 @@ def deal(
         f"use (data.fraction)"
     )
     check("federation.clients", clients, clients <= test_size, problem)
-    function = _find(data.partition)
+    function = _partition(data.partition)
     try:
         train, test = function(train_labels, test_labels, clients, data, rng)
     except BadInput:
         raise
     except Exception as error:  # a user's function can raise anything
-        problem = f"it failed: {type(error).__name__}: {error}"
+        problem = f"it raised {type(error).__name__}: {error}"
         raise BadInput("data.partition", data.partition, problem) from error
     if data.partition not in BUILT_IN:
-        train = _checked(data.partition, "train", train, train_size, clients, need)
-        test = _checked(data.partition, "test", test, test_size, clients, 1)
+        train = _checked_shares(data.partition, "train", train, train_size, clients, need)
+        test = _checked_shares(data.partition, "test", test, test_size, clients, 1)
     return train, test
 
 
@@ -97,13 +100,15 @@ def dirichlet(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """Label skew by Dirichlet draws, smaller `data.alpha` less alike.
+    """Label skew by Dirichlet draws; the smaller `data.alpha`, the more the clients differ.
 
-    by class (also None): each class is distributed over the clients by a draw from Dir(alpha 1_N)
-    (Yurochkin et al., 2019). by client: each client draws its class mix from Dir(alpha p), p the
-    class shares of the data (Hsu et al., 2019). Free sizes: every sample is dealt out. Equal sizes:
-    clients fill up in turn from what is left, as Hsu et al. do, and fewer than N training and fewer
-    than N test samples stay out.
+    `data.by` class (the default): each class is distributed over the clients by a draw from
+    Dir(alpha 1_N) (Yurochkin et al., 2019). client: each client draws its class mix from Dir(alpha
+    p), p the class shares of the data (Hsu et al., 2019).
+
+    `data.sizes` free: every sample is dealt out. equal: one client after the other gets its samples
+    from what is left, as in Hsu et al.; fewer than N training and fewer than N test samples stay
+    out.
     """
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
@@ -115,7 +120,7 @@ def dirichlet(
         mass[:, present] = rng.dirichlet(
             data.alpha * train_sizes[present] / train_sizes.sum(), size=clients
         )
-    mass = np.nan_to_num(mass)  # a draw for a minute alpha may underflow to 0 / 0
+    mass = np.nan_to_num(mass)  # a draw for a tiny alpha may underflow to 0 / 0
     if data.sizes == "equal":
         train = fill_in_turn(mass, train_sizes)
         test = fill_in_turn(train, test_sizes)
@@ -130,10 +135,10 @@ def _free_sizes(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
+    """Deal out every sample, each class in proportion to its column of `mass` [N, C]."""
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     train = share_out(mass, train_sizes)
-    top_up(train, least(data), weights=train.copy())
+    top_up(train, samples_needed(data), weights=train.copy())
     test = share_out(train, test_sizes)
     top_up(test, 1, weights=train)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
@@ -160,15 +165,15 @@ def mixture(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that
-    (`FederatedData.groups`).
+    """Mixture of `data.groups` Dirichlet distributions; client i is in group i modulo
+    `data.groups`.
 
-    A group draws a class mix m from Dir(alpha), each of its clients one of its own from
-    Dir(concentration m). A class is distributed in proportion to the clients' mixes, without a
-    rest. Ours; clients that are alike in groups are what clustered methods look for (Ghosh et al.,
+    Each group draws a class mix m from Dir(alpha), and each of its clients a mix from
+    Dir(concentration m), with `data.concentration`. All samples of a class are dealt out, in
+    proportion to the clients' mixes. Ours; clustered methods look for such groups (Ghosh et al.,
     NeurIPS 2020).
     """
-    requirement = f"it can be at most {clients}: a group has a client"
+    requirement = f"it can be at most {clients}: each group needs a client"
     check("data.groups", data.groups, data.groups <= clients, requirement)
     train_sizes, _ = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
@@ -192,16 +197,16 @@ def pathological(
     """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et
     al. (2017).
 
-    Each class has as many holders as any other (give or take one), who share it equally. With fewer
-    than C places (clients * classes_per_client) some classes have no holder and stay out.
+    The classes have equally many holders, up to one, who share a class equally. If clients *
+    classes_per_client is less than the number of classes, the classes without a holder stay out.
     """
     k = data.classes_per_client
     key = "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
     classes = int(np.count_nonzero(train_sizes))
-    check(key, k, k <= classes, f"the data have {classes} classes")
+    check(key, k, k <= classes, f"the training data have only {classes} classes: lower it")
     room = np.minimum(train_sizes, clients)
-    problem = f"some classes have too few samples for {clients} clients to hold that many each"
+    problem = f"the classes have too few samples to give {clients} clients that many each: lower it"
     check(key, k, room.sum() >= clients * k, problem)
     holds = holders(room, clients, k, rng)
     train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
@@ -215,19 +220,22 @@ def lognormal(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """Client u holds classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in lognormal
-    counts (KT-pFL).
+    """Client u holds the classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in
+    lognormal counts (KT-pFL).
 
-    As its code has it, a client asks for 10 samples of each of its classes, and for a share of the
-    class by a lognormal draw (deviation 2, over all N k draws of the class) and 300 to 600 more,
-    both twice with up to 20 clients. Where a class has fewer than its holders ask for (there, late
-    clients keep 10), all of them get less in proportion: ours.
+    As in KT-pFL's code, a client asks for 10 samples of each of its classes, and for more: a share
+    of the class by a lognormal draw (deviation 2, normalised over all clients' draws of the class),
+    and 300 to 600 samples. With up to 20 clients, both of these are doubled.
+
+    If a class has fewer samples than its holders ask for, all of them get less, in proportion
+    (ours; in that code late clients get only 10).
     """
     k = data.classes_per_client
     key = "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
-    check(key, k, k <= len(present), f"the data have {len(present)} classes")
+    problem = f"the training data have only {len(present)} classes: lower it"
+    check(key, k, k <= len(present), problem)
     client, place = np.divmod(np.arange(clients * k), k)
     owned = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
@@ -249,20 +257,23 @@ def _of_held_classes(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for
-    tests of those."""
+    """Draw the training samples for the counts `train` [N, C], and test samples in the same
+    proportions.
+
+    Clients with too few samples get more of their classes, those with positive `weights`.
+    """
     clients = len(train)
     k = data.classes_per_client
-    is_enough = top_up(train, least(data), weights=weights, keep=1, strict=True)
+    is_enough = top_up(train, samples_needed(data), weights=weights, keep=1, strict=True)
     problem = (
-        f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples "
-        f"for that"
+        f"lower it: the {k} classes of some client, shared by {clients} clients, have too few "
+        f"samples"
     )
     check("data.min_samples", data.min_samples, is_enough, problem)
     test_sizes = np.bincount(test_labels, minlength=train.shape[1])
     test = share_out(train, np.where(train.any(0), test_sizes, 0))
     is_enough = top_up(test, 1, weights=train, strict=True)
-    problem = "the classes of some client have too few test samples for one each"
+    problem = "some client's classes have too few test samples to give each holder one: lower it"
     check("federation.clients", clients, is_enough, problem)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
@@ -272,10 +283,10 @@ def _natural(
     clients: int,
     data: DataConfig,
 ) -> tuple[Shares, Shares]:
-    """Client i holds the i-th group."""
+    """Give the i-th group to client i."""
     if groups is None:
         problem = (
-            "the data have no groups: it needs a source that has (fl-train list sources), or "
+            "the data have no groups: choose a source that has (fl-train list sources), or name a "
             "data.group_column"
         )
         raise BadInput("data.partition", NATURAL, problem)
@@ -285,33 +296,35 @@ def _natural(
     check("federation.clients", clients, clients == len(groups.names), requirement)
     train = [np.flatnonzero(groups.train == client) for client in range(clients)]
     test = [np.flatnonzero(groups.test == client) for client in range(clients)]
-    need = least(data)
+    need = samples_needed(data)
     for name, train_share, test_share in zip(groups.names, train, test, strict=True):
         count = len(train_share)
-        problem = f"the client {name!r} has {count} training samples, of at least {need}"
+        problem = f"the client {name!r} has {count} training samples and needs {need}: lower it"
         check("data.min_samples", data.min_samples, count >= need, problem)
         problem = (
-            f"the client {name!r} has no test sample: data.client_test sets a share of each "
-            f"client's samples apart"
+            f"the client {name!r} has no test sample: set it to the share of each client's "
+            f"samples that becomes its test part"
         )
         check("data.client_test", data.client_test, len(test_share) > 0, problem)
     return train, test
 
 
-def keep(
+def cap(
     train: Shares,
     labels: ndarray,
     data: DataConfig,
     rng: Generator,
 ) -> Shares:
-    """Cap what each client has: at most `data.samples_per_class` of each class, and then at most
-    `data.samples_per_client`, with its class mix. The client `data.rest_to` gets what the second
-    limit takes from the others, and keeps its own.
+    """Reduce each client's training samples to `data.samples_per_class` of each class, and then to
+    `data.samples_per_client`, with its class mix.
+
+    The client `data.rest_to`, if any, keeps its samples, and gets those that the second limit takes
+    from the others.
 
     Raises:
-        BadInput: fewer than every client needs, or there is no such client.
+        BadInput: a client would have fewer samples than it needs, or `data.rest_to` is no client.
     """
-    need = least(replace(data, client_test=None, folds=None))
+    need = samples_needed(replace(data, client_test=None, folds=None))
     most = data.samples_per_class
     if most is not None:
         capped = []
@@ -322,8 +335,8 @@ def keep(
         train = capped
         fewest = min(map(len, train))
         problem = (
-            f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, "
-            f"data.validation)"
+            f"some client would keep {fewest} samples, and each needs {need} (data.min_samples, "
+            f"data.validation): raise it"
         )
         check("data.samples_per_class", most, fewest >= need, problem)
     size = data.samples_per_client
@@ -358,7 +371,7 @@ def iid(
     data: DataConfig,
     rng: Generator,
 ) -> tuple[Shares, Shares]:
-    """Shuffle and cut into shares whose sizes differ by at most one."""
+    """Shuffle, and cut into shares whose sizes differ by at most one."""
     shares = []
     for labels in (train_labels, test_labels):
         parts = np.array_split(rng.permutation(len(labels)), clients)
@@ -375,13 +388,13 @@ BUILT_IN: dict[str, Partition] = {
     "rotated": iid,
     "iid": iid,
 }
-"""The partitions by name; `rotated` deals like iid, and the images are turned by `angles` when they
+"""Partitions by name; `rotated` deals like `iid`, and its images are rotated by `angles` when they
 are read."""
 
 
 def angles(clients: int) -> list[float]:
-    """Degrees by which the rotated partition turns each client's images, counter-clockwise: 360 i /
-    N, as in FEDORA."""
+    """Return the degrees by which the rotated partition rotates each client's images,
+    counter-clockwise: 360 i / N, as in FEDORA."""
     return [360 * client / clients for client in range(clients)]
 
 
@@ -392,14 +405,13 @@ def cut_off(
     rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Split each client's training share into what is left for training and a stratified share that
-    is held out.
+    """Cut a stratified share off each client's training samples; return the rest and the share.
 
-    Of client i's n_i samples m_i = floor(share * n_i) are held out, and at least one, unless
-    `share` is 0. Of n_ik samples of class k these are m_i n_ik / n_i, rounded to the largest
-    remainders: the same number with every seed, and of a small class always none. With `by_chance`
-    (`data.client_test`) it is rounded down or up at random, so that its mean over seeds is exact:
-    `sampling.systematic`.
+    Client i with n_i samples loses m_i = floor(share * n_i), and at least one (none if `share` is
+    0). Of its n_ik samples of class k these are m_i n_ik / n_i, rounded by largest remainders. The
+    rounding is the same with every seed, so that small classes may never lose a sample. With
+    `by_chance` (for `data.client_test`) it is random, and exact on average over seeds
+    (`sampling.systematic`).
     """
     if share == 0:
         return train, [np.empty(0, np.int64) for _ in train]
@@ -433,7 +445,8 @@ def cut_off(
     return rest, cut
 
 
-def _find(name: str) -> Partition:
+def _partition(name: str) -> Partition:
+    """Return the partition that `data.partition` names, or imports."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     choices = (
@@ -448,7 +461,7 @@ def _find(name: str) -> Partition:
     return function
 
 
-def _checked(
+def _checked_shares(
     name: str,
     part: str,
     shares: Shares,
@@ -456,10 +469,23 @@ def _checked(
     clients: int,
     size: int,
 ) -> Shares:
-    """What a user's function returned, as sorted index arrays, or `BadInput`."""
+    """Check the shares that a user's function returned for a part; return them as sorted index
+    arrays.
+
+    Args:
+        name: import path of the function.
+        part: `train` or `test`.
+        shares: the returned index arrays.
+        total: number of samples of the part.
+        clients: number of clients.
+        size: fewest samples of a client.
+
+    Raises:
+        BadInput: the shares are no such arrays, or deal a sample twice.
+    """
 
     def must(holds: bool, problem: str) -> None:
-        check("data.partition", name, holds, f"what it returned for {part} {problem}")
+        check("data.partition", name, holds, f"the {part} shares that it returned {problem}")
 
     try:
         arrays = [np.asarray(share) for share in shares]
@@ -467,17 +493,17 @@ def _checked(
         arrays = []
         must(False, "must be a list of index arrays")
     count = len(arrays)
-    must(count == clients, f"must be a list of {clients} index arrays, but has the length {count}")
+    must(count == clients, f"must be {clients} index arrays, not {count}")
     for array in arrays:
         are_numbers = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
         must(are_numbers, "must be one-dimensional arrays of whole numbers")
     pooled = np.concatenate(arrays)
     least_index = int(pooled.min(initial=0))
     greatest = int(pooled.max(initial=0))
-    problem = f"must index {total} samples, but lies in {least_index} to {greatest}"
+    problem = f"must index {total} samples, but hold {least_index} to {greatest}"
     must(least_index >= 0 and greatest < total, problem)
-    must(len(np.unique(pooled)) == len(pooled), "deals some sample twice")
+    must(len(np.unique(pooled)) == len(pooled), "hold some sample twice")
     for client, array in enumerate(arrays):
-        problem = f"gives client {client} {len(array)} samples, but each needs {size}"
+        problem = f"give client {client} only {len(array)} samples, and each client needs {size}"
         must(len(array) >= size, problem)
     return [np.sort(array).astype(np.int64) for array in arrays]

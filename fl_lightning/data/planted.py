@@ -1,11 +1,11 @@
-"""Groups of clients planted in the data, whose tasks differ: it is known whose models should be
-mixed.
+"""Groups of clients planted in the data, with different tasks, so that the right partners are
+known.
 
 Client i is in group i modulo `data.groups`, whatever the seed. Clustered federated learning is
-tried on such data: rotations in IFCA (Ghosh et al., NeurIPS 2020), permuted labels in CFL (Sattler
-et al., TNNLS 2020). Moved on by g they are ours: any two groups disagree about every class. With
-`data.drift_every` clients change groups as rounds go by, as in FedDrift (Jothimurugesan et al.,
-AISTATS 2023), there at times of each one's own.
+tested on such data: with rotated images in IFCA (Ghosh et al., NeurIPS 2020), with permuted labels
+in CFL (Sattler et al., TNNLS 2020). Labels shifted by the group's number are ours: any two groups
+disagree about every class. With `data.drift_every` clients change groups as rounds go by, as in
+FedDrift (Jothimurugesan et al., AISTATS 2023), where each client has times of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,51 +22,51 @@ from fl_lightning.foundation.rng import numpy_rng
 
 @dataclass(frozen=True)
 class Tasks:
-    """Groups of clients planted in the data: how their labels and images differ, and which group a
-    client is in."""
+    """Planted groups: how their labels and images differ, and the group of each client."""
 
     groups: int
     turned: bool
-    """Whether groups differ in how their images are turned."""
+    """Whether the images of each group are rotated by another angle."""
     tables: ndarray | None
-    """The class that each becomes in a group, int64 [groups, classes]; None: labels are as they
-    were."""
+    """The new class of each class in each group, int64 [groups, classes]; None: labels are not
+    changed."""
     every: int | None
-    """Rounds after which each second client of a group goes over to the next; None: nobody does."""
+    """Number of rounds after which every second client of a group moves to the next group; None:
+    never."""
 
     def group(
         self,
         client: int,
         round: int = 1,
     ) -> int:
-        """The group that a client is in, in a round."""
+        """Return the group of a client in a round."""
         moves = 0 if self.every is None else max(round - 1, 0) // self.every
         return (client + moves * (client // self.groups % 2)) % self.groups
 
     def angle(self, group: int) -> float:
-        """Degrees by which a group's images are turned, counter-clockwise: 360 g / G in group g of
-        G."""
+        """Return the degrees by which a group's images are rotated, counter-clockwise: 360 g / G in
+        group g of G."""
         return 360 * group / self.groups if self.turned else 0.0
 
     def relabelled(
         self,
         labels: ndarray,
-        before: int | None,
-        after: int,
+        from_group: int | None,
+        to_group: int,
     ) -> ndarray:
-        """The labels [n] of a client that goes over from one group (None: the data as they are
-        read) to another.
+        """Return a client's labels [n] after it has moved from one group (None: the data as read)
+        to another.
 
-        What is no target stays so.
+        Positions without a target (`NO_TARGET`) stay as they are.
         """
         if self.tables is None:
             return labels
         is_target = labels != NO_TARGET
         classes = labels[is_target]
-        if before is not None:
-            classes = np.argsort(self.tables[before])[classes]
+        if from_group is not None:
+            classes = np.argsort(self.tables[from_group])[classes]
         moved = labels.copy()
-        moved[is_target] = self.tables[after][classes]
+        moved[is_target] = self.tables[to_group][classes]
         return moved
 
     def drift(
@@ -74,18 +74,21 @@ class Tasks:
         everyone: Iterable[tuple[int, ndarray, ndarray, ndarray]],
         train: ndarray,
         test: ndarray,
-        before: int,
-        round: int,
+        from_round: int,
+        to_round: int,
     ) -> None:
-        """Give all labels, in place, the meaning that they have in `round`; they have that of the
-        round `before`.
+        """Change all labels, in place, from the tasks of one round to those of another.
 
         Args:
             everyone: number of each client, and its indices for training and validation (into
-                `train`) and for `test`.
+                `train`) and for test (into `test`).
+            train: labels of the training samples.
+            test: labels of the test samples.
+            from_round: the round whose labels they are.
+            to_round: the round whose labels they become.
         """
         for number, *indices in everyone:
-            groups = self.group(number, before), self.group(number, round)
+            groups = self.group(number, from_round), self.group(number, to_round)
             for labels, index in zip((train, train, test), indices, strict=True):
                 labels[index] = self.relabelled(labels[index], *groups)
 
@@ -96,18 +99,18 @@ def tasks(
     classes: int,
     seed: int,
 ) -> Tasks | None:
-    """The planted groups that `data.planted` asks for; None: it asks for none.
+    """Build the planted groups that `data.planted` asks for; None if it asks for none.
 
     Raises:
-        BadInput: more groups than clients, or than labels can be moved on by.
+        BadInput: more groups than clients, or than classes by which labels can be shifted.
     """
     if data.planted == "none":
         return None
     most = clients
-    why = "a group has a client at least"
+    why = "each group needs a client"
     if data.planted == "labels" and classes < clients:
         most = classes
-        why = "labels are moved on by another number in each group, and there are no more classes"
+        why = "each group shifts the labels by another number, and there are no more classes"
     check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
     tables = None
     classes_in_order = np.arange(classes)
@@ -125,15 +128,23 @@ def tasks(
     )
 
 
-def truth(
+def true_groups(
     data: DataConfig,
     clients: int,
     planted: Tasks | None,
     source: Source,
     natural: bool,
 ) -> list[int]:
-    """The true group of every client: planted, of its mixture, or of its domain; all 0 where there
-    are none."""
+    """Return the true group of every client: the planted group, mixture or domain; all 0 without
+    groups.
+
+    Args:
+        data: the configuration.
+        clients: number of clients.
+        planted: the planted groups, if any.
+        source: of the samples.
+        natural: whether the clients are the source's natural groups.
+    """
     if planted is not None:
         return [planted.group(client) for client in range(clients)]
     if data.partition == "mixture":
@@ -149,8 +160,14 @@ def relabelled(
     groups: Sequence[int],
     planted: Tasks | None,
 ) -> ndarray:
-    """A copy of `labels` [n] in which a client's, at its indices in `shares`, are those of its
-    group."""
+    """Return a copy of `labels` [n] with each client's labels changed to those of its group.
+
+    Args:
+        labels: of all samples.
+        shares: each client's indices.
+        groups: each client's group.
+        planted: the planted groups, if any.
+    """
     if planted is None or planted.tables is None:
         return labels
     labels = labels.copy()

@@ -1,4 +1,4 @@
-"""Dealing things out in whole numbers, and drawing so that the class mix is kept."""
+"""Apportionment in whole numbers, and stratified draws."""
 
 from functools import lru_cache
 
@@ -8,9 +8,9 @@ from numpy.random import Generator
 
 
 def apportion(weights: ndarray, total: int) -> ndarray:
-    """`total` units in proportion to `weights` [n], in whole numbers that add up to it.
+    """Divide `total` units in proportion to `weights` [n], into whole numbers with this sum.
 
-    Largest remainders are rounded up, ties in order. Weights that are all zero count as equal.
+    Largest remainders are rounded up, ties in order. If all weights are zero, they count as equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     mass = weights.sum()
@@ -28,13 +28,17 @@ def systematic(
     total: int,
     start: int,
 ) -> ndarray:
-    """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by
-    systematic sampling.
+    """Return how many units of each kind systematic sampling draws (Madow, 1949).
 
-    The units lie in a row, kind after kind, N in all; unit j (from 0) is drawn where floor(((j + 1)
-    total + start) / N) is above floor((j total + start) / N). With `start` drawn evenly from 0 to N
-    - 1 each unit is drawn with probability total / N, so a kind has counts total / N, rounded down
-    or up, and that many in the mean (Madow, 1949).
+    The N units lie in a row, kind after kind. Unit j (from 0) is drawn if floor(((j + 1) total +
+    start) / N) is above floor((j total + start) / N). With a uniform `start` from 0 to N - 1, each
+    unit is drawn with probability total / N: a kind gets its exact share, rounded down or up, and
+    on average over `start` the exact one.
+
+    Args:
+        counts: units of each kind, [n].
+        total: number of units to draw.
+        start: where in the row sampling begins.
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     sizes: ndarray = np.diff((ends * total + start) // ends[-1])
@@ -46,8 +50,13 @@ def draw(
     labels: ndarray,
     rng: Generator,
 ) -> list[ndarray]:
-    """Random samples of each class for `counts` [N, C], as ascending indices of each of N
-    shares."""
+    """Draw random samples for each share; return ascending indices for each.
+
+    Args:
+        counts: number of samples of each class that each share gets, [N, C].
+        labels: class of each sample.
+        rng: for the draw.
+    """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     class_sizes = np.bincount(labels, minlength=counts.shape[1])
@@ -68,7 +77,7 @@ def stratified(
     count: int,
     rng: Generator,
 ) -> ndarray:
-    """`count` indices of `labels` with the class mix of the whole, ascending."""
+    """Draw `count` indices of `labels` with the class mix of the whole; ascending."""
     counts = apportion(np.bincount(labels), count)
     [index] = draw(counts[None], labels, rng)
     return index
@@ -79,7 +88,7 @@ def split(
     test_share: float,
     rng: Generator,
 ) -> tuple[ndarray, ndarray]:
-    """Train and test indices, ascending, each with the class mix of the whole."""
+    """Return train and test indices, ascending, each with the class mix of the whole."""
     test = stratified(labels, round(test_share * len(labels)), rng)
     train = np.setdiff1d(np.arange(len(labels)), test, assume_unique=True)
     return train, test
@@ -91,11 +100,11 @@ def in_turn(
     rng: Generator,
     drawn_first: bool = False,
 ) -> ndarray:
-    """The share of each sample, int64 [n], from 0: class after class, within a class in random
-    order, dealt in turn.
+    """Return the share of each sample, int64 [n], from 0: samples are sorted by class, in random
+    order within a class, and dealt in turn.
 
-    Any two shares differ by at most one sample, and by at most one of each class. The first goes to
-    share 0, or to one that is drawn.
+    Any two shares differ by at most one sample, and by at most one of each class. The first sample
+    goes to share 0, or to a random share if `drawn_first`.
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -105,13 +114,14 @@ def in_turn(
     return share
 
 
-@lru_cache(maxsize=128)  # every epoch of every client asks; what it gives is not to be written to
+@lru_cache(maxsize=128)  # every epoch of every client calls it; the list is not to be changed
 def batch_sizes(
     samples: int,
     batch_size: int,
     whole_last: bool,
 ) -> list[int]:
-    """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""
+    """Return the number of samples in each batch of a pass; with `whole_last` a single last sample
+    joins the batch before it."""
     full, rest = divmod(samples, batch_size)
     sizes = [batch_size] * full
     if rest == 1 and whole_last and full:

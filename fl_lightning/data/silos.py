@@ -1,8 +1,8 @@
-"""What each silo tells of the columns of its own table, and what these summaries tell side by side:
-other units and codings, identifiers, columns that give the label away.
+"""Checks of a table whose groups are silos (hospitals, ...): other units or codings at one of them,
+identifiers, columns that give the label away.
 
-`summary` reads one silo's rows; `findings` reads summaries alone, so that rows may stay where they
-are.
+`summary` reads the rows of one silo. `findings` compares summaries only, so that rows may stay
+where they are.
 """
 
 from __future__ import annotations
@@ -27,104 +27,105 @@ from fl_lightning.foundation.named import composed, some
 
 Cells = Mapping[str, Sequence[str]]
 ALL = "all"
-"""In place of a silo, where a finding holds at every one."""
+"""Stands for a silo in findings about all of them."""
 LEAST = 5
-"""Rows of a value that a silo names: fewer may point to a person. A usual threshold of
+"""Fewest rows of a value that a silo reports: fewer may point to a person. A usual threshold of
 statistical offices."""
 MOST_VALUES = 50
-"""Values of a column that a silo names, at most. Ours."""
+"""Largest number of values of a column that a silo reports. Ours."""
 CODES = 10
-"""Different numbers of a column up to which they are taken for codes. Ours."""
+"""Largest number of different numbers in a column that are taken for codes. Ours."""
 FEWEST_ROWS = 10
-"""Rows below which a silo's quantiles, constants and rankings say little. Ours."""
+"""Number of rows below which a silo's quantiles, constants and rankings are not used. Ours."""
 RANKED = 0.95
-"""AUROC of one column for the label from which on it may give it away. Ours: single laboratory
-values stay well below."""
+"""AUROC of a single column for the label from which on the column may give the label away. Ours:
+single laboratory values stay well below."""
 WIDER = 5.0
-"""Factor between spreads of a column from which on units may differ. Ours: below those of usual
+"""Ratio between the spreads of a column from which on units may differ. Ours: below that of usual
 pairs of units (mmHg and kPa 7.5, mmol/l and mg/dl 18)."""
 WORDS = 0.1
-"""Share of cells that are no numbers from which on a column is of words. Ours."""
+"""Share of cells without a number from which on a column counts as words. Ours."""
 CONSTANT = "one value, or none, in all rows"
 KINDS = ("leak", "units", "coding", "constant", "identifier", "missing", "outcome")
-"""Of findings, the worst first."""
+"""Kinds of findings, the worst first."""
 WARNINGS = KINDS[:5]
-"""Kinds of which a run says the worst when it starts."""
+"""Kinds of findings of which a run prints the worst when it starts."""
 
 
 @dataclass(frozen=True)
 class SiloColumn:
-    """What one silo tells of a column: all that it would send."""
+    """Summary of one column at one silo: everything that the silo would send."""
 
     rows: int
     missing: int
     different: int
-    """Different values."""
+    """Number of different values."""
     categories: dict[str, int]
-    """Rows of values that at least `LEAST` have, the most frequent ones."""
+    """Number of rows of each value that at least `LEAST` rows have; only the most frequent
+    values."""
     numbers: int
-    """Cells that hold numbers."""
+    """Number of cells that hold numbers."""
     quantiles: list[float]
-    """5, 50 and 95 % of the numbers; none of fewer than `FEWEST_ROWS`."""
+    """Quantiles of the numbers at 5, 50 and 95 %; empty for fewer than `FEWEST_ROWS` numbers."""
     predicts: float
-    """AUROC of the column alone for the label, mean over classes (of a number: for whether it is
-    above its median); NaN: too few rows."""
+    """AUROC of the column alone for the label, mean over classes (for a target that is a number:
+    whether it is above its median); NaN for too few rows."""
     whole: bool
-    """Whether the numbers are whole."""
+    """Whether all numbers are whole."""
 
     @property
     def filled(self) -> int:
-        """Cells that hold something."""
+        """Number of cells that are not empty."""
         return self.rows - self.missing
 
     @property
     def missing_share(self) -> float:
-        """Share of cells that are empty."""
+        """Share of empty cells."""
         return self.missing / self.rows
 
     @property
     def word_share(self) -> float:
-        """Share of filled cells that are no numbers."""
+        """Share of filled cells that hold no number."""
         return 1 - self.numbers / max(self.filled, 1)
 
     @property
     def middle(self) -> float:
-        """The median of the numbers; NaN: there are too few."""
+        """Median of the numbers; NaN for too few."""
         return self.quantiles[1] if self.quantiles else math.nan
 
     @property
     def spread(self) -> float:
-        """Between the outer quantiles."""
+        """Distance between the 5 % and 95 % quantiles."""
         return self.quantiles[2] - self.quantiles[0]
 
 
 Summary = dict[str, SiloColumn]
-"""Of one silo, by column."""
+"""Columns of one silo by name."""
 
 
 class Finding(NamedTuple):
-    """What is odd about a column."""
+    """An oddity of a column at one silo."""
 
     column: str
     silo: str
     finding: str
-    """Its kind, of `KINDS`."""
+    """Kind of the finding, one of `KINDS`."""
     here: float
     elsewhere: float
-    """The median of the other silos; NaN: it is not compared."""
+    """Median of the other silos; NaN if it is not compared."""
     numbers: str
-    """Both values, in words."""
+    """Both values in words."""
 
 
 # ---------------------------------------------------------------- one silo
 
 
 def summary(rows: Cells, data: DataConfig) -> Summary:
-    """Returns what a silo tells of its columns, the label among them.
+    """Summarise a silo's columns, including the label.
 
     Args:
         rows: cells by column.
-        data: which is the label, and how cells are written.
+        data: names the label, and tells how cells are written.
     """
     labels = rows[data.label_column]
     columns = {}
@@ -155,7 +156,8 @@ def _values(
     cells: Sequence[str],
     data: DataConfig,
 ) -> ndarray:
-    """The numbers in a column's cells; NaN: it is empty; infinite: it holds something else."""
+    """Return the number in each cell of a column; NaN for an empty cell, infinity for anything
+    else."""
     form = tables.form_of(data)
     values = []
     for cell in cells:
@@ -172,8 +174,8 @@ def _predicts(
     labels: Sequence[str],
     data: DataConfig,
 ) -> float:
-    """Returns `SiloColumn.predicts`; an empty cell is a value like others: that it is empty may
-    tell."""
+    """Return `SiloColumn.predicts`. An empty cell counts as a value, since its emptiness may
+    predict the label."""
     if data.task == "regression":
         targets = _values(data.label_column, labels, data)
         truths = [targets > np.nanmedian(targets)]
@@ -196,8 +198,8 @@ def _areas_of_words(
     cells: Sequence[str],
     truths: Sequence[ndarray],
 ) -> list[float]:
-    """AUROC of a column of words, each ranked by its rows' labels; none where most words are of
-    one row."""
+    """Return the AUROC of a column of words for each class, with each word ranked by its share of
+    the class; empty if most words occur in one row only."""
     words = np.array(cells, object)
     _, place, counts = np.unique(words, return_inverse=True, return_counts=True)
     if len(counts) * FEWEST_ROWS > len(cells):
@@ -210,7 +212,7 @@ def _areas_of_words(
 
 
 def _auroc(truth: ndarray, scores: ndarray) -> float:
-    """In whichever direction is better; 0.5 of too few rows, or of equal scores."""
+    """Return the AUROC in its better direction; 0.5 for too few rows or equal scores."""
     from sklearn.metrics import roc_auc_score
 
     fewest = min(truth.sum(), (~truth).sum())
@@ -227,12 +229,12 @@ def findings(
     summaries: Mapping[str, Summary],
     data: DataConfig,
 ) -> list[Finding]:
-    """Returns what is odd about the silos' columns, the worst first, then shares that are missing
-    and what the outcome is.
+    """Compare the silos' summaries; return findings, the worst first, then shares of missing cells
+    and of the outcome.
 
     Args:
         summaries: by silo.
-        data: which column is the label, and whether it holds classes.
+        data: names the label, and tells whether it holds classes.
     """
     label = data.label_column
     listed: list[Finding] = []
@@ -256,8 +258,8 @@ def findings(
 
 
 def _rank(finding: Finding) -> tuple[int, float]:
-    """By which findings are ordered: their kind, then the worst; of units how far apart, relative
-    to both."""
+    """Return the sort key of a finding: its kind, then its size. For units the size is the distance
+    between the values relative to both."""
     here = finding.here
     if finding.finding == "units":
         elsewhere = finding.elsewhere
@@ -266,13 +268,14 @@ def _rank(finding: Finding) -> tuple[int, float]:
 
 
 def _others(values: Mapping[str, float], silo: str) -> float:
-    """The median of the other silos' values; NaN: there are none."""
+    """Return the median of the other silos' values; NaN without others."""
     others = [value for name, value in values.items() if name != silo]
     return median(others) if others else math.nan
 
 
 def _usual(values: Mapping[str, float], silo: str) -> float:
-    """The median of the silos' values, which one of three cannot move; of two, the other's."""
+    """Return the median of all silos' values, which one of three cannot move; of two, the other's
+    value."""
     if len(values) > 2:
         return median(values.values())
     return _others(values, silo)
@@ -285,7 +288,7 @@ def _flagged(
     silos: int,
     words: str,
 ) -> list[Finding]:
-    """A finding for each silo that has a value, or one where all `silos` have."""
+    """Return a finding for each silo that has a value, or one for `ALL` if all `silos` have."""
     if 1 < len(values) == silos:
         values = {ALL: fmean(values.values())}
     listed = []
@@ -308,7 +311,8 @@ def _units(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
-    """Medians further apart than the others' values, or spreads of another size."""
+    """Find medians that are further apart than other silos' values are spread, and spreads of
+    another size."""
     if max(column.different for column in silos.values()) <= CODES:
         return
     measured = {silo: column for silo, column in silos.items() if column.quantiles}
@@ -345,8 +349,8 @@ def _codings(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
-    """Words among numbers, or values that most silos would have too, if they were as frequent
-    there."""
+    """Find words among numbers, and frequent values that most other silos lack although they have
+    enough rows."""
     are_numbers = median(column.word_share for column in silos.values()) < WORDS
     if are_numbers and max(column.different for column in silos.values()) > CODES:
         for silo, column in silos.items():
@@ -365,7 +369,7 @@ def _codings(
     for silo, column in silos.items():
         alone = {}
         for value, count in column.categories.items():
-            # of so many filled cells 2 * LEAST would hold it, were it as frequent as here
+            # as many filled cells would hold it 2 * LEAST times, were it as frequent as here
             enough = 2 * LEAST * column.filled / count
             holders = [c for c in silos.values() if value in c.categories]
             others = [c for c in silos.values() if c not in holders]
@@ -389,7 +393,7 @@ def _missing(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> list[Finding]:
-    """The silo where most is missing, beside the others."""
+    """Find the silo with the largest share of empty cells."""
     shares = {silo: column.missing_share for silo, column in silos.items()}
     most = max(shares, key=shares.__getitem__)
     share = shares[most]
@@ -414,7 +418,7 @@ def _identifiers(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> list[Finding]:
-    """Columns of words or whole numbers, of which no two rows have the same."""
+    """Find columns of words or whole numbers whose values are all different."""
     different = {}
     for silo, column in silos.items():
         are_different = column.filled == column.different > 2 * FEWEST_ROWS
@@ -439,7 +443,7 @@ def _outcome(
     silos: Mapping[str, SiloColumn],
     are_numbers: bool,
 ) -> Iterator[Finding]:
-    """For each silo the median target, or the share of the class that is rarest over all."""
+    """Return each silo's median target, or its share of the class that is rarest over all silos."""
     counts = Counter[str]()
     for column in silos.values():
         counts.update(column.categories)
@@ -468,17 +472,19 @@ def _outcome(
 
 
 def is_table(data: DataConfig) -> bool:
-    """Whether the data are a table, whose columns can be compared."""
+    """Return whether the data are a table, whose columns can be compared."""
     return source_name(data) == "table"
 
 
-def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
-    """Returns findings of the table `data.root`, the worst first, and each silo's summary (of a
-    table without groups, one). One more finding, for which the rows of all silos are read, names a
-    column that may be of persons with several rows.
+def check_table(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
+    """Check the table `data.root`; return the findings, the worst first, and the summary of each
+    silo.
+
+    A table without groups is one silo. The rows of all silos are read for one further finding: a
+    column that may identify persons with several rows.
 
     Raises:
-        BadInput: no such file or column.
+        BadInput: there is no such file or column.
     """
     data = tables.spelled(data)
     cells = tables.read(data)
@@ -486,7 +492,7 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     if len(features) == 1 and not data.one_hot:
         [only] = features
         are_words = np.isinf(_values(only, cells[only], data)).all()
-        if are_words or data.tokens is not None:  # images by their names, or texts
+        if are_words or data.tokens is not None:  # file names of images, or texts
             features = []
     silo_of_row = np.full(len(cells[label]), ALL)
     if group is not None:
@@ -519,14 +525,14 @@ def checked(data: DataConfig) -> tuple[list[Finding], dict[str, Summary]]:
     return sorted(listed, key=_rank), summaries
 
 
-def lines(data: DataConfig) -> list[str]:
-    """Returns the worst finding of each kind that may spoil a run on a table, a line each; none of
-    other sources."""
+def warning_lines(data: DataConfig) -> list[str]:
+    """Return a line for the worst finding of each kind in `WARNINGS`; empty if the data are no
+    table."""
     if not is_table(data):
         return []
     try:
-        warnings = [finding for finding in checked(data)[0] if finding.finding in WARNINGS]
-    except BadInput:  # the run says what is wrong, or in a smoke run makes up what is not there
+        warnings = [finding for finding in check_table(data)[0] if finding.finding in WARNINGS]
+    except BadInput:  # the run itself refuses the data, or replaces them in a smoke run
         return []
     worst: dict[str, Finding] = {}
     for finding in warnings:

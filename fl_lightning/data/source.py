@@ -1,4 +1,4 @@
-"""What every source of data hands over: a training and a test pool, read on demand."""
+"""Results of every data source: a training and a test pool, whose samples are read on demand."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.rng import numpy_rng
 
 OPTIONAL_COLUMNS = ("groups", "spans", "units", "lines")
-"""Of a pool, by sample, where the data have them."""
+"""Arrays by sample that a pool may have."""
 TEST_SHARE = 0.2
-"""Test share of data that come without a test part."""
+"""Share of the samples that becomes the test part of data without one."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The key of the configuration, and its value, that an error or a printed line is about."""
+    """A configuration key and its value, which errors and printed lines name."""
 
     key: str
     value: object
@@ -37,44 +37,44 @@ class Setting:
         holds: bool,
         requirement: str,
     ) -> None:
-        """Raise `BadInput` unless it `holds`."""
+        """Raise `BadInput` unless `holds`; `requirement` is its text."""
         check(self.key, self.value, holds, requirement)
 
     def error(self, requirement: str) -> BadInput:
-        """Returns the error, to be raised."""
+        """Return the error that names key and value."""
         return BadInput(self.key, self.value, requirement)
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a line that names key and value."""
         log.say(f"{self.key} {self.value}: {line}")
 
 
 @dataclass(frozen=True)
 class SamplePool:
-    """Labelled samples whose images are read only when they are used."""
+    """Labelled samples that are read when they are used."""
 
     labels: ndarray
-    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next
-    tokens, int64 [n, T]."""
+    """Class numbers from 0, int64 [n]; targets of a regression, float32 [n]; or next tokens of
+    texts, int64 [n, T]."""
     read: Callable[[ndarray], ndarray]
-    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features];
-    tokens int64 [m, T]."""
+    """Function from indices [m] to raw samples: uint8 or float32, [m, channels, height, width] or
+    [m, features]; or tokens, int64 [m, T]."""
     groups: ndarray | None = None
-    """Number of each sample's group from 0, int64 [n], where the data have groups."""
+    """Natural group of each sample, from 0, int64 [n]."""
     spans: ndarray | None = None
-    """Of windows of recordings: number of the recording, first sample and the one after the last,
-    int64 [n, 3]. Shares of them that are to be judged by are cut in time (data/windows.py)."""
+    """For windows of recordings: number of the recording, first sample, and the one after the last,
+    int64 [n, 3]. Windows are split in time (data/windows.py)."""
     units: ndarray | None = None
-    """Number of the person, specimen or document that each sample is of, int64 [n]: no unit lies in
-    two parts of a split."""
+    """Unit (person, specimen, document) of each sample, int64 [n]; no unit lies in two parts of a
+    split."""
     rows: ndarray | None = None
-    """Which sample each one is, whatever the split, int64 [n]: its place in the pool that parts are
-    taken of; None: its place in this one."""
+    """Identity of each sample, whatever the split, int64 [n]: its index in the pool that this part
+    was taken from; None: its index in this pool."""
     lines: ndarray | None = None
-    """Number of each sample's row in the user's table, from 0, int64 [n]; None: there is none."""
+    """Row of each sample in the user's table, from 0, int64 [n]; None: the data are no table."""
     mark: Callable[[ndarray], Sequence[bytes]] | None = None
-    """Indices [m] to what tells each sample from others, where reading all of them would take long
-    (data/identity.py); None: they are told by what `read` gives."""
+    """Function from indices [m] to bytes that identify each sample, if reading all samples takes
+    long (data/identity.py); None: the samples themselves identify them."""
 
     @classmethod
     def of(
@@ -82,32 +82,33 @@ class SamplePool:
         samples: ndarray,
         labels: ndarray,
     ) -> SamplePool:
-        """A pool that lies in memory."""
+        """Build a pool of samples in memory."""
         labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
         return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
 
     @property
     def strata(self) -> ndarray:
-        """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one
-        class."""
+        """Class of each sample for stratified splits, int64 [n]; all targets, and all next tokens,
+        are one class."""
         are_targets = np.issubdtype(self.labels.dtype, np.floating)
         are_targets = are_targets or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if are_targets else self.labels
 
     @property
-    def numbers(self) -> ndarray:
-        """Which sample each one is, whatever the split (`rows`), int64 [n]."""
+    def sample_ids(self) -> ndarray:
+        """Identity of each sample, the same in every split, int64 [n] (`rows`)."""
         return np.arange(len(self.labels)) if self.rows is None else self.rows
 
     @property
-    def independent(self) -> ndarray:
-        """Number of what is independent: of the unit, the recording, or the sample; int64 [n]."""
+    def unit_ids(self) -> ndarray:
+        """Number of the independent unit of each sample, int64 [n]: its unit, else its recording,
+        else the sample itself."""
         if self.units is not None:
             return self.units
-        return self.numbers if self.spans is None else self.spans[:, 0]
+        return self.sample_ids if self.spans is None else self.spans[:, 0]
 
     def part(self, index: ndarray) -> SamplePool:
-        """The samples at `index` as a pool of their own."""
+        """Return the samples at `index` as a pool."""
         columns = {}
         for name in OPTIONAL_COLUMNS:
             values = getattr(self, name)
@@ -116,17 +117,17 @@ class SamplePool:
         return SamplePool(
             self.labels[index],
             lambda inner: self.read(index[inner]),
-            rows=self.numbers[index],
+            rows=self.sample_ids[index],
             mark=None if mark is None else lambda inner: mark(index[inner]),
             **columns,
         )
 
     def read_all(self) -> ndarray:
-        """All raw samples, [n, ...]."""
+        """Read all raw samples, [n, ...]."""
         return self.read(np.arange(len(self.labels)))
 
     def followed_by(self, other: SamplePool) -> SamplePool:
-        """Returns one pool of the samples of both, those of `other` last."""
+        """Join two pools into one, the samples of `other` last."""
         size = len(self.labels)
 
         def read(index: ndarray) -> ndarray:
@@ -170,39 +171,41 @@ class SamplePool:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How a text becomes token numbers."""
+    """How texts are converted into token numbers."""
 
     names: list[str]
-    """Of the tokens, by number."""
+    """Name of each token, by number."""
     length: int
-    """Tokens of a sample."""
+    """Number of tokens of a sample."""
     keep: Literal["first", "last"] = "first"
-    """What is kept of a longer text."""
+    """End of a longer text that is kept."""
     tokenizer: str | None = None
-    """Of word pieces: the tokenizer as JSON; None: a token is a character."""
+    """Tokenizer of word pieces, as JSON; None if each character is a token."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How raw samples, as a user's file has them, become inputs of a model."""
+    """How raw samples, as in the user's file, become a model's inputs."""
 
     client_names: list[str] = field(default_factory=list)
-    """Of all clients that the data were dealt to; empty: they have numbers alone."""
+    """Names of all clients, including held-out ones; empty if clients have only numbers."""
     columns: Columns | None = None
-    """Of a table whose samples are features."""
+    """Columns of a table whose samples are features."""
     tokens: Tokens | None = None
-    """Of texts."""
+    """Conversion of texts."""
     preprocessing: Preprocessing | None = None
-    """What has been fitted; its clients have the numbers that the data were dealt to."""
+    """Fitted imputer and scaler; clients have their numbers among all, including held-out ones."""
     digest: str | None = None
-    """Of all that was read (data/identity.py); None: not all of it is here."""
+    """Digest of all samples (data/identity.py); None if not all of them were read, or are the same
+    for every seed."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its two pools and the names of its classes, and of its groups where it has any.
+    """A data set: its training and test pools, the names of its classes, and those of its groups if
+    it has any.
 
-    Loaders without `test` do not read the test part: the training pool takes its place.
+    If the test part is not to be read (`data.reads_test`), `test` is the training pool.
     """
 
     train: SamplePool
@@ -210,22 +213,22 @@ class Source:
     class_names: list[str]
     group_names: list[str] = field(default_factory=list)
     domains: list[int] | None = None
-    """Number of each group's domain, where several groups share one."""
+    """Domain of each group, if several groups share one."""
     vocabulary: int = 0
-    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are
-    no texts."""
+    """Number of different tokens, if the samples are texts (int64 [n, length]); 0 for other
+    samples."""
     reading: Reading = field(default_factory=Reading)
     """How raw samples become inputs."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A client that takes no part."""
+    """A client that takes no part in the run."""
 
     number: int
-    """Among all that the data were dealt to."""
+    """Number of the client among all, including held-out ones."""
     train: ndarray
-    """Indices into the training samples, as `validation`."""
+    """Indices into the training samples, as are those of `validation`."""
     validation: ndarray
     test: ndarray
     """Indices into the test samples."""
@@ -239,8 +242,8 @@ def source_of(
     class_names: list[str],
     group_names: Sequence[str] = (),
 ) -> Source:
-    """A source; without a `test` part 80/20 of `train`, stratified by group, else by class
-    (`data.split_seed`)."""
+    """Build a source. Without a `test` pool a fifth of `train` becomes the test part, drawn from
+    `data.test_seed`, stratified by group, or by class without groups."""
     if test is None:
         strata = train.strata if train.groups is None else train.groups
         rng = numpy_rng(data.split_seed, "data.split")

@@ -1,4 +1,5 @@
-"""The user's own table: a CSV file whose columns are features, or name image files beside it."""
+"""The user's own table: a CSV file whose columns are features, or name image files in its
+folder."""
 
 from __future__ import annotations
 
@@ -14,24 +15,22 @@ from fl_lightning.configuration.tables import columns_of, form_of, numbers
 from fl_lightning.configuration.tables import read as read
 from fl_lightning.data import text
 from fl_lightning.data.columns import Columns, say_merged
-from fl_lightning.data.images import decoder, marks, opened
+from fl_lightning.data.images import decoder, marks, open_picture
 from fl_lightning.data.source import Reading, SamplePool, Setting, Source, source_of
 from fl_lightning.foundation.cells import is_empty, number
 from fl_lightning.foundation.named import composed
 
 
 def load(data: DataConfig) -> Source:
-    """Read the table `data.root`: features [n, columns] float32, or images [n, 3, 32, 32] where a
-    column names files.
+    """Read the table `data.root`: features [n, columns] float32; images [n, 3, 32, 32] if the
+    column names files; or tokens.
 
-    Classes and groups are numbered in the order of their values, as numbers where all of them are.
-    A table has no test part: a fifth of each group (of each class, without groups) is one, drawn
-    from `data.test_seed`.
-
-    Columns that `data.one_hot` names become a feature for each value.
+    Classes and groups are numbered in the order of their values, as numbers if all of them are. A
+    column of `data.one_hot` becomes a feature for each value. A fifth of each group (without
+    groups: of each class) is the test part, drawn from `data.test_seed`.
 
     Raises:
-        BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
+        BadInput: there is no such file (`Absent`) or column, or a cell is empty or no number.
     """
     cells = read(data)
     label, group, chosen = columns_of(data, list(cells))
@@ -74,7 +73,7 @@ def load(data: DataConfig) -> Source:
     folder = Path(data.root or "").expanduser().parent
     files = [folder / cell for cell in first]
     read_files = decoder(
-        lambda index: opened(files[index]),
+        lambda index: open_picture(files[index]),
         data.root,
         lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
     )
@@ -87,12 +86,15 @@ def _numbered(
     column: str,
     data: DataConfig,
 ) -> tuple[list[str], np.ndarray]:
-    """The values of a column in order, and each cell's place among them, int64 [n]."""
+    """Return the sorted values of a column, and each cell's index among them, int64 [n]."""
     setting = Setting("data.root", data.root)
     cells = [composed(cell) for cell in cells]
     for sample, cell in enumerate(cells, 1):
         shown = f" ({cell})" if cell else ""
-        setting.check(not is_empty(cell), f"column {column!r} of sample {sample} is empty{shown}")
+        setting.check(
+            not is_empty(cell),
+            f"column {column!r} of sample {sample} is empty{shown}: fill it, or leave the row out",
+        )
     order = {value: _number(value, column, data) for value in set(cells)}
     are_numbers = None not in order.values()
     names = sorted(order)
@@ -100,7 +102,7 @@ def _numbered(
         names.sort(key=lambda value: order[value] or 0.0)
     for first, second in pairwise(names):
         is_same = are_numbers and order[first] == order[second]
-        problem = f"column {column!r} holds {first!r} and {second!r}, one number"
+        problem = f"column {column!r} writes one number as {first!r} and {second!r}: use one form"
         setting.check(not is_same, problem)
     places = {name: place for place, name in enumerate(names)}
     return names, np.array([places[cell] for cell in cells], np.int64)
@@ -111,7 +113,7 @@ def _number(
     column: str,
     data: DataConfig,
 ) -> float | None:
-    """The number in a cell; None: it holds something else, or none of 32 bits."""
+    """Return the number in a cell; None if it holds none, or one that is too large for 32 bits."""
     try:
         value = number(column, cell, form_of(data))
     except ValueError:
@@ -124,8 +126,10 @@ def _features(
     cells: Mapping[str, Sequence[str]],
     columns: Columns,
 ) -> np.ndarray:
-    """The cells of `columns` as float32 (n, features); an empty one is NaN where `data.impute`
-    fills it, and 0 in all values of a column of words."""
+    """Convert the cells of `columns` to float32 (n, features).
+
+    An empty cell becomes NaN if `data.impute` fills it; in a one-hot column it is 0 in all values.
+    """
     parts = []
     for name, word in columns.pairs:
         if word is None:

@@ -1,5 +1,5 @@
-"""Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and
-is what is new."""
+"""Texts as token numbers: characters or word pieces, learned from training texts. 0 is padding, and
+any unknown token."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,15 +20,15 @@ LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, a
 
 
 def load(data: DataConfig) -> Source:
-    """The next token at every place of a text: samples int64 [n, length], their targets int64 [n,
-    length].
+    """Read text files for next-token prediction: samples int64 [n, length], and as labels the next
+    token at each place, int64 [n, length].
 
-    The last fifth of each file is its test part. Samples follow each other without overlap; one
-    that would reach over the border is in neither part.
+    The last fifth of each file is its test part. Samples follow each other without overlap; a
+    sample across the border is in neither part.
 
     Raises:
-        BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is
-            too short.
+        BadInput: the folder is missing (`Absent`) or has no text, or a file is too short or not in
+            UTF-8.
     """
     root, folder = at_root(data, LAYOUT)
     files = entries(folder, "*.txt")
@@ -72,15 +72,19 @@ def learn(
     texts: Iterable[str],
     data: DataConfig,
 ) -> tuple[list[str], Encode, str | None]:
-    """Names of the tokens by number, and what turns a text into numbers, from training texts; of
-    word pieces also the tokenizer as JSON."""
+    """Learn the tokens of training texts.
+
+    Returns the names of the tokens by number, a function from text to numbers, and the tokenizer of
+    word pieces as JSON (None for characters).
+    """
     if data.tokens == "word_pieces":
         return _word_pieces(texts, data.vocabulary)
     return *characters(texts), None
 
 
 def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
-    """A token for each character, in the order of their code points, from 1."""
+    """Make a token of each character, numbered from 1 by code point; return their names, and a
+    function from text to numbers."""
     vocabulary = sorted({character for text in texts for character in text})
     numbers = {character: number for number, character in enumerate(vocabulary, 1)}
     names = ["<unknown>", *vocabulary]
@@ -92,8 +96,7 @@ def as_tokens(
     texts: Sequence[str],
     data: DataConfig,
 ) -> Source:
-    """`source`, whose samples are places in `texts`, [m], with the tokens of those in their
-    place."""
+    """Return `source` with tokens as samples; its samples were indices into `texts`."""
     names, encode, pieces = learn(
         (texts[place] for place in source.train.read_all().tolist()), data
     )
@@ -127,7 +130,8 @@ def padded(
     encode: Encode,
     length: int,
 ) -> ndarray:
-    """Returns the tokens of each text, at most `length`, int64 (texts, length), behind zeros."""
+    """Return the tokens of each text, int64 (texts, length), with zeros in front; `encode` returns
+    at most `length`."""
     encoded = np.zeros((len(texts), length), np.int64)
     for row, text in zip(encoded, texts, strict=True):
         tokens = encode(text)

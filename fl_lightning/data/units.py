@@ -1,4 +1,4 @@
-"""Persons, specimens or documents that several samples are of: no unit lies in two parts of a
+"""Units (persons, specimens, documents) with several samples: no unit lies in two parts of a
 split."""
 
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from fl_lightning.data.sampling import in_turn, split
 from fl_lightning.foundation.errors import check
 
 CHANCE = 1e-4
-"""Further equal rows that the columns' own frequencies let expect, below which equal rows are
-copies. Ours: low, since columns that depend on each other repeat more often."""
+"""Expected number of further equal rows, by the frequencies of the columns, below which equal rows
+count as copies. Ours: low, since dependent columns repeat more often."""
 GRID = 1e-3
-"""Of a column's standard deviation: values that are nearer are the same number, exported twice."""
+"""Share of a column's standard deviation within which two values are one number, exported twice."""
 EMPTY = 2.0**40
 """Stands for an empty cell: no value is so many steps from 0."""
 REPEATED = 1.5
-"""Rows of a value, in the mean, from which on a column may name persons. Ours."""
+"""Mean number of rows with the same value from which on a column may name persons. Ours."""
 
 
 def _strata(
     unit: ndarray,
     strata: ndarray,
 ) -> ndarray:
-    """The most frequent stratum of each unit, whose numbers run from 0."""
+    """Return the most frequent stratum of each unit; units are numbered from 0."""
     shape = 1 + int(unit.max()), 1 + int(strata.max())
     counts = np.zeros(shape, np.int64)
     np.add.at(counts, (unit, strata), 1)
@@ -38,8 +38,11 @@ def by_unit(
     share: float,
     rng: Generator,
 ) -> tuple[ndarray, ndarray]:
-    """Returns (rest, chosen): indices of the samples of all other units, and of a stratified
-    `share` of the units. At least one unit is in each, where there are two."""
+    """Draw a stratified `share` of the units; return the indices of the other units' samples, and
+    of theirs.
+
+    Of two units or more, at least one is on each side.
+    """
     kinds, unit = np.unique(units, return_inverse=True)
     if not len(kinds):
         return np.arange(0), np.arange(0)
@@ -57,7 +60,8 @@ def folds(
     count: int,
     rng: Generator,
 ) -> ndarray:
-    """The fold of each sample, int64 [n]: units are dealt in turn, stratum after stratum."""
+    """Return the fold of each sample, int64 [n]; the units of each stratum are dealt to the folds
+    in turn."""
     _, unit = np.unique(units, return_inverse=True)
     if not len(unit):
         return unit
@@ -70,7 +74,14 @@ def check_apart(
     shares: Sequence[ndarray],
     names: Sequence[str],
 ) -> None:
-    """Raise `BadInput` for a unit of which two clients have samples, or where there is one unit."""
+    """Raise `BadInput` if two clients have samples of one unit, or if there is only one unit.
+
+    Args:
+        column: name of the unit column, for errors.
+        units: unit of each sample.
+        shares: each client's indices.
+        names: of the clients.
+    """
     is_one = len(np.unique(units)) == 1
     requirement = "all rows are of one unit: name another column"
     check("data.unit_column", column, not is_one, requirement)
@@ -79,20 +90,21 @@ def check_apart(
         for unit in np.unique(units[share]).tolist():
             first = holder.setdefault(unit, name)
             requirement = (
-                f"{first} and {name} have rows of one unit: give each client's units names of "
-                f"their own, or leave the rows out"
+                f"{first} and {name} have rows of the same unit: give it another name at each, "
+                f"or leave the rows out"
             )
             check("data.unit_column", column, first == name, requirement)
 
 
 def copies(rows: ndarray) -> ndarray:
-    """Number of each row's group, int64 [n], in which copies are together, also where the last
+    """Return group numbers, int64 [n], that are equal for rows that are copies, even if their last
     digits differ.
 
-    Rows (n, columns) that are equal within `GRID` are copies, unless so many equal rows are likely
-    by chance: `CHANCE` further ones or more, were the columns independent. Coarse columns repeat.
+    Rows (n, columns) are copies if they are equal within `GRID`, and equal rows are unlikely by
+    chance. With coarse columns they are likely: if the columns were independent and `CHANCE`
+    further equal rows or more were expected, equal rows are not grouped.
     """
-    is_empty = np.isnan(rows)  # cells that are filled in later
+    is_empty = np.isnan(rows)  # cells that will be imputed
     deviation = np.zeros(rows.shape[1])
     if len(rows):
         deviation = rows.std(0, where=~is_empty)
@@ -115,8 +127,15 @@ def identifier(
     columns: dict[str, list[str]],
     groups: ndarray,
 ) -> str | None:
-    """The first column that looks like the name of a person with several rows: many values, most
-    of them in several rows, each in one group."""
+    """Return the first column that looks like an identifier of persons with several rows; None
+    without one.
+
+    Most of its values occur in several rows, and each in one group only.
+
+    Args:
+        columns: cells by column.
+        groups: group of each row.
+    """
     clients = len(np.unique(groups))
     for name, cells in columns.items():
         values, place, counts = np.unique(cells, return_inverse=True, return_counts=True)

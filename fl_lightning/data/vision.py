@@ -15,7 +15,7 @@ from fl_lightning.foundation.errors import first_line
 from fl_lightning.foundation.extras import require
 
 DEFAULT_ROOT = "data"
-"""Where torchvision's files lie, or go, when data.root is not given."""
+"""Folder of torchvision's files if data.root is not set."""
 
 _SIDES = {"train": {"train": True}, "test": {"train": False}}
 _SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
@@ -26,12 +26,12 @@ _WHOLE: dict[str, dict[str, Any]] = {"whole": {}}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How torchvision builds a data set, and what it holds."""
+    """How torchvision builds a data set, and the shape of its content."""
 
     dataset: str
     """The class in torchvision.datasets."""
     files: str
-    """What it looks for below the root."""
+    """Files that torchvision expects below the root."""
     classes: int
     shape: tuple[int, int, int] = (3, SIZE, SIZE)
     parts: dict[str, dict[str, Any]] = field(default_factory=lambda: _SPLITS)
@@ -40,9 +40,9 @@ class Recipe:
     downloads: bool = True
     """Whether torchvision can download it."""
     begins: tuple[int, ...] = ()
-    """The first labels, where its files may lie in the root itself, packed or not (data/idx.py)."""
+    """First training labels of a set whose files may also lie in the root itself (data/idx.py)."""
     elsewhere: str = ""
-    """Where else they can be had."""
+    """Another place to get the files from."""
 
 
 def _emnist(
@@ -158,8 +158,11 @@ RECIPES: dict[str, Recipe] = {
 
 
 def load(data: DataConfig) -> Source:
-    """The torchvision data set `data.source` below `data.root`; whatever torchvision cannot do is
-    one line then."""
+    """Load the torchvision data set `data.source` below `data.root`.
+
+    Raises:
+        Absent: torchvision cannot load it, for whatever reason.
+    """
     name = data.source
     root = data.root
     download = data.download
@@ -180,12 +183,12 @@ def load(data: DataConfig) -> Source:
         try:
             dataset = build(root=folder, **arguments, **options)
             pools[part] = _pool(dataset, recipe)
-        # torchvision answers a missing, cut or corrupt file, a lost network and an absent package
-        # in a dozen types.
+        # torchvision raises many types for a missing, cut or corrupt file, a lost network and an
+        # absent package
         except Exception as error:
             new_folders = _existing_folders(Path(folder)) - before if download else set()
-            for new in sorted(new_folders, reverse=True):  # those within others first
-                with contextlib.suppress(OSError):  # it holds something, perhaps another run's
+            for new in sorted(new_folders, reverse=True):  # inner folders first
+                with contextlib.suppress(OSError):  # it has content, perhaps another run's
                     new.rmdir()
             remedy = _remedy(name, recipe, part, folder, download, error)
             raise Absent("data.root", root, remedy) from error
@@ -197,9 +200,9 @@ def load(data: DataConfig) -> Source:
 
 
 def _existing_folders(root: Path) -> set[Path]:
-    """The folders that exist among `root`, its parents, and what lies one or two levels below it.
+    """Return the existing folders among `root`, its parents, and those one or two levels below it.
 
-    `load` takes what a failed download added to them away again.
+    `load` removes the folders that a failed download has added.
     """
     below = []
     if root.is_dir():
@@ -237,7 +240,7 @@ def _pool(dataset: Any, recipe: Recipe) -> SamplePool:
         read = decoder(
             lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}"
         )
-        # as published: nobody decodes them all
+        # published images do not change, so their digest needs no decoding
         return SamplePool(
             labels,
             read,
@@ -252,13 +255,13 @@ def _pool(dataset: Any, recipe: Recipe) -> SamplePool:
 
 
 def _labels(dataset: Any) -> np.ndarray:
-    """Class numbers, int64 [n], from wherever this data set keeps them: no image is decoded if it
-    can be helped."""
+    """Return the class numbers, int64 [n], from the attribute where a data set keeps them; images
+    are decoded only if there is none."""
     for attribute in ("targets", "labels", "_labels", "y"):
         labels = getattr(dataset, attribute, None)
         if labels is not None:
             labels = np.asarray(labels)
-            # QMNIST keeps eight columns, of which the first is the class.
+            # QMNIST has eight columns, of which the first is the class
             labels = labels[:, 0] if labels.ndim == 2 else labels
             return labels.astype(np.int64)
     if hasattr(dataset, "_samples"):

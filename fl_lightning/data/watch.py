@@ -19,17 +19,17 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import install_hint
 
 WINDOW, STEP = 100, 50
-"""Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is
-usual (ours)."""
+"""Samples in a window, and from the start of one to the next. 2 s: about one repetition; half of a
+window is usual (ours)."""
 SHAPE, CLASSES = (6, WINDOW), 7
 
 
 def load(data: DataConfig) -> Source:
-    """Windows (6, 100) float32; groups are persons. The last fifth of each recording is its test
-    part.
+    """Read windows (6, 100) float32; the natural groups are persons. The last fifth of each
+    recording is its test part.
 
     Args:
-        data: none of its keys is read.
+        data: not used.
 
     Raises:
         Absent: seglearn is not installed.

@@ -1,6 +1,7 @@
 """Windows of recordings, split in time: no sample of a recording lies in two parts.
 
-A window is (recording, first sample, the one after the last); int64 [n, 3] are `spans`.
+`spans`, int64 [n, 3], hold for each window the recording, the first sample, and the one after the
+last.
 """
 
 import math
@@ -18,10 +19,10 @@ def cut(
     window: int,
     step: int,
 ) -> tuple[ndarray, ndarray]:
-    """Spans of all windows of recordings for training, and for test: those of each one's last
-    `TEST_SHARE`.
+    """Return the spans of all training windows, and of all test windows: those in the last
+    `TEST_SHARE` of each recording.
 
-    A window that would reach over the border is in neither.
+    A window across the border is in neither. `lengths`: of the recordings.
     """
     trains = []
     tests = []
@@ -39,7 +40,7 @@ def _spans(
     window: int,
     step: int,
 ) -> ndarray:
-    """Spans of the windows in one stretch of a recording, int64 [n, 3]."""
+    """Return the spans of the windows in one stretch of a recording, int64 [n, 3]."""
     starts = np.arange(begin, end - window + 1, step, dtype=np.int64)
     recording = np.full(len(starts), number)
     return np.stack([recording, starts, starts + window], axis=1)
@@ -53,11 +54,10 @@ def cut_off_last(
     spans: ndarray,
     share: float,
 ) -> tuple[list[ndarray], list[ndarray]]:
-    """Split each client's windows into what is left for training and the last ones of each of its
-    recordings.
+    """Cut the last windows of each recording off each client's windows; return the rest and these.
 
-    These are floor(share * n_i) of client i's n_i, and at least one, unless `share` is 0. Windows
-    left that overlap one that any client holds out are dropped.
+    Client i with n_i windows loses floor(share * n_i), and at least one (none if `share` is 0).
+    Remaining windows that overlap one that was cut off, at any client, are dropped.
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]
@@ -76,9 +76,9 @@ def _apart(
     held_out: Shares,
     spans: ndarray,
 ) -> list[ndarray]:
-    """Returns each client's `rest` without windows that overlap one that any client holds out."""
-    judged = spans[np.concatenate(held_out)]
-    return [indices[~overlapping(spans[indices], judged)] for indices in rest]
+    """Return each client's `rest` without windows that overlap a held-out window of any client."""
+    held_out_spans = spans[np.concatenate(held_out)]
+    return [indices[~overlapping(spans[indices], held_out_spans)] for indices in rest]
 
 
 def fold(
@@ -88,12 +88,12 @@ def fold(
     number: int,
     rng: np.random.Generator,
 ) -> tuple[list[ndarray], list[ndarray]]:
-    """Split each client's windows into those for training and fold `number` of `count`: a stretch
-    of each recording.
+    """Split each client's windows into training windows and those of fold `number` of `count`, a
+    stretch of each recording.
 
-    The windows of a recording lie in a ring that begins at one that is drawn, and are cut into
-    `count` stretches, as equal as may be. Windows left that overlap one that any client holds out
-    are dropped.
+    The windows of a recording form a ring with a random start, which is cut into `count` stretches
+    of equal length, as far as possible. Training windows that overlap a held-out one, at any
+    client, are dropped.
     """
     order, sizes = _in_time(spans)
     size = np.repeat(sizes, sizes)
@@ -110,7 +110,8 @@ def fold(
 
 
 def _in_time(spans: ndarray) -> tuple[ndarray, ndarray]:
-    """Returns the order of windows by recording and time, and how many each recording has."""
+    """Return the order of the windows by recording and time, and the number of windows of each
+    recording."""
     order = np.lexsort((spans[:, 1], spans[:, 0]))
     _, sizes = np.unique(spans[order, 0], return_counts=True)
     return order, sizes
@@ -120,7 +121,8 @@ def overlapping(
     ours: ndarray,
     theirs: ndarray,
 ) -> ndarray:
-    """Which of the windows `ours` [n, 3] share a sample with one of `theirs`; bool [n]."""
+    """Return whether each of the windows `ours` [n, 3] shares a sample with one of `theirs`; bool
+    [n]."""
     ends = np.concatenate([ours[:, 2], theirs[:, 2]])
     longest = 1 + int(ends.max(initial=0))
     begin = ours[:, 0] * longest + ours[:, 1]
@@ -128,14 +130,15 @@ def overlapping(
     first = theirs[:, 0] * longest + theirs[:, 1]
     after = theirs[:, 0] * longest + theirs[:, 2]
     order = np.argsort(first, kind="stable")
-    # as far as those reach that begin before
+    # the farthest end among the windows that begin earlier
     ends = np.concatenate([[-1], after[order]])
     reach = np.maximum.accumulate(ends)
     return reach[np.searchsorted(first[order], end, "left")] > begin
 
 
 def _last(spans: ndarray, count: int) -> ndarray:
-    """Places of the last windows, in proportion to each recording's, `count` in all; bool [n]."""
+    """Mark the last windows of each recording, `count` in all, in proportion to the recordings'
+    windows; bool [n]."""
     order, sizes = _in_time(spans)
     chosen = np.zeros(len(spans), bool)
     counts = apportion(sizes, count).tolist()

@@ -16,14 +16,17 @@ COLOURS = {
     "global": "#1a9e6d",
     "finetuned": "#7a5cd0",
 }
-"""Of each kind of model, those of the report's page."""
+"""The colour of each kind of model, the same as on the report's page."""
 
 
 def draw_scores(
-    rows: Sequence[Mapping[str, float]], metric: Metric, judge: str, name: str
+    rows: Sequence[Mapping[str, float]],
+    metric: Metric,
+    judge: str,
+    name: str,
 ) -> np.ndarray:
-    """Mean over the clients of each kind of model by round, and the worst tenth by the judge, uint8
-    (height, width, 3).
+    """Draw curves of the scores by round, uint8 (height, width, 3): the clients' mean for each kind
+    of model, and the worst tenth of the clients by the judge.
 
     Args:
         rows: of `metrics.csv`.

@@ -1,5 +1,5 @@
-"""Heatmaps drawn by matplotlib as arrays of pixels. Layouts are kept, so that another round costs
-its cells alone."""
+"""Heatmaps drawn by matplotlib as arrays of pixels. Layouts are cached, so another round only draws
+its cells."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 MOST_CELLS = 128
-"""Cells on a side. More rows or columns are drawn in blocks, so that a picture of 1,000 clients
-stays small."""
+"""The greatest number of cells on a side: more rows or columns are drawn in blocks, so that a
+picture of 1,000 clients stays small."""
 MISSING, NEGATIVE = "#c8c8c8", "#d62728"
-"""Colours of what is not finite, and of weights below 0."""
+"""Colours of values that are not finite, and of weights below 0."""
 WEIGHT_TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 _DPI = 100
 _PRINTED_COLUMNS, _PRINTED_ROWS = 10, 20
 _SMALLEST, _LARGEST, _NAMED = 2.2, 6.0, 10.0
-"""Inches of a side of the cells: at least, at most, and at most where rows have names."""
+"""Inches of a side of the cells: at least, at most, and at most if rows have names."""
 _NAME_HEIGHT = 0.16
 """Inches of a row with a name."""
 _LONGEST_NAME = 32
-"""Letters; of a longer name the end is written, which tells layers apart."""
+"""Letters of a name; of a longer one its end is written, which tells layers apart."""
 
 Labels = tuple[str | int, ...]
 
@@ -48,29 +48,30 @@ def heatmap(
     counts: bool = False,
     numbers: bool = False,
 ) -> np.ndarray:
-    """Draw `values` (rows, columns) as a picture, uint8 (height, width, 3), row 0 on top; what is
-    not finite is grey.
+    """Draw `values` (rows, columns) as a picture, uint8 (height, width, 3), row 0 on top; values
+    that are not finite are grey.
 
-    Weights have the colours of `weight_scale`, the same in every picture; `counts` run from 0 to
-    the greatest. With `numbers` the values of few cells are written into them, some 1 ms each. Of
-    more than `MOST_CELLS` rows or columns each cell has the greatest value of a block, and the
-    title says so.
+    If there are more than `MOST_CELLS` rows or columns, each cell shows the greatest value of a
+    block, and the title says so.
+
+    Args:
+        values: weights have the colours of `weight_scale`, the same in every picture.
+        row_labels: a label for each row.
+        col_labels: a label for each column.
+        title: of the picture.
+        x_label: of the columns.
+        y_label: of the rows.
+        counts: values are counts, whose colours run from 0 to the greatest.
+        numbers: write the values into the cells, if they are few; some 1 ms each.
     """
     values = np.asarray(values, dtype=np.float64)
     down, across = (math.ceil(size / MOST_CELLS) for size in values.shape)
     blocks = in_blocks(values, down, across)
     least, most = float(np.nanmin(blocks, initial=0.0)), float(np.nanmax(blocks, initial=0.0))
     high = max(most, 1.0) if counts else None
-    extend = extension(least, most, high or 1.0)
+    extend = colour_bar_ends(least, most, high or 1.0)
     rows, columns = tuple(row_labels)[::down], tuple(col_labels)[::across]
-    frame, background = _labelled(
-        rows,
-        columns,
-        x_label,
-        y_label,
-        high,
-        extend,
-    )
+    frame, background = _labelled(rows, columns, x_label, y_label, high, extend)
     if max(down, across) > 1:
         title += f"; each cell: the greatest of {down} x {across}"
     frame.cells.set_data(blocks)
@@ -84,16 +85,22 @@ def heatmap(
 
 
 def weight_scale() -> Normalize:
-    """The colours of weights in every picture: from 0 to 1, by their square roots, which tells
-    small weights apart."""
+    """Return the colours of weights in every picture: from 0 to 1 on a square root scale, which
+    tells small weights apart."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0.0, vmax=1.0)
 
 
-def extension(low: float, high: float, end: float) -> str:
-    """The ends of a colour bar, 0 and `end`, beyond which there are values, in matplotlib's
-    words."""
+def colour_bar_ends(low: float, high: float, end: float) -> str:
+    """Return matplotlib's `extend` for a colour bar from 0 to `end`: `min`, `max`, `both` or
+    `neither`, by the ends beyond which values lie.
+
+    Args:
+        low: the smallest value.
+        high: the greatest value.
+        end: the upper end of the bar.
+    """
     is_beyond = high > end * (1 + 1e-6)
     if low < 0:
         return "both" if is_beyond else "min"
@@ -101,25 +108,20 @@ def extension(low: float, high: float, end: float) -> str:
 
 
 def in_blocks(values: np.ndarray, down: int, across: int) -> np.ndarray:
-    """The greatest value of each block of `down` rows and `across` columns; NaN where none is
+    """Return the greatest value of each block of `down` rows and `across` columns; NaN if none is
     finite."""
     finite = np.where(np.isfinite(values), values, -np.inf)
     height, width = values.shape
     margins = ((0, -height % down), (0, -width % across))
     padded = np.pad(finite, margins, constant_values=-np.inf)
     rows, columns = padded.shape[0] // down, padded.shape[1] // across
-    greatest = padded.reshape(
-        rows,
-        down,
-        columns,
-        across,
-    ).max(axis=(1, 3))
+    greatest = padded.reshape(rows, down, columns, across).max(axis=(1, 3))
     return np.where(np.isfinite(greatest), greatest, np.nan)
 
 
 def save_png(image: np.ndarray, path: Path) -> None:
     """Write `image`, uint8 (height, width, 3), to `path`: a reader sees the old file or the new
-    one, never a half."""
+    one, never a part."""
     from PIL import Image
 
     with atomic_write(path, durable=False) as aside:
@@ -138,24 +140,24 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, labels: Labels) -> _Side:
-        """The side with these labels."""
+        """Return the side with these labels."""
         longest = max(len(_shortened(str(label))) for label in labels)
         return cls(len(labels), longest, _has_names(labels))
 
     @property
     def inches(self) -> float:
-        """The room for names, about; 0 of numbers."""
+        """The approximate room for names; 0 for numbers."""
         return 0.07 * self.letters * self.named
 
     @property
     def examples(self) -> Labels:
-        """Labels of this length."""
+        """Labels of the same number and length."""
         number = 10 ** (self.letters - 1)
         return ("n" * self.letters if self.named else number,) * self.places
 
 
 class _Frame(NamedTuple):
-    """All of a picture but its values, labels and title, drawn."""
+    """A drawn picture without its values, labels and title."""
 
     canvas: FigureCanvasAgg
     background: Any
@@ -168,17 +170,16 @@ class _Frame(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _labelled(
-    rows: Labels, columns: Labels, x_label: str, y_label: str, high: float | None, extend: str
+    rows: Labels,
+    columns: Labels,
+    x_label: str,
+    y_label: str,
+    high: float | None,
+    extend: str,
 ) -> tuple[_Frame, Any]:
-    """The frame, and its background with the labels of both sides."""
-    frame = _frame(
-        _Side.of(rows),
-        _Side.of(columns),
-        x_label,
-        y_label,
-        high,
-        extend,
-    )
+    """Return the frame, and its background with the labels of both sides."""
+    sides = _Side.of(rows), _Side.of(columns)
+    frame = _frame(*sides, x_label, y_label, high, extend)
     width, height = frame.inches
     label_width = _NAME_HEIGHT if _has_names(columns) else 0.3
     _name(frame.axes.yaxis, rows, int(height / _NAME_HEIGHT))
@@ -191,9 +192,14 @@ def _labelled(
 
 @functools.lru_cache(maxsize=8)
 def _frame(
-    rows: _Side, columns: _Side, x_label: str, y_label: str, high: float | None, extend: str
+    rows: _Side,
+    columns: _Side,
+    x_label: str,
+    y_label: str,
+    high: float | None,
+    extend: str,
 ) -> _Frame:
-    """Axes and colour bar; `high`: end of the colours of counts, None for weights."""
+    """Return axes and colour bar; `high`: upper end of the colours of counts, None for weights."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import Normalize
@@ -273,7 +279,7 @@ def _print(frame: _Frame, values: np.ndarray, form: str) -> None:
 
 
 def _name(axis: Any, labels: Labels, room: int) -> None:
-    """Name as many places along an axis as there is room for: every first, second, fifth, tenth
+    """Label as many places along an axis as there is room for: every first, second, fifth, tenth
     ..."""
     steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
     step = next(step for step in steps if len(labels) <= step * max(room, 1))
@@ -288,7 +294,7 @@ def _name(axis: Any, labels: Labels, room: int) -> None:
 
 
 def _has_names(labels: Labels) -> bool:
-    """Whether labels are names, not numbers."""
+    """Return whether labels are names, not numbers."""
     return any(isinstance(label, str) for label in labels)
 
 
@@ -299,5 +305,5 @@ def _shortened(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """No formula between dollars."""
+    """Return `text` for matplotlib, in which dollars do not enclose a formula."""
     return text.replace("$", r"\$")

@@ -1,5 +1,4 @@
-"""Pictures of who holds which classes, how a client weighs the others' layers, and who receives
-from whom."""
+"""Pictures of the data split, of the relation, and of one client's weights by layer."""
 
 from __future__ import annotations
 
@@ -12,20 +11,24 @@ from fl_lightning.results.record import RelationView
 
 
 def draw_split(
-    counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()
+    counts: np.ndarray,
+    names: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> np.ndarray:
-    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width,
-    3).
+    """Draw the training samples by class (rows) and client (columns), uint8 (height, width, 3).
 
-    `names` of clients and of `classes`; numbers where there are none.
+    Args:
+        counts: samples (N, classes).
+        names: of clients; empty: numbers.
+        classes: their names; empty: numbers.
     """
-    rows, columns = called(range(counts.shape[1]), classes), called(range(len(counts)), names)
-    title = "Training samples by client and class"
+    rows = axis_labels(range(counts.shape[1]), classes)
+    columns = axis_labels(range(len(counts)), names)
     return heatmap(
         counts.T,
         rows,
         columns,
-        title,
+        "Training samples by client and class",
         "client",
         "class",
         counts=True,
@@ -33,26 +36,25 @@ def draw_split(
     )
 
 
-def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
-    """Labels of these places: names that are no numbers, else numbers, which a picture thins where
-    they would collide."""
+def axis_labels(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
+    """Return the labels of `numbers`: their `names`; or numbers, if there are no names or all names
+    are numbers (a picture thins out numbers that would overlap)."""
     if not names:
         return list(numbers)
     chosen = [names[number] for number in numbers]
-    # as they are written: not 007
+    # names as 007 are no numbers
     if all(name.isdecimal() and str(int(name)) == name for name in names):
         return [int(name) for name in chosen]
     return [*chosen]
 
 
 def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.ndarray:
-    """Receivers × sources, mean over the layers; uint8 (height, width, 3)."""
-    receivers, sources = called(view.receivers, names), called(view.sources, names)
+    """Draw receivers × sources, mean over the layers; uint8 (height, width, 3)."""
+    receivers, sources = axis_labels(view.receivers, names), axis_labels(view.sources, names)
     scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {t}: who receives from whom ({scope})"
-    values = view.rows.mean(axis=1)
     return heatmap(
-        values,
+        view.rows.mean(axis=1),
         receivers,
         sources,
         title,
@@ -67,9 +69,10 @@ def draw_client(
     t: int,
     names: Sequence[str] = (),
 ) -> np.ndarray:
-    """Layers × sources: what `client` receives, layer by layer; uint8 (height, width, 3)."""
-    values, sources = view.rows[view.receivers.index(client)], called(view.sources, names)
-    [name] = called([client], names)
+    """Draw layers × sources: the weights with which `client` receives each layer; uint8 (height,
+    width, 3)."""
+    values, sources = view.rows[view.receivers.index(client)], axis_labels(view.sources, names)
+    [name] = axis_labels([client], names)
     title = f"Round {t}: how much client {name} receives of each client's layers"
     return heatmap(
         values,

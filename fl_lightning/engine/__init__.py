@@ -1,2 +1,2 @@
-"""The rounds of a federation: who takes part, what happens on clients, which models are scored,
-what is recorded."""
+"""Runs the rounds of a federation: draws cohorts, visits clients, scores models, records
+results."""

@@ -1,4 +1,4 @@
-"""From a configuration, data, networks and a method to a federation that is ready to run."""
+"""Builds a federation that is ready to run from configuration, data, networks and method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_lightning.configuration.components import Network
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Layout, ModelGroup, RunContext
 from fl_lightning.core.buffers import check_modules
-from fl_lightning.core.run import layer_axis
+from fl_lightning.core.run import assign_layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.engine.evaluation import Evaluator, ServerModels
 from fl_lightning.engine.federation import Federation
@@ -37,7 +37,7 @@ from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.together import Together
 
 SMOKE_BATCHES = 2
-"""Of an epoch, with `--smoke`."""
+"""Number of batches to which `--smoke` cuts an epoch."""
 
 
 def federation(
@@ -51,19 +51,21 @@ def federation(
     most_batches: int | None = None,
     together: Together | None = None,
 ) -> Federation:
-    """N clients with a model each, and the server between them.
+    """Build the federation of N clients, each with a model, and a server.
 
     Args:
         fabric: launched, with the client-parallel strategy.
-        models: the network of each architecture in `config.models`, with the initial weights its
-            clients begin from.
+        models: the network of each architecture in `config.models`, with the initial weights of
+            its clients.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
-        most_batches: batches of an epoch, and steps of a phase, at most; None: all.
-        together: drives the run beside others.
+        most_batches: upper limit of the batches of an epoch and of the steps of a phase; None: no
+            limit.
+        together: scheduler of several runs in this process, whose clients train in the same
+            passes; None: this run is the only one.
 
     Raises:
-        BadInput: these do not fit together.
+        BadInput: configuration, data, networks, method and callbacks do not fit together.
     """
     precision = config.fabric.precision
     supported = precision != "64-true" or wide(fabric.device) == torch.float64
@@ -76,12 +78,15 @@ def federation(
     _check_suits(method, data, models)
     # a method may freeze parts of the network that it builds: they are the same for every client
     frozen = [frozen_in(model) for model in models]
-    nets = [built(method, model, data.num_classes, config.seed) for model in models]
+    nets = []
+    for model in models:  # seeded: a method may add modules with random weights
+        with seeded(key(config.seed, "method's modules")):
+            nets.append(method.build(model, data.num_classes))
     numbers_of = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
     for k, (net, numbers) in enumerate(zip(nets, numbers_of, strict=True)):
         fixed = frozen[k] + frozen_when_built(net)
-        members = data.taking_part(numbers)
+        members = data.run_numbers(numbers)
         group = make_group(
             k,
             fabric.device,
@@ -99,7 +104,7 @@ def federation(
         groups.append(group)
     relation = method.relation()
     processes = RankGroup(fabric)
-    policy = StoragePolicy.of(
+    policy = StoragePolicy.for_run(
         method,
         relation,
         callbacks,
@@ -116,7 +121,7 @@ def federation(
         device=fabric.device,
         dtype=groups[0].initial.dtype,
         groups=groups,
-        layer_names=layer_axis(groups),
+        layer_names=assign_layer_axis(groups),
         store=VectorStore(config.fabric.bank, folder, fabric.device),
         policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
@@ -150,13 +155,14 @@ def _check_members(
     config: Config,
     data: FederatedData,
 ) -> None:
-    """Raise `BadInput` where a group has no clients, or one that BatchNorm cannot train on."""
+    """Raise `BadInput` if a group has no clients, or if it has BatchNorm and a client with a single
+    training sample."""
     requirement = f"all clients of {group.name} are held out: hold out fewer"
     check("data.held_out_clients", config.data.held_out_clients, bool(group.members), requirement)
     if not group.whole_last or config.federation.on_bad_client != "stop":
         return
     for c in group.members:
-        called = data.called(c)
+        called = data.client_label(c)
         requirement = f"BatchNorm cannot train on the single sample of {called}: at least 2"
         check("data.min_samples", config.data.min_samples, data.train_sizes[c] != 1, requirement)
 
@@ -166,18 +172,20 @@ def _check_suits(
     data: FederatedData,
     models: Sequence[nn.Module],
 ) -> None:
-    """Raise `BadInput` where data or networks do not suit the method."""
+    """Raise `BadInput` if the method cannot work with the data or the networks."""
     name = type(method).__name__.lower()
     per_position = data.text is not None and data.text.per_position
     uses_classes = method.traits.classes or method.traits.features
     requirement = (
-        f"{name} goes by the class of a sample, and here each token has a target: choose another "
+        f"{name} needs one class for each sample, but here each token has a target: choose another "
         "--method"
     )
     check("method", name, not (per_position and uses_classes), requirement)
     if type(method).build is Method.build:
         return
-    requirement = f"{name} builds on the classifier, and it is frozen (model.adapters.head)"
+    requirement = (
+        f"{name} replaces or extends the classifier, which is frozen: set model.adapters.head"
+    )
     for model in models:
         head = model.get_submodule(head_of(model))
         trains = any(p.requires_grad for p in head.parameters())
@@ -185,8 +193,8 @@ def _check_suits(
 
 
 def _check_same_start(run: RunContext) -> None:
-    """Raise `BadInput` where ranks begin with unlike weights: each reads `model.weights` itself,
-    and frozen parts are never sent."""
+    """Raise `BadInput` if ranks begin with different weights: each rank reads `model.weights`
+    itself, and frozen parameters are never sent."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         read = isinstance(model.component, Network) and model.component.weights is not None
         if run.world_size == 1 or not (read or group.frozen):
@@ -199,7 +207,7 @@ def _check_same_start(run: RunContext) -> None:
 
 
 def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
-    """The federation of `run`; sets the server's first memory."""
+    """Build the federation of `run`, and initialise the server's memory."""
     memory = run.relation.init_server(run) | run.method.init_server(run)
     for name, tensor in memory.items():
         run.server.memory[name] = tensor.clone()
@@ -209,7 +217,7 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     guard = Guard(run)
     evaluator = Evaluator(run, trainers, guard, ServerModels(run, reducer))
     judged = run.judge != "global" or evaluator.has_global
-    requirement = "this method keeps no global model: before, after, finetuned"
+    requirement = "this method keeps no global model: choose before, after or finetuned"
     check("evaluation.judge", "global", judged, requirement)
     pool = Pool(run, trainers)
     worker = Worker(
@@ -227,18 +235,6 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     return Federation(worker)
 
 
-def built(
-    method: Method,
-    model: nn.Module,
-    num_classes: int,
-    seed: int,
-) -> nn.Module:
-    """The network that clients train; random weights of the method's own modules follow from the
-    run's seed."""
-    with seeded(key(seed, "method's modules")):
-        return method.build(model, num_classes)
-
-
 def make_group(
     index: int,
     device: torch.device,
@@ -248,8 +244,14 @@ def make_group(
     method: Method,
     frozen: Collection[nn.Parameter] = (),
 ) -> ModelGroup:
-    """The clients `members`, who begin from `model`; its `frozen` parameters are in no client's
-    vector."""
+    """Make the group of clients that run one architecture.
+
+    Args:
+        index: number of the architecture in `config.models`.
+        model: its network with initial weights.
+        members: its clients.
+        frozen: parameters that never train; they are in no client's vector.
+    """
     dtypes = {"64-true": torch.float64, "bf16-true": torch.bfloat16}
     dtype = dtypes.get(config.fabric.precision, torch.float32)
     check_modules(model)
@@ -273,8 +275,8 @@ def make_group(
         up_mask=np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool),
         whole_last=trains_norms,
         head=model.get_submodule(layout.head),
-        another=partial(
-            _another,
+        draw_initial=partial(
+            _draw_initial,
             model,
             layout,
             dtype,
@@ -284,22 +286,23 @@ def make_group(
     )
 
 
-def _another(
+def _draw_initial(
     model: nn.Module,
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device,
     number: int,
 ) -> Tensor:
-    """A model (D,) like `model`, with random weights that follow from `number`."""
+    """Return a model (D,) of the same architecture, with random weights from the seed `number`."""
     with seeded(number):
         vector, _ = layout.read(freshly_drawn(model), dtype)
     return vector.to(device)
 
 
 def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
-    """The clients that run each architecture: the first `counts[0]` the first, and so on. A single
-    architecture needs no count."""
+    """Return the clients of each architecture: client 0 to `counts[0]` - 1 run the first one, the
+    next `counts[1]` the second one. A single architecture needs no count; of several, None counts
+    as 0."""
     if len(counts) == 1:
         return [list(range(clients))]
     members = []

@@ -1,4 +1,4 @@
-"""Scores models: the clients' before and after local training, the global one, and fine-tuned
+"""Scores clients' models before and after local training, the global model and fine-tuned
 copies."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
-from fl_lightning.engine.record import Guard, Results, finite, means, numbers, spread
+from fl_lightning.engine.record import Guard, Results, means, numbers, require_finite, spread
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, BadInput, RunFailed
@@ -29,62 +29,67 @@ _START = "received."
 """Prefix of the tensors of the model with which a client began its last round."""
 
 
-class WholeModels(Protocol):
-    """Whole models of the server: whether there is one for every client, and that of a client."""
+class GlobalModels(Protocol):
+    """Provides the server's global models, complete with all blocks."""
 
     @property
-    def whole(self) -> bool: ...  # noqa: D102
-    def of(self, client: int) -> Tensor | None: ...  # noqa: D102
+    def has_global(self) -> bool:
+        """Whether the server has a complete model for every client."""
+
+    def global_model(self, client: int) -> Tensor | None:
+        """Return the server's complete model (D,) for a client, or None."""
 
 
 class ServerModels:
-    """The server's models as a round begins, or after aggregation."""
+    """Provides global models from this process's copy of the server."""
 
     def __init__(self, run: RunContext, reducer: Aggregator) -> None:
         self.server = Server(run, run.server.round, [], reducer)
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether the server has a whole model for every client."""
-        return all(self.of(group.members[0]) is not None for group in self.server.run.groups)
+    def has_global(self) -> bool:
+        """Whether the server has a complete model for every client."""
+        groups = self.server.run.groups
+        return all(self.global_model(group.members[0]) is not None for group in groups)
 
-    def of(self, client: int) -> Tensor | None:
-        """The server's model for a client; None: it has no whole one."""
+    def global_model(self, client: int) -> Tensor | None:
+        """Return the server's complete model (D,) for a client, or None."""
         run = self.server.run
         return run.method.global_model(self.server.groups[run.group_of(client).index], client)
 
 
 @dataclass(eq=False)
 class Evaluator:
-    """Scores models. The kind `run.judge` counts as the run's score."""
+    """Scores models in scored rounds and at the end of the run. The scores of the kind `run.judge`
+    count as the run's."""
 
     run: RunContext
     trainers: Sequence[Trainer]
     guard: Guard
-    models: WholeModels
+    models: GlobalModels
     stage = "evaluation"
     _on_global: tuple[Tensor | None, Any] = None, None
-    """The last global model that was scored on the global test set, with its result: several
-    clients may share it."""
+    """The last global model scored on the global test set, with its result. Clients that share the
+    model share the result."""
 
     def __post_init__(self) -> None:
-        self.remembered = scoring.Remembered(self.run, self.trainers)
+        self.cache = scoring.ScoreCache(self.run, self.trainers)
 
     @property
     def has_global(self) -> bool:
-        """Whether the server has a whole model for every client."""
-        return self.models.whole
+        """Whether the server has a complete model for every client."""
+        return self.models.has_global
 
     def global_model(self, client: int) -> Tensor | None:
-        """The server's whole model for a client; None: there is none."""
-        return self.models.of(client)
+        """Return the server's complete model (D,) for a client, or None."""
+        return self.models.global_model(client)
 
     @cached_property
     def keeps_start(self) -> bool:
-        """Whether the model is kept with which a client began its last round: only if the server
-        cannot tell it later."""
-        only_client_knows = self.run.method.traits.starts == "both" or not self.has_global
-        return self.run.policy.keeps_start and only_client_knows
+        """Whether each client stores the model with which it began its last round: the judge needs
+        that model at the end, and the server cannot compute it then."""
+        client_decides = self.run.method.traits.starts == "both" or not self.has_global
+        return self.run.policy.keeps_start and client_decides
 
     def wants(self, kind: str) -> bool:
         """Whether models of this kind are scored in a scored round."""
@@ -93,9 +98,12 @@ class Evaluator:
             return kind == self.run.judge or kind != "finetuned"
         return kind == self.run.judge or kind in kinds
 
-    def scores(self, model: scoring.Model) -> dict[str, Tensor]:
-        """Scores of `model` by column: on its client's test data; of the judge's kind also on
-        validation data; of `scoring.kinds_on_global_test` also on the global test set."""
+    def scores(self, model: scoring.ScoredModel) -> dict[str, Tensor]:
+        """Score a model on its client's test data; returns the scores by column.
+
+        A model of the judge's kind is also scored on validation data, and a model of
+        `scoring.kinds_on_global_test` also on the global test set.
+        """
         kind = model.kind
         data = model.client.data
         scores = by_column(kind, model.get(scoring.measured, data.test))
@@ -111,8 +119,8 @@ class Evaluator:
                 scores[chosen.by("validation")] = values[chosen]
         return scores | self._on_global_test(model)
 
-    def _on_global_test(self, model: scoring.Model) -> dict[str, Tensor]:
-        """`global_test_accuracy_KIND` of `model`, if `data.global_test` asks for it."""
+    def _on_global_test(self, model: scoring.ScoredModel) -> dict[str, Tensor]:
+        """Return `global_test_accuracy_KIND` of `model` if `data.global_test` is set, else {}."""
         kind = model.kind
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_global_test(self.run, self.has_global):
@@ -124,10 +132,10 @@ class Evaluator:
             self._on_global = model.vector, result
         score, recall = result
         scores = {self.run.data.metric.on_global_test(kind): score}
-        return scores | scoring.on_shares(kind, model.client, recall)
+        return scores | scoring.class_share_score(kind, model.client, recall)
 
     def client(self, id: int, state: ClientState) -> Client:
-        """A handle on `state` outside of a visit."""
+        """Make a handle on a client with this `state`, outside of a visit."""
         group = self.run.group_of(id)
         return Client(
             self.run,
@@ -142,8 +150,12 @@ class Evaluator:
         id: int,
         buffers: list[Tensor] | None = None,
     ) -> Client:
-        """A client between rounds (with `buffers`, if given), on copies of all tensors that may be
-        written to; its vectors on the device."""
+        """Make a handle on a client between rounds. Scoring or training it leaves the stored state
+        unchanged, as it works on copies; its vectors are on the device.
+
+        Args:
+            buffers: in place of the client's own.
+        """
         run = self.run
         group = run.group_of(id)
         state = run.states.get(id)
@@ -173,11 +185,12 @@ class Evaluator:
         return self.client(id, copy)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
-        """The model and buffers with which a client begins a round (home rank), as far as they are
-        known between rounds.
+        """Return the model (D,) and buffers with which a client would begin the next round (home
+        rank).
 
-        They are the client's own, with the server's current model for it. Where the server mixes
-        for each client in a round only, they are those with which the client began its last round.
+        The shared blocks are those of the server's current model. If the server mixes a model for
+        each client during the round, the next one is not known yet, and the model is the one with
+        which the client began its last round.
         """
         run = self.run
         starts = run.method.traits.starts
@@ -204,18 +217,23 @@ class Evaluator:
         return run.method.personal(client), client.state.buffers
 
     def keep_beginning(self, client: Client) -> None:
-        """Keep the model with which the client begins its training, if the judge asks for it at the
-        end."""
+        """Store the model with which the client begins its training, if `keeps_start`."""
         if self.keeps_start:
             for k, tensor in enumerate([self.run.method.personal(client), *client.state.buffers]):
                 client.memory[f"{_START}{k}"] = self.run.store.stow(tensor.clone())
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
-        """Train a copy of the global model (else of the client's own) on the client's data without
-        any term; returns model and buffers as `final_model` does, and leaves them bound.
+        """Train a copy of the global model on the client's data, with the task loss alone; without
+        a global model, a copy of the client's own.
+
+        Args:
+            t: the round, which decides on the batches and the learning rate.
+
+        Returns:
+            The model (D,) and its buffers, to which the client's module stays bound.
 
         Raises:
-            BadClient: the model is not finite.
+            BadClient: the trained model is not finite.
         """
         run = self.run
         vector = self.global_model(id)
@@ -234,27 +252,27 @@ class Evaluator:
         job = job_of(client, phase, t)
         job.keep = False
         self.trainers[client.group.index].loop.train([job])
-        return finite(
+        require_finite(
             run,
             t,
             id,
             client[MODEL],
             "its fine-tuned copy",
-        ), state.buffers
+        )
+        return client[MODEL], state.buffers
 
     # ---------------------------------------------------------------- final models
 
     def final_model(self, id: int) -> tuple[str, Tensor, list[Tensor]]:
-        """The client's model of the judge's kind at the end of the run (home rank), on the device;
-        do not write to it.
+        """Return the client's final model, of the judge's kind (home rank).
 
         Returns:
-            Its kind (`before`, `after`, `global`, `finetuned`), vector and buffers. The kind is the
-            judge's, but for `after` and a client that never took part: it has only the model it
-            would begin with, `before`.
+            The kind (`before`, `after`, `global` or `finetuned`), the vector (D,) and the buffers,
+            on the device; do not write to them. If the judge is `after`, a client that never took
+            part has only a model of the kind `before`.
 
         Raises:
-            BadInput: the checkpoint is of a run with another judge, and has no such model.
+            BadInput: the checkpoint comes from a run with another judge, and lacks this model.
         """
         run = self.run
         judge = run.judge
@@ -267,8 +285,8 @@ class Evaluator:
         has_last = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not has_last:
             requirement = (
-                f"of {run.data.called(id)} no such model is kept: take the judge of the run, or "
-                "train one with this judge"
+                f"the run has stored no such model of {run.data.client_label(id)}: use the judge "
+                "of the run, or train a run with this judge"
             )
             raise BadInput("evaluation.judge", judge, requirement)
         if judge == "after" and state is not None:
@@ -282,12 +300,12 @@ class Evaluator:
         return "before", *self.beginning(id)
 
     def everyone(self) -> dict[str, Any]:
-        """Score the final models of all clients; returns their `summary`."""
+        """Score the final models of all clients; returns the `summary`."""
         return self.summary(self.finals())
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Kinds and scores of the final models of this rank's clients, whether they took part or
-        not."""
+        """Return `final_scores` of each of this rank's clients, also of those that never took
+        part."""
         run = self.run
         self._on_global = None, None
         finals = {}
@@ -298,15 +316,21 @@ class Evaluator:
             except BadClient as failure:
                 if not run.tolerant:
                     raise
-                finals[id] = unjudged(failure)
+                finals[id] = missing_scores(failure)
         return finals
 
     def summary(self, finals_here: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        """The summary of final models, from this rank's `finals`.
+        """Return the summary of all clients' final models.
 
-        Scores are under `final_accuracies`, by other metrics under `final_further`, and the models'
-        kinds under `final_models`. Where failing clients are tolerated, a client that cannot be
-        scored has the score NaN, which is in no mean, and an empty kind.
+        `final_accuracies` holds the scores, `final_further` those by further metrics, and
+        `final_models` the kinds. A client that failed has the score NaN, which counts in no mean,
+        and an empty kind.
+
+        Args:
+            finals_here: this rank's `finals`.
+
+        Raises:
+            RunFailed: every client failed.
         """
         run = self.run
         numbers([row for final in finals_here.values() for row in (final, final["further"])])
@@ -316,14 +340,16 @@ class Evaluator:
         kinds = [final["kind"] for final in everyone]
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
-            raise RunFailed("no client's final model can be judged")
+            raise RunFailed(
+                "no client's final model could be scored: every client failed; see failure.txt"
+            )
         names = list(run.config.evaluation.metrics or ())
         further = []
         for final in everyone:
-            _, values = scoring.set_apart(final["further"], [*names, ONE_CLASS])
+            _, values = scoring.split_columns(final["further"], [*names, ONE_CLASS])
             further.append(values)
         if run.is_main:
-            scoring.tell_of_finals(run, further, names)
+            scoring.log_caveats(run, further, names)
         metric = run.data.metric
         summary: dict[str, Any] = {
             "judge": run.judge,
@@ -348,7 +374,7 @@ class Evaluator:
         }
 
     def _final_kind(self) -> str:
-        """`finetuned`, `global` (one final model for all), or `personal`."""
+        """Return `finetuned`, `global` (all clients share one final model) or `personal`."""
         run = self.run
         if run.judge == "finetuned":
             return "finetuned"
@@ -367,11 +393,18 @@ class Evaluator:
         id: int,
         predicts: bool = False,
     ) -> dict[str, Any]:
-        """Kind and `score` of a client's final model, its scores on the global test set, `further`
-        metrics, and with `predicts` its predictions for the test samples."""
+        """Score a client's final model.
+
+        Args:
+            predicts: whether to return the predictions for the test samples, too.
+
+        Returns:
+            `kind`; `score` by the main metric; `further`, a dict of scores by the metrics of
+            `evaluation.metrics`; columns of scores on the global test set; `predictions`.
+        """
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
-        scored = self.remembered.model(kind, client, vector)
+        scored = self.cache.model(kind, client, vector)
         measured = scored.get(scoring.measured, client.data.test)
         values = by_column(kind, measured) | self._on_global_test(scored)
         further: dict[str, Any] = {}
@@ -387,22 +420,22 @@ class Evaluator:
             model = self._wanted_global(id)
             if model is not None:
                 client.state.buffers = client.group.first_buffers()
-                scores |= self._on_global_test(self.remembered.model("global", client, model))
+                scores |= self._on_global_test(self.cache.model("global", client, model))
         return scores
 
     def _wanted_global(self, id: int) -> Tensor | None:
-        """The server's model for a client, if there is one and global models are scored."""
+        """Return the server's model for a client; None if there is none or it is not scored."""
         if self.has_global and self.wants("global"):
             return self.global_model(id)
         return None
 
     def after_aggregation(self, t: int, results: Results) -> None:
-        """Score models that exist only now: the global one, and fine-tuned copies.
+        """Score the new global model and fine-tuned copies, and add the scores to `results`.
 
-        A client that fails here has uploaded already: only its score is missing.
+        If a client fails here, only its scores are missing: its upload has been aggregated.
         """
         self._on_global = None, None
-        with self.remembered.sharing():
+        with self.cache.sharing():
             if self.has_global and self.wants("global"):
                 self._score_global_ahead(results.clients)
             for id, result in results.clients.items():
@@ -411,14 +444,12 @@ class Evaluator:
                         model = self._wanted_global(id)
                         if model is not None:
                             client = self.at_rest(id, self.run.group_of(id).initial_buffers)
-                            result.values |= self.scores(
-                                self.remembered.model("global", client, model)
-                            )
+                            result.values |= self.scores(self.cache.model("global", client, model))
                         if self.wants("finetuned"):
                             vector, buffers = self.finetune(t, id)
                             client = self.at_rest(id, buffers)
                             result.values |= self.scores(
-                                self.remembered.model("finetuned", client, vector)
+                                self.cache.model("finetuned", client, vector)
                             )
                 except BadClient as failure:
                     if not self.run.tolerant:
@@ -426,25 +457,26 @@ class Evaluator:
                     results.failures.append((failure.bare(), "not judged"))
 
     def _score_global_ahead(self, ids: Iterable[int]) -> None:
-        """Score the server's models for these clients beside each other, if an executor can."""
+        """Score the server's models for these clients in stacked passes, if the executor can."""
         models = []
         with contextlib.suppress(BadClient):
             for id in ids:
                 client = self.at_rest(id, self.run.group_of(id).initial_buffers)
                 model = None
-                if self.remembered.takes(client):
+                if self.cache.can_score_ahead(client):
                     model = self.global_model(id)
                 if model is not None:
-                    models.append(self.remembered.model("global", client, model))
-            self.remembered.score_ahead(models)
+                    models.append(self.cache.model("global", client, model))
+            self.cache.score_ahead(models)
 
 
 def by_column(kind: str, measured: Mapping[Metric, Tensor]) -> dict[str, Tensor]:
-    """Scores of a model of this kind by column."""
+    """Rename a model's scores: from metrics to the columns for models of its `kind`."""
     return {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
 
 
-def unjudged(failure: BadClient) -> dict[str, Any]:
-    """The final scores of a client that failed; logs the failure."""
+def missing_scores(failure: BadClient) -> dict[str, Any]:
+    """Return the entry of a failed client in `Evaluator.finals`, with the score NaN; logs the
+    failure."""
     log.say(f"{failure}; its final model is not judged")
     return {"kind": "", "score": math.nan, "further": {}}

@@ -1,4 +1,4 @@
-"""The rounds of personalised federated learning, and nothing else. They are method-agnostic."""
+"""The round loop of personalised federated learning. It is method-agnostic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from fl_lightning.callbacks.base import Aggregator, Callback
 from fl_lightning.core import Payload, RoundRecord, Server
 from fl_lightning.core.run import cohort_of
-from fl_lightning.engine.probe import try_evaluation
+from fl_lightning.engine.probe import scoring_is_pure
 from fl_lightning.engine.record import Results, Timer, gather
-from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
+from fl_lightning.engine.trainer import choose_executors, count_costs, log_unused_hooks
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.device import seed_all
 from fl_lightning.foundation.errors import check
@@ -20,7 +20,7 @@ from fl_lightning.results.summary import merged
 
 
 class Visits(Protocol):
-    """Carries out the visits of a round: here (`Worker`), or by messages to sites."""
+    """Carries out the visits of a round: in this process (`Worker`), or by messages to sites."""
 
     def visits(
         self,
@@ -30,21 +30,28 @@ class Visits(Protocol):
         scored: bool,
         timer: Timer,
     ) -> Results:
-        """Visit the clients of `cohort`; writes to `downloads` what transforms have left of
-        them."""
+        """Visit the clients of `cohort`. Entries of `downloads` that transforms change are
+        replaced by the changed payloads.
+
+        Args:
+            t: the round.
+            downloads: the server's payload for each client.
+            scored: whether the clients' models are scored in this round.
+            timer: counts the seconds of the round.
+        """
 
     def scores(self, t: int, results: Results) -> None:
-        """Add to `results` scores of models that exist only after aggregation."""
+        """Score the new global model and fine-tuned copies, and add the scores to `results`."""
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Kinds and scores of final models, of this rank's clients."""
+        """Return kinds and scores of the final models of this rank's clients."""
 
 
 class Federation:
-    """N clients with models of their own, and the server between them.
+    """Runs the rounds of N clients and a server.
 
     Args:
-        worker: the engine's parts, which carry out visits on this rank.
+        worker: the engine's parts on this rank.
         visits: carries out visits; None: the worker does.
     """
 
@@ -57,49 +64,56 @@ class Federation:
         self.reducer = worker.reducer
 
     def fit(self) -> dict[str, Any]:
-        """Run all rounds that are still to run; returns the summary (equal on every rank)."""
+        """Run the remaining rounds; returns the summary, which is equal on every rank."""
         run = self.run
         try:
             self.prepare()
             for t in range(run.server.round + 1, run.rounds + 1):
                 raise_swallowed()  # a Ctrl-C that a library has caught
-                self.tell("on_round_end", self.round(t))
+                self.notify("on_round_end", self.round(t))
             parts: list[tuple[str, Mapping[str, Any]]] = [
                 ("the engine", self.evaluator.summary(self.visits.finals())),
                 (f"method {run.method_name}", run.method.summary(run)),
             ]
             parts += [(type(o).__name__, o.summarize(run)) for o in self.worker.observers]
             summary = merged(parts)
-            self.tell("on_fit_end", summary)
+            self.notify("on_fit_end", summary)
         finally:
-            self.tell("on_close")
+            self.notify("on_close")
         return summary
 
     def prepare(self) -> None:
-        """Start all parts, choose executors, and count the cost of training."""
+        """Start method, relation and callbacks, try the models on made-up samples, choose
+        executors, and count the FLOPs of a training sample."""
         run = self.run
         trainers = self.worker.trainers
-        self.check(run.callbacks)
-        if not try_evaluation(run, trainers):
-            self.evaluator.remembered.enabled = False
+        self.start(run.callbacks)
+        if not scoring_is_pure(run, trainers):
+            self.evaluator.cache.enabled = False
         choose_executors(run, trainers)
-        say_unused(run, trainers)
+        log_unused_hooks(run, trainers)
         count_costs(run, trainers)
 
-    def check(self, callbacks: Iterable[Callback]) -> None:
-        """Refuse what does not fit together, then start method, relation and `callbacks`: the
-        writer's `on_fit_start` drops rows of later rounds than the checkpoint's."""
+    def start(self, callbacks: Iterable[Callback]) -> None:
+        """Check that method, data and transforms fit together, then call `on_fit_start` of
+        relation and `callbacks`.
+
+        Raises:
+            BadInput: they do not fit together.
+        """
         run = self.run
-        requirement = (
-            "it changes the model alone, and this method exchanges further vectors: drop the "
-            "callback"
-        )
         for transform in self.worker.transforms if run.policy.exchanged else ():
             changes = transform.changes_upload or transform.changes_download
             complete = transform.further_vectors or not changes
-            check(transform.config_key, run.method_name, complete, requirement)
+            requirement = (
+                f"it exchanges further vectors, and {transform.config_key} changes the model "
+                "alone: remove the callback, or choose another method"
+            )
+            check("method", run.method_name, complete, requirement)
         has_classes = not (run.method.traits.classes and run.data.task == "regression")
-        requirement = f"{run.method_name} works with classes, and a regression has none"
+        requirement = (
+            f"{run.method_name} needs classes, and a regression has none: choose another --method"
+        )
         check("data.task", run.data.task, has_classes, requirement)
         run.method.check(run)
         run.relation.on_fit_start(run)
@@ -111,7 +125,11 @@ class Federation:
         t: int,
         cohort: Sequence[int] | None = None,
     ) -> RoundRecord:
-        """Round `t` of `cohort` (None: as drawn); returns the record of what happened."""
+        """Run round `t`; returns its record.
+
+        Args:
+            cohort: the clients that take part; None: drawn from seed and round.
+        """
         run = self.run
         method = run.method
         timer = Timer()
@@ -120,7 +138,7 @@ class Federation:
         drawn = self.cohort(t) if cohort is None else list(cohort)
         scored = t % run.config.evaluation.every == 0 or t == run.rounds
         self.pool.rebalance(drawn)
-        self.tell("on_round_start", t, drawn)
+        self.notify("on_round_start", t, drawn)
         server = Server(run, t, drawn, self.reducer)
 
         draws = key(run.config.seed, "server", t)
@@ -139,7 +157,7 @@ class Federation:
         server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
         seed_all(draws ^ 1, run.device)  # every rank draws the same
         method.aggregate(server)
-        self.tell("on_aggregate", server)
+        self.notify("on_aggregate", server)
         self._check_reduced(server)
         self.pool.forget()
         timer.lap("server")
@@ -153,22 +171,22 @@ class Federation:
         return record
 
     def _check_reduced(self, server: Server) -> None:
-        """Raise `BadInput` where the method has not used the configured aggregator."""
+        """Raise `BadInput` if the method has not used the configured aggregator."""
         used = server.reduced or not server.answered or type(self.reducer) is Aggregator
         requirement = (
-            "its aggregate takes means of its own, past a robust one: drop the callback, or take "
-            "fedavg"
+            f"it does not use {self.reducer.config_key} to aggregate: remove the callback, or "
+            "choose fedavg"
         )
-        check(self.reducer.config_key, self.run.method_name, used, requirement)
+        check("method", self.run.method_name, used, requirement)
 
     def cohort(self, t: int) -> list[int]:
-        """The clients of round `t`, ascending: as drawn, or all in a first round of a method with
-        `everyone_first`."""
+        """Return the clients of round `t`, ascending. They are drawn from seed and round; in the
+        first round of a method with the trait `everyone_first` they are all clients."""
         if t == 1 and self.run.method.traits.everyone_first:
             return list(range(self.run.clients))
         return cohort_of(self.run.config, t)
 
-    def tell(self, hook: str, *args: Any) -> None:
-        """Run a hook of every observer, in order."""
+    def notify(self, hook: str, *args: Any) -> None:
+        """Call the hook of this name of every observer, in order."""
         for observer in self.worker.observers:
             getattr(observer, hook)(self.run, *args)

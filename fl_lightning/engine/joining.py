@@ -1,5 +1,5 @@
-"""Clients that come after the last round: those held out (`newcomers.csv`), and one more (`fl-train
-join`)."""
+"""Newcomers, clients that join after the last round: those held out (`newcomers.csv`), and a
+further one (`fl-train join`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import Timer, finite
+from fl_lightning.engine.record import Timer, require_finite
 from fl_lightning.engine.visit import Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation import log
@@ -36,19 +36,21 @@ from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.base import LocalJob
 
 SAMPLES = (0, 1, 5, 20)
-"""Labelled samples of each class, where `evaluation.newcomer_samples` names none."""
+"""Numbers of labelled samples of each class if `evaluation.newcomer_samples` is not set."""
 
 
 class Joined(NamedTuple):
-    """A newcomer's model and scores. On other ranks than 0 it is empty."""
+    """A newcomer's model and scores on rank 0. Other ranks get the initial model, no buffers and no
+    scores."""
 
     vector: Tensor
-    """Its model (D,)."""
+    """The model (D,)."""
     buffers: list[Tensor]
     scores: dict[str, float]
-    """On its test data, if it has any: `accuracy_received` as it begins, if there is a model for it
-    then, and after training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`: the
-    mean task loss of the last of these. Scores that are not finite are absent."""
+    """Scores on the newcomer's test data, if it has any: `accuracy_received` of the model that it
+    receives before it trains, `accuracy` after training (both also by the metrics of
+    `evaluation.metrics`), and `loss`, the mean task loss of the model scored last. Scores that are
+    not finite are absent."""
 
 
 def join(
@@ -58,35 +60,38 @@ def join(
     rounds: int,
     group: ModelGroup | None = None,
 ) -> Joined:
-    """A model for a client that has been in no round, by its method's own rule; nobody else's state
-    is touched.
+    """Have a newcomer obtain a model by the method's rule. All ranks call it after a round; the
+    states of other clients do not change.
 
     Args:
-        worker: after a round; all ranks call it.
-        new: the client's data.
-        labelled: whether it has labels that mean anything.
-        rounds: that it takes part in, where it has labels.
-        group: the clients of its architecture; None: the first.
+        new: the newcomer's data.
+        labelled: whether its training samples have true labels; without, they are not used.
+        rounds: number of rounds in which the newcomer trains.
+        group: the clients of its architecture; None: the first group.
 
     Raises:
-        BadInput: there is no model for such a client.
+        BadInput: the rule gives such a newcomer no model.
     """
     run = worker.run
     group = group or run.groups[0]
-    if not comes_to_a_model(rule_of(run, group), labelled and rounds > 0):
+    if not obtains_model(rule_of(run, group), labelled and rounds > 0):
         requirement = (
-            f"{run.method_name} gives a new client no model: give labelled samples and rounds >= "
-            "1, or take a run of another method"
+            f"{run.method_name} gives a new client no model: provide labelled samples and rounds "
+            ">= 1, or choose a run of another method"
         )
         raise BadInput("run", str(run.folder), requirement)
     return _Newcomer(worker, new, labelled, group).joined(rounds)
 
 
-def architecture(run: RunContext, model: str | None) -> ModelGroup:
-    """The clients of the architecture with the name or the place `model`; None: of the only one.
+def find_group(run: RunContext, model: str | None) -> ModelGroup:
+    """Return the group of the clients with a given architecture.
+
+    Args:
+        model: name of the architecture, or its number in `config.models` (from 0); None if there
+            is only one.
 
     Raises:
-        BadInput: `architecture`: there is none, or there are several.
+        BadInput: no architecture or several have this name.
     """
     names = [group.name for group in run.groups]
     if model is None and len(names) == 1:
@@ -96,7 +101,7 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
         groups[str(k)] = group
         if names.count(group.name) == 1:
             groups[group.name] = group
-    requirement = f"clients run {', '.join(names)}: name its own, or give its place from 0"
+    requirement = f"choose one of {', '.join(names)}, or its number, from 0"
     check("architecture", model, model in groups, requirement)
     return groups[str(model)]
 
@@ -113,7 +118,8 @@ class HeldOutScores(Observer):
 
 
 def newcomers(worker: Worker) -> dict[str, Any]:
-    """The summary of the held-out clients: their mean scores, and all rows under `newcomers`."""
+    """Have each held-out client join; returns the summary of their mean scores, with all rows under
+    `newcomers`."""
     run = worker.run
     rows = []
     counts = run.config.evaluation.newcomer_samples or SAMPLES
@@ -145,8 +151,8 @@ def _row(
     place: int,
     count: int,
 ) -> dict[str, Any]:
-    """The row of the client at a place of `data.held_out` with `count` labelled samples of each
-    class (rank 0)."""
+    """Return the row of `newcomers.csv` for the client `data.held_out[place]` with `count` labelled
+    samples of each class (rank 0)."""
     run = worker.run
     config = run.config
     client = run.data.held_out[place]
@@ -167,9 +173,9 @@ def _row(
     if names:
         row["name"] = names[number]
     row |= {"samples_per_class": count, "samples": samples, "test_samples": len(new.test)}
-    row["rule"] = rule.says
+    row["rule"] = rule.description
     scores: dict[str, float] = {}
-    if comes_to_a_model(rule, labelled):
+    if obtains_model(rule, labelled):
         try:
             scores = join(
                 worker,
@@ -207,7 +213,8 @@ def _row(
 
 
 def rule_of(run: RunContext, group: ModelGroup) -> Rule:
-    """The method's own rule, or the rule that follows from the shared blocks and the relation."""
+    """Return the method's own rule, or the rule that follows from the shared blocks and the
+    relation."""
     rule: Rule | None = run.method.traits.newcomers
     if rule is not None:
         return rule
@@ -221,16 +228,13 @@ def rule_of(run: RunContext, group: ModelGroup) -> Rule:
     return PERSONAL
 
 
-def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
-    """Whether a newcomer has a model in the end."""
+def obtains_model(rule: Rule, labelled: bool) -> bool:
+    """Whether a newcomer, with labels or without, obtains a model by this rule."""
     return rule.gives or rule.unlabelled or labelled
 
 
 class _Newcomer:
-    """A further client, on rank 0, in a copy of the federation that otherwise does not change.
-
-    Args: as `join`.
-    """
+    """Runs a newcomer's rounds, on rank 0, in a copy of the federation; arguments as in `join`."""
 
     def __init__(
         self,
@@ -252,19 +256,19 @@ class _Newcomer:
         self.group = self.run.groups[group.index]
         self.run.states[self.id] = pool.fresh(self.id, first)
         self.sent: dict[int, Payload] = {}
-        """Its download, if that is the same in each round."""
+        """The newcomer's download, if it is the same in each round; else empty."""
         if weights is not None:
             self.sent[self.id] = Payload(group.layout, first, group.down_mask.copy())
         from_global = run.relation.is_global and run.policy.starts_from_server
         self.receives_each_round = weights is None and (self.rule.remembers or not from_global)
-        """Else it goes on from its own model."""
+        """Whether a round begins with a download; else with the newcomer's own model."""
         self.visit: Visit
-        """On rank 0; several rounds may share one."""
+        """The current visit (rank 0); several rounds may share one."""
         self.index = 0
-        """Rounds that it has taken part in."""
+        """Number of rounds before the current one."""
 
     def joined(self, rounds: int) -> Joined:
-        """The client after so many rounds."""
+        """Run this number of rounds; returns the newcomer's model and scores."""
         scores: dict[str, float] = {}
         trainable = (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
         trains = rounds > 0 and trainable
@@ -294,8 +298,8 @@ class _Newcomer:
             self._carry_out(self.visit.learn(self.run.method.newcomer_phases))
 
     def _plan(self, client: Client, phase: Phase) -> LocalJob | None:
-        """The job of a phase for the blocks that the rule lets it train, with draws unlike those of
-        clients; None: there are no data, or no blocks to train."""
+        """Return the job of a phase for the blocks that the rule lets the newcomer train, or None
+        if there are no samples or no such blocks. Its draws differ from those of clients."""
         trains = phase.trains
         if self.rule.trains == "personal":
             personal = ~self.group.down_mask
@@ -311,7 +315,7 @@ class _Newcomer:
         return job
 
     def _carry_out(self, steps: Steps) -> None:
-        """Train one phase after the other."""
+        """Run the steps of a visit, and train each of its phases in the loop."""
         visit = self.visit
         fit = None
         with (
@@ -324,9 +328,10 @@ class _Newcomer:
                 if isinstance(job, LocalJob):
                     client = visit.client
                     [fit] = visit.trainer.loop.train([job])
-                    if self.rule.trains == "personal":  # statistics move whichever blocks train
+                    # running statistics of shared blocks change although these do not train
+                    if self.rule.trains == "personal":
                         client.overwrite(client.payload)
-                    finite(
+                    require_finite(
                         self.run,
                         visit.t,
                         self.id,
@@ -335,7 +340,7 @@ class _Newcomer:
                     )
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
-        """Do its `work` on rank 0, and raise its error on every rank."""
+        """Do `work` on rank 0, and raise its error on every rank."""
         failure: BadClient | None = None
         if self.run.is_main:
             try:
@@ -346,12 +351,15 @@ class _Newcomer:
         if failure is not None:
             raise failure
 
-    # ------------------------------------------------------------ a federation with one client more
+    # ------------------------------------------------------- a federation with one more client
 
     def _first(self, group: ModelGroup, weights: Tensor | None) -> Tensor:
-        """The model (D,) with which it begins: the global one; else the mean of all clients by
-        `weights`, or, without any, of those that have uploaded by their samples; the initial one if
-        there is none of these."""
+        """Return the newcomer's first model (D,).
+
+        This is the global model, or else a weighted mean: of all clients by `weights`; without
+        weights, of the clients that have uploaded, by their samples. If there is neither, it is
+        the initial model.
+        """
         run = self.old
         if run.relation.is_global:
             return group.vectors[MODEL]
@@ -365,7 +373,8 @@ class _Newcomer:
         return server.groups[group.index].mean(shares, sources, like=group.vectors[MODEL])
 
     def _usable(self, new: ClientData, group: ModelGroup) -> ClientData:
-        """Its data, without samples whose labels mean nothing: no model may adapt to them."""
+        """Return the newcomer's data, without training and validation samples if these are
+        unlabelled."""
         if not self.labelled:
             return replace(new, train=_empty(new.train), validation=_empty(new.validation))
         # BatchNorm cannot train on one sample: it counts twice
@@ -383,8 +392,8 @@ class _Newcomer:
         *,
         grows: bool,
     ) -> RunContext:
-        """The run with a further client, whose data are `new`. The server's tensors are copied; if
-        the federation `grows`, with room for the client."""
+        """Return a copy of the run with a further client, whose data are `new`. If `grows`, the
+        copies of the server's tensors have entries for the newcomer."""
         run = self.old
         relation = copy.copy(run.relation)
         if not relation.is_global and relation.sources == "cohort":
@@ -406,14 +415,16 @@ class _Newcomer:
         if grows:
             initial = relation.init_server(grown) | run.method.init_server(grown)
             for name, tensor in initial.items():
-                if name not in memory or grew(tensor, memory[name]):
-                    memory[name] = with_old(tensor.clone(), memory.get(name))
+                if name not in memory:
+                    memory[name] = tensor.clone()
+                elif is_larger(tensor, memory[name]):
+                    memory[name] = overwrite_start(tensor.clone(), memory[name])
         return grown
 
     # ---------------------------------------------------------------- a round
 
     def _receive(self, server: Server) -> None:
-        """Compose its download, and have it received."""
+        """Compose the newcomer's download, and have the newcomer receive it."""
         run = self.run
         if self.index == 0:
             client = Client(
@@ -447,7 +458,7 @@ class _Newcomer:
             self.visit.upload()
 
     def _upload(self, server: Server) -> None:
-        """Have the server receive its model, and if the rule asks for it, aggregate."""
+        """Upload the newcomer's model, and aggregate if the rule asks for it."""
         run = self.run
         self._on_rank_0(partial(self._finish, server))
         run.server.uploaded.add(self.id)
@@ -459,11 +470,11 @@ class _Newcomer:
             self._restore_old()
 
     def _restore_old(self) -> None:
-        """Put the server's memory and vectors back, but for the newcomer's entries."""
+        """Restore the server's memory and vectors, except the newcomer's entries."""
         memory = self.run.server.memory
         for name, tensor in self.old.server.memory.items():
-            if grew(memory[name], tensor):
-                memory[name] = with_old(memory[name], tensor)
+            if is_larger(memory[name], tensor):
+                memory[name] = overwrite_start(memory[name], tensor)
             else:
                 memory[name] = tensor.clone()
         for group, before in zip(self.run.groups, self.old.groups, strict=True):
@@ -472,14 +483,14 @@ class _Newcomer:
     # ---------------------------------------------------------------- scores
 
     def _scores(self, kind: str, received: bool) -> dict[str, float]:
-        """Scores of its model, bound as `kind`: all metrics, named for the `received` model or for
-        the trained one, and the loss."""
+        """Score the newcomer's model as `kind`: by all metrics, under their names for the
+        `received` or for the trained model, and by the task loss."""
         client = self.visit.client
         test = client.data.test
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        pairs: scoring.Seen = []
+        pairs: scoring.ScoredBatches = []
         values = scoring.measured(kind, client, test, pairs)
         values.pop(PREDICTED, None)
         scores = {}
@@ -491,22 +502,22 @@ class _Newcomer:
         return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
-def grew(tensor: Tensor, old: Tensor) -> bool:
-    """Whether `tensor` has room for more than `old` in some dimension, and for no less in any."""
+def is_larger(tensor: Tensor, old: Tensor) -> bool:
+    """Whether `tensor` is larger than `old` in some dimension, and smaller in none."""
     if tensor.ndim != old.ndim or tensor.shape == old.shape:
         return False
     return all(size >= before for size, before in zip(tensor.shape, old.shape, strict=True))
 
 
-def with_old(tensor: Tensor, old: Tensor | None) -> Tensor:
-    """`tensor` with `old` at the beginning of every dimension, in place."""
-    if old is not None:
-        tensor[tuple(slice(size) for size in old.shape)] = old
+def overwrite_start(tensor: Tensor, old: Tensor) -> Tensor:
+    """Copy `old` to the first indices of each dimension of `tensor`, in place; returns
+    `tensor`."""
+    tensor[tuple(slice(size) for size in old.shape)] = old
     return tensor
 
 
 def _empty(part: Part) -> Part:
-    """A part like `part` without samples."""
+    """Return a part with no samples, which have the shapes of those in `part`."""
     for x, y in part.batches(1):
         return ResidentPart(x[:0], y[:0], None)
     return part

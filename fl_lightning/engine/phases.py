@@ -1,10 +1,10 @@
-"""A phase of training: the executor's job, and its cost in floating-point operations (a
+"""Makes the executor's job of a phase, and counts the phase's floating-point operations (FLOPs; a
 multiply-add counts as two).
 
-Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and
-are proportional to the samples. Operations that it does not see (activations, normalisation, the
-optimiser's step) are few beside them and left out; the proximal term, which papers count, and a
-linear term have formulas. Passes of a client's model in hooks are metered as they run.
+`torch.utils.flop_counter` counts matrix products and convolutions on one small batch; they are
+proportional to the number of samples. It does not count activations, normalisation and the
+optimiser's step, which cost little. The proximal term, which papers count, and the linear term have
+formulas. A `Meter` counts passes of a client's model in hooks while they run.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from fl_lightning.training.module import ClientModule, Passes
 from fl_lightning.training.schedule import BatchSchedule, Length
 
 PROXIMAL_FLOPS = 5
-"""Per number of the proximal term and step: subtract, multiply, add for the value; multiply, add
-for the gradient."""
+"""FLOPs of the proximal term for each parameter in it and each step: subtract, multiply, add for
+the value; multiply, add for the gradient."""
 LINEAR_FLOPS = 3
-"""Per number of a linear term and step: multiply and add for the value, add for the gradient."""
+"""FLOPs of a linear term for each parameter and each step: multiply and add for the value, add for
+the gradient."""
 
 
 def schedule_of(
@@ -42,13 +43,14 @@ def schedule_of(
     batch_size: int | None = None,
     public: bool = False,
 ) -> BatchSchedule:
-    """The batches of a client's phase.
+    """Return the schedule of the batches of a client's phase.
 
     Args:
-        index: how many phases of this purpose and length it has trained before; batches follow on.
-        batch_size: None: the federation's.
-        public: the phase is on public data: `most_batches` (of `fl-train plan`) does not cut it
-            short, but `--smoke` does.
+        index: number of phases of this purpose and length that the client has trained before; the
+            batches continue where the last of them ended.
+        batch_size: None: `federation.batch_size`.
+        public: whether the phase trains on public data: `--smoke` shortens it, but the limit
+            `most_batches` of `fl-train plan` does not.
     """
     most = None
     if not public or run.config.smoke:
@@ -78,18 +80,18 @@ def job_of(
     index: int | None = None,
     purpose: str | None = None,
 ) -> LocalJob:
-    """The executor's job for a client's phase.
+    """Make the executor's job of a client's phase.
 
     Args:
-        index: how many phases of this purpose the client has trained before; None: one for each
-            round before.
-        purpose: in place of the phase's.
+        index: number of phases of this purpose that the client has trained before; None: the
+            number of earlier rounds.
+        purpose: None: the phase's.
     """
     run = client.run
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
         part = TargetPart(part, phase.targets)
-    length = Length.of(run.config.federation)
+    length = Length.configured(run.config.federation)
     if phase.steps is not None:
         length = Length(steps=phase.steps)
     elif phase.epochs is not None:
@@ -146,10 +148,8 @@ def keep_optimizer(
 
 
 def _prefix(phase: Phase) -> str:
-    """Prefix of the optimiser's state for such phases in a client's memory.
-
-    Phases of another slot or purpose (FedAS's alignment) have a state of their own.
-    """
+    """Return the prefix of the names under which a client's memory keeps the optimiser's state.
+    Phases of another slot or purpose (FedAS's alignment) have another state."""
     of_slot = "optimizer." if phase.slot == MODEL else f"optimizer.slot {phase.slot}."
     if phase.purpose == "train":
         return of_slot
@@ -165,34 +165,41 @@ def _belongs(name: str, prefix: str) -> bool:
 
 @dataclass(frozen=True)
 class SampleCost:
-    """Operations for one training sample."""
+    """FLOPs for one training sample."""
 
     forward: float
     """A forward pass through the model."""
     backward: float
     """A backward pass to all parameters."""
     extra: float
-    """The rest of the training step: further passes of a method or of a user's own step."""
+    """The rest of the training step: further passes of a method or of a user's `training_step`."""
 
     @property
     def step(self) -> float:
-        """The whole training step."""
+        """FLOPs of the whole training step for one sample."""
         return self.forward + self.backward + self.extra
 
     def passes(self, forward: float, backward: float) -> int:
-        """Operations of so many samples' forward and backward passes."""
+        """Return the FLOPs of forward passes of `forward` samples and backward passes of `backward`
+        samples."""
         return round(self.forward * forward + self.backward * backward)
 
-    def of(
+    def by_column(
         self,
         samples: int,
         steps: int,
         proximal: int,
         linear: int = 0,
     ) -> dict[str, int]:
-        """Operations of a phase of so many `samples` (in all epochs) and `steps`, with so many
-        numbers in the proximal and in the linear term: `flops_forward`, `flops_backward`,
-        `flops_extra` and `flops_penalty`."""
+        """Return the FLOPs of a phase in the columns `flops_forward`, `flops_backward`,
+        `flops_extra` and `flops_penalty`.
+
+        Args:
+            samples: number of samples in all of its steps.
+            steps: number of steps.
+            proximal: number of parameters in the proximal term.
+            linear: number of parameters in the linear term.
+        """
         penalty = PROXIMAL_FLOPS * proximal + LINEAR_FLOPS * linear
         return {
             "flops_forward": round(self.forward * samples),
@@ -203,9 +210,10 @@ class SampleCost:
 
 
 def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCost:
-    """Count the user's or the task's training step on one `batch`.
+    """Count the FLOPs of a training step on one `batch`, divided by its samples.
 
-    Running statistics of the bound model are written to: bind a copy first.
+    The step is the task's, or the user's `training_step`. It changes running statistics of the
+    model to which `client` is bound, so bind it to a copy first.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,7 +221,7 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     client.model.train()
     client.set_objective(PLAIN)
     n = len(batch[1])
-    with client.last.trial():
+    with client.step_state.trial():
         with FlopCounterMode(display=False) as forward_mode:
             output = client.model(batch[0])
         with FlopCounterMode(display=False) as backward_mode:
@@ -241,20 +249,22 @@ def phase_flops(
     plain: SampleCost,
     cost: SampleCost,
 ) -> tuple[dict[str, int], float]:
-    """Operations of a phase: by column as `SampleCost.of`, and others, to add to `Client.flops`.
-
-    The columns are those of training on the client's own data: there are none for other data, and
-    for own steps. All passes of own losses have been metered, or counted as stacked; one for each
-    sample is in the columns, too, and is subtracted from the others.
+    """Count the FLOPs of a phase.
 
     Args:
-        plain: of a sample, where all blocks train.
-        cost: of a sample, where the blocks of the phase train.
+        plain: cost of a sample if all blocks train.
+        cost: cost of a sample if the blocks of this phase train.
+
+    Returns:
+        The columns of `SampleCost.by_column`, empty unless the optimiser trained on the client's
+        own data; and all further FLOPs, to be added to `Client.flops` (NaN: unknown). If the
+        method has its own loss, the meter or the stack has counted all passes already; the
+        columns contain one pass of each sample again, so it is subtracted from the further FLOPs.
     """
     extra = 0.0
     samples = fit.samples
     loss = phase.objective.loss
-    if job.passes is not None:  # stacked passes, which no hook sees
+    if job.passes is not None:  # stacked passes, which the meter does not count
         extra = plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
     if phase.step is not None:
         return {}, extra
@@ -264,13 +274,13 @@ def phase_flops(
     if not on_own_data(client, phase):
         return {}, extra if loss is not None else extra + once
     linear = 0 if phase.objective.linear is None else client.layout.parameters.stop
-    counted = cost.of(samples, fit.steps, job.proximal_numbers, linear)
-    return counted, extra if loss is None else extra - once
+    columns = cost.by_column(samples, fit.steps, job.proximal_numbers, linear)
+    return columns, extra if loss is None else extra - once
 
 
 class Meter(Passes):
-    """Adds to `client.flops` the operations of the bound model's passes outside of plain
-    training."""
+    """Counts the passes of the bound model that hooks run outside of the phases, and adds their
+    FLOPs to `client.flops`."""
 
     def __init__(self, module: ClientModule) -> None:
         super().__init__(module)
@@ -279,9 +289,9 @@ class Meter(Passes):
         self._cost: SampleCost | None = None
         self._before = 0
 
-    def of(self, client: Client, cost: SampleCost | None) -> Meter:
-        """Count for `client`, whose samples cost `cost`, within the next `with`; returns the
-        meter."""
+    def attach(self, client: Client, cost: SampleCost | None) -> Meter:
+        """Set the client for which the next `with` counts, and the cost of its samples (None:
+        unknown); returns the meter."""
         self._client = client
         self._cost = cost
         return self
@@ -302,4 +312,5 @@ class Meter(Passes):
             client.flops += cost.passes(self.forward, self.backward)
 
     def _versions(self) -> int:
-        return sum([p._version for p in self._parameters])  # each write in place adds one
+        """Return a number that each write in place to a parameter increases."""
+        return sum([p._version for p in self._parameters])

@@ -1,6 +1,6 @@
-"""The clients of a rank: their states, who trains where, and who has answered.
+"""Keeps the states of a rank's clients, moves clients between ranks, and gathers who has uploaded.
 
-Clients live on a home rank, and move where a round's cohort would leave ranks waiting.
+A client's state lies on its home rank. Clients move if ranks would otherwise wait in a round.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.foundation.parallel import RankGroup
-from fl_lightning.storage.state import MODEL, ClientState, spent_by
+from fl_lightning.storage.state import MODEL, ClientState, privacy_spent
 from fl_lightning.storage.store import VectorStore
 
 WORTH = 0.05
-"""A move must shorten the round by this share, or what it saves is lost in moving (ours, not
+"""Least share by which a move must shorten the round; moving itself takes time (ours, not
 tuned)."""
 
 
 @dataclass
 class Pool:
-    """Client states on their home ranks. The `trainers` know what training costs."""
+    """Keeps clients' states on their home ranks."""
 
     run: RunContext
     trainers: Sequence[Trainer]
+    """One for each architecture; they provide the cost of training a sample."""
 
     def rebalance(self, cohort: list[int]) -> None:
-        """Move clients of `cohort` to other ranks, if that shortens the round: no number depends on
-        homes."""
+        """Move clients of `cohort` to other ranks if that shortens the round. No result depends on
+        the rank of a client."""
         run = self.run
         if run.world_size == 1:
             return
@@ -43,7 +44,7 @@ class Pool:
         work = {}
         for c in cohort:
             work[c] = float(run.data.train_sizes[c] * costs[run.group_of(c).index])
-        planned = moves(cohort, run.home, work, run.world_size)
+        planned = plan_moves(cohort, run.home, work, run.world_size)
         move(
             run.processes,
             run.store,
@@ -53,20 +54,20 @@ class Pool:
         )
 
     def state(self, client: int) -> ClientState:
-        """A client's state; at its first visit a new one with the initial model."""
+        """Return a client's state; at its first visit a new one with the initial model."""
         if client not in self.run.states:
             self.run.states[client] = self.fresh(client, self.run.group_of(client).initial)
         return self.run.states[client]
 
     def fresh(self, client: int, model: Tensor) -> ClientState:
-        """The state of a client that begins with `model` (D,)."""
+        """Make the state of a client that begins with `model` (D,)."""
         run = self.run
         group = run.group_of(client)
         if not group.spare:
             vector = run.store.allocate(model)
         else:
             vector = group.spare.pop()
-            if not run.policy.overwritten:  # else the download writes over all of it
+            if not run.policy.overwritten:  # else the download overwrites the whole vector
                 vector.copy_(model)
         vectors = {MODEL: vector}
         received = {MODEL: run.store.allocate(model) if run.policy.keeps_received else vector}
@@ -85,13 +86,15 @@ class Pool:
         )
 
     def restore(self, client: int, before: ClientState | None) -> None:
-        """Put the state of a client back as it was `before` a visit that failed, in the memory (of
-        the store) that it has now.
+        """Restore a client's state after a failed visit, except the privacy that it has spent: the
+        server may have received the upload before refusing it.
 
-        The privacy that it has spent stays spent: an upload that was refused has left it.
+        Args:
+            before: a copy of the state from before the visit, whose values are copied to the
+                client's current vectors; None: the client had no state.
         """
         now = self.run.states.pop(client, None)
-        spent = spent_by(now)
+        spent = privacy_spent(now)
         if before is None:
             if any(bool(tensor.any()) for tensor in spent.values()):
                 self.state(client).memory |= spent
@@ -112,11 +115,11 @@ class Pool:
     def answers(
         self, cohort: Sequence[int], results: Results
     ) -> tuple[list[int], dict[int, dict[str, Tensor]]]:
-        """The clients of the cohort, on all ranks, that have not failed, and their uploaded
-        statistics.
+        """Return the clients of the cohort, on all ranks, that have not failed, and by client the
+        uploaded statistics.
 
         Raises:
-            RunFailed: all of them have failed.
+            RunFailed: every client of the cohort has failed.
         """
         run = self.run
         gathers = run.method.traits.statistics
@@ -137,7 +140,7 @@ class Pool:
         return [c for c in cohort if c not in failed], dict(sorted(statistics.items()))
 
     def forget(self) -> None:
-        """After aggregation, drop the clients' states if only the global model is kept."""
+        """Drop the clients' states after aggregation if only the global model is kept."""
         run = self.run
         if not run.policy.keeps_clients:
             for client, state in run.states.items():
@@ -145,17 +148,22 @@ class Pool:
             run.states.clear()
 
 
-def moves(
+def plan_moves(
     cohort: Sequence[int],
     home: Sequence[int],
     work: Mapping[int, float],
     ranks: int,
 ) -> list[tuple[int, int]]:
-    """Plan the moves of clients of `cohort`: (client, rank), in order. The same on every rank.
+    """Plan which clients move to which rank; returns (client, rank) in order, equal on every rank.
 
-    Each step takes the ranks with the most and the least of the round's `work`, and moves the
-    client that makes the greater load of the two smallest, if that falls by `WORTH`. Nobody moves
-    if the round does not become shorter by `WORTH`, as other ranks may have as much to do.
+    Repeatedly take the rank with the most work and the rank with the least, and move from the first
+    to the second the client that minimises the larger of the two loads, as long as this lowers that
+    load by the share `WORTH`. Return no moves if the round as a whole gets shorter by less.
+
+    Args:
+        home: the rank of each client.
+        work: the work of each client of the cohort in this round.
+        ranks: number of ranks.
     """
     load = [0.0] * ranks
     place = {c: home[c] for c in cohort}
@@ -186,8 +194,12 @@ def move(
     home: list[int],
     moved: Sequence[tuple[int, int]],
 ) -> None:
-    """Send the states of the clients that move to their new home, and write it into `home`. All
-    ranks call it."""
+    """Send the states of moving clients to their new ranks, and update `home`. All ranks call it.
+
+    Args:
+        states: this rank's states by client.
+        moved: (client, new rank), as from `plan_moves`.
+    """
     if not moved:  # the same on all ranks
         return
     here = [c for c, _ in moved if c in states]

@@ -1,4 +1,5 @@
-"""One client's model for raw samples: preprocessing, the network, and the method's own outputs."""
+"""Predicts raw samples with one client's model, including preprocessing and the method's
+outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Client
 from fl_lightning.exporting import plain
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.methods.base import Method
 
@@ -20,7 +21,7 @@ class Predictor(nn.Module):
 
     Args:
         client: the client, with the buffers of its model.
-        kind: of model, as which the method scores it.
+        kind: the kind of model (`before`, `after`, ...), as which the method computes its scores.
         vector: the model (D,).
     """
 
@@ -34,33 +35,33 @@ class Predictor(nn.Module):
         run = client.run
         method = type(client.run.method)
         self.kind = kind
-        """The kind of model."""
         self.task = run.data.task
         """`classification` or `regression`."""
         self.class_names = list(run.data.class_names)
-        """In the order of the scores."""
+        """Names of the classes in the order of the scores."""
         self._reading = run.data.reading
         self._number = run.data.numbers[client.id]
         self._dtype = run.dtype
-        self._about = about(run.data, self._number, fitted=False)
+        self._about = described(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None
         self.network: nn.Module = copy.deepcopy(client.module.model).eval()
         for tensor in [*self.network.parameters(), *self.network.buffers()]:
-            tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
+            tensor.data = tensor.data.clone()  # no longer a view of the vector
         if method.outputs is not Method.outputs or method.prepare is not Method.prepare:
             self._client = client, vector  # the method's scores are not the network's
 
     def forward(self, x: Any) -> Tensor:
-        """Class scores (n, classes), or numbers (n, 1), of raw samples.
+        """Return class scores (n, classes) of raw samples, or predicted numbers (n, 1).
 
         Args:
-            x: n samples as the data source had them: a table's DataFrame, or a list of rows
+            x: n samples in the form of the data source: a table's DataFrame, or a list of rows
                 (`exporting.plain.raw`); tensor or array (n, features), (n, channels, height, width)
                 or (n, height, width[, channels]); texts, or their tokens (n, length).
 
         Raises:
-            BadInput: they have another shape, lack a column, or a cell is no number.
+            BadInput: the samples have another shape, lack a column, or have a cell that is not a
+                number.
         """
         inputs = self.inputs(x)
         if self._client is None:
@@ -73,8 +74,8 @@ class Predictor(nn.Module):
             return client.run.method.outputs(client, inputs, self.kind)
 
     def inputs(self, x: Any) -> Tensor:
-        """Raw samples as the network takes them: read as an exported file reads them, and scaled as
-        in training."""
+        """Convert raw samples to the network's input tensor: numbers from texts or table cells,
+        preprocessed and scaled as in training."""
         rows = x
         if hasattr(x, "to_dict"):
             rows = x.astype(object).where(x.notna(), None).to_dict("records")

@@ -1,4 +1,4 @@
-"""Tries each model in evaluation on made-up samples, before the first round."""
+"""Tries each model in evaluation mode on made-up samples before the first round."""
 
 from __future__ import annotations
 
@@ -13,46 +13,49 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.core import Layout, RunContext
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.device import random_states, rng_restored, same_states
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.models import why_head_is_doubtful
 from fl_lightning.models.base import inputs
 
 TOGETHER, FEWER = 4, 2
-"""Samples that are scored together, and the first of them, which are scored again. Ours: the least
-numbers that tell."""
+"""Number of samples scored in one pass, and of the first of them, scored again in a second pass.
+Ours: the smallest numbers that suffice."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far scores may differ with the samples beside, relative to their norm. Ours: a hundred times
-the differences of deep networks."""
+"""Largest difference of a sample's scores in the two passes, relative to their norm. Ours: a
+hundred times the differences of deep networks."""
 SIZE = 0.1
-"""Deviation of the numbers in place of parameters that are all 0, with which a classifier would
-give 0 for any sample."""
+"""Standard deviation of the random numbers that replace parameters which are all 0: a classifier of
+zeros would give 0 for any sample."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass in evaluation."""
+    """A forward pass in evaluation mode."""
 
     scores: Tensor
     draws: bool
-    """Whether it drew random numbers."""
+    """Whether the pass drew random numbers."""
     writes: list[str]
-    """Names of the buffers that it wrote to."""
+    """Names of the buffers that the pass wrote to."""
     by_batch: list[str]
     """Names of the BatchNorms that normalised by the batch."""
 
     @property
-    def usual(self) -> bool:
-        """Whether its scores can be compared."""
+    def comparable(self) -> bool:
+        """Whether the scores are finite numbers whose rounding is known."""
         return self.scores.dtype in ROUNDING and bool(self.scores.isfinite().all())
 
 
-def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
-    """Whether scores may be remembered: no model writes to a buffer when it is scored. Logs what is
-    odd about a model, and sets its `draws_in_evaluation`.
+def scoring_is_pure(run: RunContext, trainers: Sequence[Trainer]) -> bool:
+    """Try each model on made-up samples; returns whether scores may be cached, as no model writes
+    to a buffer when it is scored.
+
+    Logs models that draw random numbers in evaluation (and sets their `draws_in_evaluation`) and
+    models whose classifier may not be the right layer.
 
     Raises:
-        BadInput: a model's scores of a sample depend on the samples beside it.
+        BadInput: a model's scores of a sample depend on the other samples of the batch.
     """
     pure = True
     for trainer in trainers:
@@ -67,8 +70,8 @@ def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
             pure = pure and not together.writes
             if together.draws:
                 lines.append(
-                    "it draws random numbers when it is scored: equal runs draw the same, and "
-                    "scores are by chance"
+                    "it draws random numbers when it is scored: equal runs draw equal numbers, but "
+                    "scores depend on chance"
                 )
         for line in filter(None, lines if run.is_main else []):
             log.say(f"model {name}: {line}")
@@ -80,17 +83,17 @@ def _check_alone(
     together: _Pass,
     alone: _Pass,
 ) -> None:
-    """Raise `BadInput` where scores depend on the samples beside."""
+    """Raise `BadInput` if scores depend on the other samples of the batch."""
     limit = ROUNDING[alone.scores.dtype] * torch.linalg.vector_norm(alone.scores)
     distance = torch.linalg.vector_norm(together.scores[:FEWER] - alone.scores)
     depends = together.by_batch if together.draws else distance > limit
     if not bool(depends):
         return
     layers = ", ".join(f"layer {name}" for name in together.by_batch)
-    cure = "take track_running_stats=True (and call no train() in forward), or GroupNorm"
+    cure = "set track_running_stats=True (and do not call train() in forward), or use GroupNorm"
     if not layers:
         layers = "its forward pass"
-        cure = "take each sample by itself, or running statistics (nn.BatchNorm1d)"
+        cure = "treat each sample by itself, or use running statistics (nn.BatchNorm1d)"
     requirement = (
         f"scores would depend on evaluation.batch_size: {layers} normalises by the scored batch; "
         f"{cure}"
@@ -99,8 +102,8 @@ def _check_alone(
 
 
 def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
-    """A pass of several samples, and one of the first of them; None: the model cannot be tried on
-    made-up samples."""
+    """Run a pass of `TOGETHER` samples and one of the first `FEWER`; None if the model fails on
+    made-up samples or gives scores that cannot be compared."""
     group = trainer.group
     data = run.data
     draws = torch.Generator().manual_seed(0)
@@ -108,14 +111,14 @@ def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
     x = x.to(run.dtype) if x.is_floating_point() else x
     vector = _without_zeros(group.initial, group.layout, draws)
     try:
-        with no_draws(run.device), torch.no_grad():
+        with rng_restored(run.device), torch.no_grad():
             passes = _pass(trainer, vector, x), _pass(trainer, vector, x[:FEWER])
-    # a model may need samples that are like its data in more than their shape
+    # a model may fail on samples that resemble its data in their shape only
     except Exception:
         return None
     finally:
         trainer.bind_initial()
-    if all(one.usual for one in passes):
+    if all(result.comparable for result in passes):
         return passes
     return None
 
@@ -125,7 +128,7 @@ def _without_zeros(
     layout: Layout,
     draws: torch.Generator,
 ) -> Tensor:
-    """A copy of `vector` (D,) with random numbers in place of parameters that are all 0."""
+    """Return a copy of `vector` (D,) with random numbers in each parameter tensor that is all 0."""
     filled = vector.clone()
     for block in layout.blocks:
         numbers = filled[block.columns]
@@ -139,7 +142,7 @@ def _pass(
     vector: Tensor,
     x: Tensor,
 ) -> _Pass:
-    """A pass of the model `vector` on samples `x`."""
+    """Run the model `vector` (D,) on samples `x` in evaluation mode."""
     module = trainer.module
     module.binding.bind(vector.clone(), trainer.group.first_buffers())
     model = module.model.eval()

@@ -1,5 +1,5 @@
-"""The results of a round: every client's on every rank, the round's metrics, and the clients that
-fail: in which round, at which stage, and whether the run goes on."""
+"""Results of a round: gathers every client's results, computes the round's metrics, and names the
+client, round and stage of each failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fl_lightning.core import Payload, RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
-from fl_lightning.engine.scoring import averaged, columns, set_apart
+from fl_lightning.engine.scoring import averaged, columns, split_columns
 from fl_lightning.foundation import log
 from fl_lightning.foundation.device import peak_bytes, why_lost, wide
 from fl_lightning.foundation.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
@@ -36,20 +36,20 @@ class ClientResult:
 
     client: int
     values: dict[str, Any]
-    """Columns of `clients.csv`; tensors of shape () until they are needed as numbers."""
+    """Columns of `clients.csv`; tensors of shape (), which `numbers` replaces by floats."""
     norms: dict[str, Tensor] = field(default_factory=dict)
-    """Norms of its tensors, by which all its numbers are checked to be finite."""
+    """Norms of the client's tensors: one that is not finite shows that a tensor is not."""
     traffic: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, len(KINDS)), np.int64))
     """Bytes by direction, layer and kind, (2, L + 1, 4), as in `Payload.by_layer`."""
     sent: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), bool))
-    """Layers whose own parameters travelled, (2, L)."""
+    """Layers whose weights were sent, bool (2, L) by direction."""
     statistics: dict[str, Tensor] = field(default_factory=dict)
-    """Uploaded tensors beside vectors (on the CPU)."""
+    """Uploaded tensors other than vectors (on the CPU)."""
     uncounted: str = ""
-    """Why some of its operations are not known; empty: all are."""
+    """Reason why some of the client's FLOPs are unknown; empty: all are known."""
 
     def count(self, download: Payload, upload: Payload) -> None:
-        """Count the bytes of both, and hand over the statistics for the server."""
+        """Count the bytes of both payloads, and copy the uploaded statistics into the result."""
         self.traffic = np.array((download.by_layer, upload.by_layer))
         self.sent = np.array((download.layers_sent, upload.layers_sent))
         self.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
@@ -61,8 +61,7 @@ class Results:
 
     clients: dict[int, ClientResult] = field(default_factory=dict)
     failures: list[tuple[BadClient, str]] = field(default_factory=list)
-    """Tolerated failures, each with its outcome for the client: `retried`, `skipped` or `not
-    judged`."""
+    """Tolerated failures with their outcome: `retried`, `skipped` or `not judged`."""
 
 
 def gather(
@@ -71,13 +70,13 @@ def gather(
     results: Results,
     timer: Timer,
 ) -> RoundRecord:
-    """Every client's results on every rank, in the order of clients, and the round's metrics from
-    them."""
+    """Gather every client's results from all ranks, in the order of clients, and compute the
+    round's metrics; returns the round's record, equal on every rank."""
     visited = list(results.clients.values())
     numbers([result.values for result in visited])
     memory = {"memory_server_mib": server_bytes(run, server) / 2**20}
     memory |= _peak_memory_mib(run.device)
-    # statistics have been gathered, and norms checked
+    # drop tensors: statistics have been gathered, and norms checked
     bare = [replace(result, statistics={}, norms={}) for result in visited]
     here = bare, results.failures, timer.seconds(), memory
     clients_of, failures_of, seconds, memories = zip(
@@ -124,7 +123,7 @@ def _client_rows(
     traffic: np.ndarray,
     sent: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Rows of `clients.csv`: values, traffic, and then the further metrics."""
+    """Return the rows of `clients.csv`: values, traffic, and then the further metrics."""
     further = further_columns(run)
     if run.metric is not run.data.metric:
         further.append(run.metric.by("validation"))
@@ -133,7 +132,7 @@ def _client_rows(
     layers = sent.sum(axis=2).tolist()
     rows = []
     for k, result in enumerate(results):
-        row, apart = set_apart({"client": result.client, **result.values}, further)
+        row, apart = split_columns({"client": result.client, **result.values}, further)
         for way, direction in enumerate(("download", "upload")):
             row[f"{direction}_bytes"] = total[k][way]
             row[f"{direction}_parameter_bytes"] = parameters[k][way]
@@ -147,7 +146,7 @@ def _log_failures(
     failures: Sequence[tuple[BadClient, str]],
     results: Sequence[ClientResult],
 ) -> None:
-    """Log failures, and once each reason for which operations are not known."""
+    """Log failures, and once for the run each reason why FLOPs are unknown."""
     for failure, outcome in failures:
         log.say(f"{failure}; {outcome}")
     for reason in sorted({r.uncounted for r in results if r.uncounted} - run.warned):
@@ -162,7 +161,7 @@ def _metrics(
     seconds: Sequence[dict[str, float]],
     memories: Sequence[dict[str, float]],
 ) -> dict[str, float]:
-    """The row of `metrics.csv`."""
+    """Return the row of `metrics.csv`."""
     metrics: dict[str, float] = {}
     if run.tolerant:
         metrics["clients_failed"] = len(server.cohort) - len(clients)
@@ -187,7 +186,7 @@ def _metrics(
 
 
 def _scores(run: RunContext, clients: list[dict[str, Any]]) -> dict[str, float]:
-    """The round's scores: of the judged models, and the mean of each kind."""
+    """Return statistics of the judged models' scores, and the mean score of each kind of model."""
     main = run.data.metric
     metrics: dict[str, float] = {}
     for metric in dict.fromkeys([run.metric, main]):
@@ -212,11 +211,11 @@ COUNTED = (
     "download_bytes",
     "download_parameter_bytes",
 )
-"""Columns of `clients.csv` whose sums are in `metrics.csv`."""
+"""Columns of `clients.csv` whose sums over clients are columns of `metrics.csv`."""
 
 
 def further_columns(run: RunContext) -> list[str]:
-    """Columns of `clients.csv` for the metrics that `evaluation.metrics` names, by all kinds of
+    """Return the columns of `clients.csv` for the metrics of `evaluation.metrics` and all kinds of
     model."""
     names: list[str] = []
     for kind in MODELS:
@@ -225,8 +224,8 @@ def further_columns(run: RunContext) -> list[str]:
 
 
 def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:
-    """By name, the mean over the clients that have a value, whatever their order; a name without
-    values is absent."""
+    """Return for each name the mean over the clients that have a value, equal for any order of
+    clients; names without values are absent."""
     means = {}
     for name in names:
         values = [row[name] for row in clients if name in row]
@@ -236,7 +235,8 @@ def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[st
 
 
 def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.ndarray, np.ndarray]:
-    """`traffic` and `sent` as in `RoundRecord`: layers of all architectures on one axis."""
+    """Return `traffic` and `sent` of `RoundRecord`, with the layers of all architectures on one
+    axis."""
     L = len(run.layer_names)
     traffic = np.zeros((len(results), 2, L + 1, len(KINDS)), dtype=np.int64)
     sent = np.zeros((len(results), 2, L), dtype=bool)
@@ -249,8 +249,8 @@ def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.n
 
 
 def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
-    """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over
-    clients."""
+    """Return `mean`, `worst` (mean of the worst tenth, at least one client) and `std` (standard
+    deviation) over clients, unweighted."""
     values = np.sort(np.asarray(scores, dtype=np.float64))
     tenth = max(1, len(values) // 10)
     worst = values[:tenth] if metric.rises else values[-tenth:]
@@ -258,7 +258,7 @@ def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
 
 
 def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Replace the tensors in `results`, in place, by numbers, waiting for the device once; returns
+    """Replace the tensors in `results` by numbers, in place, with one wait for the device; returns
     `results`."""
     cells_of: dict[torch.dtype, list[tuple[dict[str, Any], str]]] = {}
     for result in results:
@@ -279,12 +279,12 @@ def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 
 def server_bytes(run: RunContext, server: Server) -> int:
-    """Bytes on this rank that a server would hold: models last received, composed downloads, named
-    tensors, work space.
+    """Return the bytes that a real server would hold for this rank's clients: the last upload of
+    each client, composed downloads, named tensors and work space.
 
-    A last-received model counts whether or not it shares its memory with the client's own (on a
-    real server it could not); where models are kept for the judge alone, those of the round's
-    cohort count. Replicated tensors count on rank 0.
+    A last upload counts even if it shares its memory with the client's own model, which is
+    impossible on a real server. If uploads are stored only because the judge needs them, only the
+    round's cohort counts. Tensors that are equal on all ranks count on rank 0.
     """
     vectors: list[Tensor] = []
     counted = set(server.cohort) if run.policy.for_judge else set(run.states)
@@ -303,8 +303,9 @@ def server_bytes(run: RunContext, server: Server) -> int:
 
 
 def _peak_memory_mib(device: torch.device) -> dict[str, float]:
-    """The most memory of this process so far, and on a GPU the most that torch has allocated."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    """Return the peak memory of this process so far, and on a GPU the peak that torch has
+    allocated."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     memory = {"memory_mib": resident / 2**20}
     peak = peak_bytes(device)
@@ -314,21 +315,21 @@ def _peak_memory_mib(device: torch.device) -> dict[str, float]:
 
 
 class Timer:
-    """Seconds of a round by phase. It never waits for the device, so on a GPU the phases are those
-    of the host."""
+    """Measures the seconds of a round by phase. It never waits for the device: on a GPU these are
+    the host's times."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._phases = {"client": 0.0, "server": 0.0, "evaluation": 0.0}
 
     def lap(self, phase: str) -> None:
-        """Count the time since the last lap as `phase`."""
+        """Add the time since the last lap to `phase` (`client`, `server` or `evaluation`)."""
         now = time.perf_counter()
         self._phases[phase] += now - self._last
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """`seconds` of the round so far and `seconds_PHASE`."""
+        """Return `seconds` of the round so far and `seconds_PHASE` of each phase."""
         total = {"seconds": time.perf_counter() - self._start}
         return total | {f"seconds_{k}": v for k, v in self._phases.items()}
 
@@ -349,24 +350,27 @@ class Staged(Protocol):
     stage: str
 
 
-class Visited(Staged, Protocol):
-    """A visit: the round, the client, and its failure."""
+class GuardedVisit(Staged, Protocol):
+    """A client's visit."""
 
     t: int
+    """The round."""
     id: int
+    """The client."""
     failure: BadClient | None
+    """Set by `Guard.catch` if the visit fails."""
 
 
 @dataclass
 class Guard:
-    """Names the client, the round and the stage of any error in a client's model, data or hooks."""
+    """Adds client, round and stage to any error in a client's model, data or hooks."""
 
     run: RunContext
 
     @contextlib.contextmanager
-    def catch(self, visit: Visited) -> Iterator[None]:
-        """As `naming`; where failing clients are tolerated, the failure is left with the
-        `visit`."""
+    def catch(self, visit: GuardedVisit) -> Iterator[None]:
+        """Turn errors of the `with` block into `BadClient`; if failing clients are tolerated, store
+        it in `visit.failure` instead of raising it."""
         try:
             with self.naming(visit.t, visit.id, visit):
                 yield
@@ -380,42 +384,44 @@ class Guard:
         self,
         t: int,
         client: int,
-        at: Staged,
+        work: Staged,
     ) -> Iterator[None]:
-        """Within, an error names the client, the round and the stage `at.stage`.
+        """Turn errors of the `with` block into `BadClient`, which names the client, the round and
+        `work.stage`. The traceback is added to `failure.txt` in the run folder.
 
         Raises:
-            BadClient: the client failed; the traceback is added to `failure.txt` in the run folder.
+            BadClient: the client failed.
+            MachineFailed: the device failed.
         """
         try:
             yield
         except (BadInput, RunFailed):
             raise
         except Exception as error:
-            called = self.run.data.called(client)
+            called = self.run.data.client_label(client)
             device_error = why_lost(self.run.device)
             if device_error:
                 raise MachineFailed(
                     f"the device {self.run.device} failed in round {t}, {called}, stage "
-                    f"{at.stage}: {redact(device_error)}; the run can be continued with --resume"
+                    f"{work.stage}: {redact(device_error)}; the run can be continued with --resume"
                 ) from error
             note = self.run.folder / "failure.txt"
             trace = redact(traceback.format_exc())
             with writing(note), note.open("a", encoding="utf-8") as file:
-                file.write(f"{called}, round {t}, stage {at.stage}\n{trace}\n")
+                file.write(f"{called}, round {t}, stage {work.stage}\n{trace}\n")
             first_line = redact(f"{type(error).__name__}: {error}".splitlines()[0])
             reason = f"{first_line} (traceback in failure.txt)"
             raise BadClient(
                 client,
                 t,
-                at.stage,
+                work.stage,
                 reason,
                 called,
             ) from error
 
     def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
-        """Raise `BadClient` for the first client whose loss, model, further vectors, memory or
-        upload is not finite."""
+        """Raise `BadClient` for the first client with a loss, model, further vector, memory or
+        upload that is not finite."""
         numbers([values for result in results for values in (result.values, result.norms)])
         for result in results:
             values = result.values | result.norms
@@ -439,15 +445,15 @@ class Guard:
                     )
 
 
-def finite(
+def require_finite(
     run: RunContext,
     t: int,
     client: int,
     model: Tensor,
     part: str,
-) -> Tensor:
-    """The trained `model` (D,) of a client; raises `BadClient` (`part` names the model) if it is
-    not finite, and scores would mean nothing."""
+) -> None:
+    """Raise `BadClient` if a client's trained `model` (D,) is not finite; the message calls it
+    `part`."""
     if not bool(model.isfinite().all()):
         raise _not_finite(
             run,
@@ -456,7 +462,6 @@ def finite(
             "training",
             part,
         )
-    return model
 
 
 def _not_finite(
@@ -472,5 +477,5 @@ def _not_finite(
         t,
         stage,
         reason,
-        run.data.called(client),
+        run.data.client_label(client),
     )

@@ -1,4 +1,4 @@
-"""Scores one model on one part of the data: by the run's metric, and by those of
+"""Scores one model on one part of the data by the run's metric and by those of
 `evaluation.metrics`."""
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fl_lightning.methods.base import Method
 from fl_lightning.training.executors.base import Executor, ScoreJob
 
 T = TypeVar("T")
-Seen = list[tuple[Tensor, Tensor]]
+ScoredBatches = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
 
 def further_metrics(run: RunContext) -> list[Further]:
-    """The further metrics of each client's own test data."""
+    """Return the metrics of `evaluation.metrics` that are computed on each client's test data."""
     named = run.config.evaluation.metrics or ()
     return [FURTHER[name] for name in named if name != CLASS_SHARE.name]
 
@@ -52,15 +52,19 @@ def score(
     kind: str,
     client: Client,
     part: Part,
-    pairs: Seen | None = None,
+    pairs: ScoredBatches | None = None,
     answers: list[Tensor] | None = None,
 ) -> Tensor:
-    """Share of right answers (or the other metric) of the bound model on `part`, shape (); NaN on
-    an empty part.
+    """Score the bound model on `part` by the run's main metric, such as the accuracy; returns a
+    tensor of shape (), NaN if the part is empty.
 
-    `pairs` and `answers`, where given, collect scores with labels, and the predicted class of each
-    sample. The model's random numbers follow from seed and client (on the global test set from the
-    seed), not from what was scored before.
+    Random numbers that the model draws follow from seed and client (on the global test set from
+    the seed), not from earlier scoring.
+
+    Args:
+        kind: the kind of model, as which the method computes its outputs.
+        pairs: list to which the scores and labels of each batch are added.
+        answers: list to which the predicted classes of each batch are added.
     """
     run = client.run
     module = client.module
@@ -89,14 +93,14 @@ def predictions(
     client: Client,
     vector: Tensor,
 ) -> dict[str, Any]:
-    """Predictions of `vector`, scored as `kind`, for the client's test samples: columns of
-    `final_predictions.parquet`."""
+    """Predict the client's test samples with the model `vector` of this `kind`; returns the columns
+    of `final_predictions.parquet`."""
     data = client.run.data
-    pairs: Seen = []
+    pairs: ScoredBatches = []
     client.ready(kind, vector)
     score(kind, client, client.data.test, pairs)
     scores, y = _joined(pairs)
-    columns: dict[str, Any] = {"client": client.id, "row": data.tested_lines(client.id)}
+    columns: dict[str, Any] = {"client": client.id, "row": data.test_table_rows(client.id)}
     if data.client_names:
         columns["name"] = data.client_names[client.id]
     if data.task == "regression":
@@ -113,8 +117,8 @@ def predictions(
 
 @torch.no_grad()
 def network_scores(client: Client, part: Part) -> tuple[Tensor, Tensor]:
-    """Scores (n, classes) and labels (n,) of the bound network, on the CPU: without the method's
-    own `outputs`, which an exported model lacks."""
+    """Return scores (n, classes) of the bound network and labels (n,), on the CPU. The method's
+    `outputs` is not applied, as an exported model lacks it."""
     model = client.module.model.eval()
     batches = part.batches(client.run.config.evaluation.batch_size)
     pairs = [(model(x).cpu(), y.cpu()) for x, y in batches]
@@ -127,11 +131,17 @@ def measured(
     kind: str,
     client: Client,
     part: Part,
-    pairs: Seen | None = None,
+    pairs: ScoredBatches | None = None,
 ) -> dict[Metric, Tensor]:
-    """Scores of the bound model on `part` by metric, shape (): NaN where a further metric is not
-    defined. Of a classification also, as `PREDICTED`, the predicted class of each sample, (n,).
-    `pairs` as in `score`."""
+    """Score the bound model on `part` by all metrics.
+
+    Args:
+        pairs: list to which the scores and labels of each batch are added.
+
+    Returns:
+        By metric a tensor of shape (), NaN if a further metric is not defined on these samples. A
+        classification also has the predicted class of each sample, (n,), under `PREDICTED`.
+    """
     further = further_metrics(client.run)
     main = client.run.data.metric
     if further and pairs is None:
@@ -154,14 +164,15 @@ def measured(
     return values
 
 
-class Remembered:
-    """Each client's last scores, so that no model is scored twice on one part of the data.
+class ScoreCache:
+    """Keeps each client's last scores, so that no model is scored twice on the same part of the
+    data.
 
-    `before` of a round is mostly the last round's `global` (or, where clients keep their models,
-    `after`), and so are final models. A model is recognised by a digest of its vector and buffers.
-    Its score follows from these, the client and its data if the method has no `outputs` and
-    `prepare` of its own and no model writes to a buffer when it is scored; else every model is
-    scored anew. So it is on accelerators, where reading the bytes would wait for the device.
+    The model `before` a round often equals the last round's `global` (or `after`, if clients keep
+    their models), and so does the final model. A digest of vector and buffers identifies a model.
+    The cache is disabled if the score depends on more than model, client and data: if the method
+    overrides `outputs` or `prepare`, or a model writes to a buffer when it is scored. It is also
+    disabled on accelerators, where computing a digest would wait for the device.
     """
 
     def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
@@ -174,12 +185,13 @@ class Remembered:
         """By client and scoring function, for the last model of each kind: data, digest and
         result."""
         self.shares = False
-        """Whether nothing writes to vectors now, so that a vector keeps its digest."""
+        """Whether vectors are guaranteed not to change now, so that a digest can be reused."""
         self._last_hashed: tuple[Tensor | None, bytes] = None, b""
 
     @contextlib.contextmanager
     def sharing(self) -> Iterator[None]:
-        """Within, nothing writes to vectors: a model that clients share is hashed once."""
+        """Within the `with` block nothing may write to vectors; a model that several clients share
+        is hashed once."""
         self.shares = True
         try:
             yield
@@ -187,11 +199,15 @@ class Remembered:
             self.shares = False
             self._last_hashed = None, b""
 
-    def model(self, kind: str, client: Client, vector: Tensor, ahead: bool = False) -> Model:
-        """The model `vector` (D,) of `client`, to be scored as `kind` (`ahead`: beside others).
+    def model(self, kind: str, client: Client, vector: Tensor, ahead: bool = False) -> ScoredModel:
+        """Prepare the model `vector` (D,) of `client` to be scored as `kind`.
 
-        It has no digest, and is bound, where scores are not remembered, or where this one is of no
-        use later, as the next download replaces the model.
+        If the cache is disabled, or the score will never be needed again because the next download
+        replaces the model, the model gets no digest and is bound to the module at once.
+
+        Args:
+            ahead: whether `score_ahead` will score the model in one pass with others, which needs
+                a digest in any case.
         """
         run = client.run
         digest = b""
@@ -205,30 +221,32 @@ class Remembered:
             digest += b"".join(map(_hashed, client.state.buffers))
         else:
             client.ready(kind, vector)
-        return Model(kind, client, vector, digest, self._last)
+        return ScoredModel(kind, client, vector, digest, self._last)
 
-    def takes(self, client: Client) -> bool:
-        """Whether models of the client can be scored ahead, beside others."""
+    def can_score_ahead(self, client: Client) -> bool:
+        """Whether `score_ahead` can score models of the client."""
         executor = self.trainers[client.group.index].executor
         data = client.data
         plain = self.enabled and not further_metrics(self.run)
-        return plain and (executor.scores(data.test) or executor.scores(data.validation))
+        return plain and (executor.can_score(data.test) or executor.can_score(data.validation))
 
-    def score_ahead(self, models: Sequence[Model]) -> None:
-        """Score models beside each other, unless their scores are remembered; `Model.get` returns
-        these scores.
+    def score_ahead(self, models: Sequence[ScoredModel]) -> None:
+        """Score models in stacked passes, except those whose scores are in the cache. Afterwards
+        `ScoredModel.get` returns the scores.
 
-        Errors are dropped: they occur again where client and round are named.
+        Errors are suppressed: `get` then scores the model by itself, and its errors name client
+        and round.
         """
-        of_group: dict[int, list[Model]] = {}
+        of_group: dict[int, list[ScoredModel]] = {}
         for model in models:
             of_group.setdefault(model.client.group.index, []).append(model)
         for index, members in of_group.items():
             with contextlib.suppress(Exception):
                 self._score(self.trainers[index].executor, members)
 
-    def _score(self, executor: Executor, models: Sequence[Model]) -> None:
-        """Score on test data, and models of the judge's kind on validation data, too."""
+    def _score(self, executor: Executor, models: Sequence[ScoredModel]) -> None:
+        """Score models of one group on test data, and those of the judge's kind also on validation
+        data; the results go to the cache."""
         jobs = []
         places = []
         for kind, client, vector, digest, _ in models:
@@ -238,7 +256,7 @@ class Remembered:
                 compared.append((score, data.validation))
             for compute, part in compared:
                 last = self._last.setdefault((client.id, compute), {})
-                if executor.scores(part) and _find(last, part, digest) is None:
+                if executor.can_score(part) and _find(last, part, digest) is None:
                     jobs.append(ScoreJob(vector, client.state.buffers, part))
                     places.append((last, kind, digest, compute is measured))
         results = executor.score(jobs) if jobs else []
@@ -252,9 +270,9 @@ class Remembered:
             last[kind] = job.part, digest, result
 
 
-class Model(NamedTuple):
-    """A model that is scored, with its `digest` and the scores that are remembered (`last`, of
-    `Remembered`)."""
+class ScoredModel(NamedTuple):
+    """A model to be scored, with its digest (empty: not cached) and the cached scores `last` of
+    `ScoreCache`."""
 
     kind: str
     client: Client
@@ -267,7 +285,7 @@ class Model(NamedTuple):
         compute: Callable[[str, Client, Part], T],
         part: Part,
     ) -> T:
-        """The result of `compute` on `part`: remembered, or computed now."""
+        """Return the result of `compute` on `part`, from the cache or computed now."""
         client = self.client
         if not self.digest:
             return compute(self.kind, client, part)
@@ -286,7 +304,7 @@ def _find(
     part: Part,
     digest: bytes,
 ) -> tuple[Part, bytes, Any] | None:
-    """The entry of the model with this digest on `part`."""
+    """Return the cached entry of the model with this digest on `part`, or None."""
     for entry in last.values():
         if entry[0] is part and entry[1] == digest:
             return entry
@@ -303,9 +321,11 @@ def _draws_key(seed: int, client: int) -> int:
 
 
 def kinds_on_global_test(run: RunContext, has_global: bool) -> set[str]:
-    """The kinds of model that are scored on the global test set: the global one, or the judge's
-    where there is none, and those that the configuration names; by class shares always the
-    judge's."""
+    """Return the kinds of model that are scored on the global test set.
+
+    These are `global` (without a global model, the judge's kind) and those of `evaluation.models`.
+    If the metric of class shares is configured, the judge's kind is always among them.
+    """
     config = run.config.evaluation
     kinds = {"global" if has_global else run.judge, *(config.models or ())}
     if CLASS_SHARE.name in (config.metrics or ()):
@@ -318,21 +338,21 @@ def on_global_test(
     client: Client,
     part: Part,
 ) -> tuple[Tensor, Tensor | None]:
-    """Score of the bound model on the global test set `part`, shape (), and its recalls (classes,)
-    if class shares are asked for."""
-    asks = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
-    pairs: Seen | None = [] if asks else None
+    """Score the bound model on the global test set `part`; returns the score, shape (), and, if the
+    metric of class shares is configured, the recall of each class, (classes,)."""
+    needs_recalls = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
+    pairs: ScoredBatches | None = [] if needs_recalls else None
     value = score(kind, client, part, pairs)
     return value, recalls(*_joined(pairs)) if pairs else None
 
 
-def on_shares(
+def class_share_score(
     kind: str,
     client: Client,
     recall: Tensor | None,
 ) -> dict[str, Tensor]:
-    """`global_test_class_share_accuracy_KIND`: the score on the global test set, its classes
-    weighted by the client's shares."""
+    """Return `global_test_class_share_accuracy_KIND`: the mean of the recalls (classes,) on the
+    global test set, weighted by the client's shares of the classes; {} without recalls."""
     if recall is None:
         return {}
     counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
@@ -340,7 +360,7 @@ def on_shares(
 
 
 def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
-    """Columns of the metrics `names` for models of this kind, by name."""
+    """Return for each metric in `names` its column for models of this kind."""
     columns = {}
     for name in names or ():
         metric = FURTHER[name]
@@ -350,8 +370,8 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
 
 
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
-    """For each metric with its column, `mean_NAME` over the clients that have a value, and
-    `clients_NAME`, their number."""
+    """Return for each metric of `columns` (column by name) `mean_NAME`, the mean over the clients
+    that have a value, and `clients_NAME`, the number of these clients."""
     means = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])
@@ -362,8 +382,8 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
 
 
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
-    """As `ONE_CLASS`, the share of the most frequent label of a client's test samples, if its model
-    predicts a single class for them and they have several; else empty."""
+    """Return {`ONE_CLASS`: share of the most frequent label in the client's test samples} if the
+    model predicts a single class for samples of several classes; else {}."""
     answers = measured.get(PREDICTED)
     if answers is None or bool((answers != answers[0]).any()):
         return {}
@@ -375,13 +395,16 @@ def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, fl
     return {}
 
 
-def tell_of_finals(
+def log_caveats(
     run: RunContext,
     rows: Sequence[Mapping[str, float]],
     metrics: Sequence[str],
 ) -> None:
-    """Log caveats about final models' scores, `rows` of all clients: which clients have no value of
-    a metric, and whose model predicts one class."""
+    """Log which clients have no value of a metric, and whose final model predicts a single class.
+
+    Args:
+        rows: each client's scores by the further `metrics`.
+    """
     names = run.data.client_names or [str(client) for client in range(len(rows))]
     for metric in metrics:
         without = [name for name, row in zip(names, rows, strict=True) if metric not in row]
@@ -394,7 +417,7 @@ def tell_of_finals(
             reason = "lack a class of the client"
         log.say(
             f"{metric}: mean over {len(rows) - len(without)} of {len(rows)} clients; the test "
-            f"samples of {len(without)} {reason}, and cannot show it (client {listed})"
+            f"samples of {len(without)} {reason}, so it is not defined there (client {listed})"
         )
     shares = {}
     for name, row in zip(names, rows, strict=True):
@@ -404,22 +427,23 @@ def tell_of_finals(
         log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
 
 
-def set_apart(
-    values: Mapping[str, Any], named: Sequence[str]
+def split_columns(
+    values: Mapping[str, Any], columns: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`values` without the columns `named`, and those of the columns that are not NaN."""
+    """Split `values` in two dicts: all but the named columns, and the named columns without
+    NaN."""
     rest = dict(values)
-    apart = {}
-    for name in named:
+    split = {}
+    for name in columns:
         value = rest.pop(name, np.nan)
         if value == value:
-            apart[name] = value
-    return rest, apart
+            split[name] = value
+    return rest, split
 
 
-def _joined(pairs: Seen) -> tuple[Tensor, Tensor]:
-    """Scores (n, classes) in 64 bits, and labels (n,), of all batches."""
+def _joined(pairs: ScoredBatches) -> tuple[Tensor, Tensor]:
+    """Join all batches: scores (n, classes) in 64 bits, and labels (n,)."""
     scores, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    # of texts: positions that have a target
+    # in texts, some positions have no target
     has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)
     return scores[has_target].double(), labels[has_target]

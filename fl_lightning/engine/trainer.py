@@ -1,5 +1,4 @@
-"""How the clients of one architecture train on a rank: the module they are bound to, the optimiser,
-the executor."""
+"""Trains the clients of one architecture on a rank: their module, optimiser and executor."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from torch import nn
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
 from fl_lightning.engine.phases import Meter, SampleCost, sample_cost, schedule_of
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import digest, no_draws
+from fl_lightning.foundation.device import digest, rng_restored
 from fl_lightning.foundation.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
 from fl_lightning.training.executors.choice import (
     MEASURED_STEPS,
-    Contest,
+    Candidates,
     fastest,
     make,
     seconds_by_client,
@@ -34,11 +33,11 @@ from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import make_optimizer
 from fl_lightning.training.schedule import Length
-from fl_lightning.training.standin import place
+from fl_lightning.training.standin import set_reported_device
 
 WORTH_TOGETHER = 0.7
-"""Runs train together if that takes at most this share of the loop's time: passes are not always
-full."""
+"""Runs train together if a stacked client takes at most this share of its time in the loop (ours:
+below 1, as passes are not always full)."""
 
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -47,8 +46,13 @@ LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains the clients of `group`, who have the network `model`, on this rank. `together` drives
-    the run beside others, with whose clients they then train."""
+    """Holds the module, optimiser and executor of the clients of one architecture on this rank.
+
+    Args:
+        model: the network of these clients.
+        together: scheduler of several runs in this process, whose clients train in the same
+            passes; None: this run is the only one.
+    """
 
     fabric: Fabric
     run: RunContext
@@ -56,11 +60,11 @@ class Trainer:
     model: InitVar[nn.Module]
     together: Together | None = None
     cost: SampleCost | None = None
-    """Cost of training on one sample, once the run has begun; None: it could not be counted."""
+    """Cost of training on one sample; None before the run begins, or if it could not be counted."""
     uncounted: str = "the run has not begun"
-    """Why it could not be counted."""
-    moved: list[str] = field(default_factory=list)
-    """Names of floating-point buffers in no vector that a training step has written to."""
+    """Reason why `cost` is None."""
+    written_buffers: list[str] = field(default_factory=list)
+    """Names of floating-point buffers that training changes and that are not averaged."""
 
     def __post_init__(self, model: nn.Module) -> None:
         fabric = self.fabric
@@ -81,15 +85,15 @@ class Trainer:
         group.module = self.module
         for tensor in group.frozen.values():
             tensor.data = tensor.data.to(run.dtype) if tensor.is_floating_point() else tensor.data
-        place(model, fabric.device, run.dtype)
-        self.module.last.rounds = run.rounds
+        set_reported_device(model, fabric.device, run.dtype)
+        self.module.step_state.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
         self.bind_initial()
         self.optimizer = make_optimizer(fabric, self.module, run.config.optimizer)
         self.loop = Loop(fabric, self.module, self.optimizer)
         self.executor: Executor = self.loop
-        """Trains its clients; the loop until the run begins."""
+        """Trains the clients; the loop until `choose_executors` chooses another."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
     def bind_initial(self) -> None:
@@ -97,7 +101,8 @@ class Trainer:
         self.module.binding.bind(self.group.initial.clone(), self.group.first_buffers())
 
     def make_executor(self, name: Name) -> tuple[Executor, str | None]:
-        """The executor `name` and None; or the loop, and why `name` is unfit."""
+        """Make an executor; returns (the executor `name`, None), or (the loop, the reason) if
+        `name` cannot train these clients."""
         run = self.run
         config = run.config
         data = run.data
@@ -126,7 +131,7 @@ class Trainer:
         )
 
     def _stacking_key(self, spec: ExecutorSpec) -> Hashable:
-        """A key that is equal for two runs whose clients can train in one pass."""
+        """Return a key that is equal for two runs if their clients can train in the same pass."""
         config = self.run.config
         module = self.module
         group = self.group
@@ -144,12 +149,12 @@ class Trainer:
             config.fabric.precision,
             tuple(spec.input_shape),
             module.metric.name,
-            module.looks,
+            module.keeps_features,
         )
 
-    def contest(self) -> Contest:
-        """The executors that are fit for the clients, and jobs by which `auto` measures them: a few
-        local steps of some clients, on copies of the initial model."""
+    def candidates(self) -> Candidates:
+        """Return the executors that can train these clients, and jobs by which their speed is
+        measured: a few local steps of some clients, from copies of the initial model."""
         run = self.run
         group = self.group
         executors: dict[Name, Executor] = {"loop": self.loop}
@@ -158,7 +163,7 @@ class Trainer:
             executors["vmap"] = executor
         at_once = max(executor.at_once for executor in executors.values())
         clients = run.at_home(group.members)[: max(1, at_once // run.world_size)]
-        length = Length.of(run.config.federation)
+        length = Length.configured(run.config.federation)
         if length.steps is None:
             length = Length(epochs=1)
         steps = []
@@ -194,10 +199,11 @@ class Trainer:
                 )
             return measured
 
-        return Contest(group.name, executors, jobs, steps)
+        return Candidates(group.name, executors, jobs, steps)
 
     def cost_of(self, trains: np.ndarray | None) -> SampleCost | None:
-        """The cost of training the blocks `trains` (bool [B]; None: all) on one sample."""
+        """Return the cost of training the blocks `trains` (bool [B]; None: all) on one sample;
+        None if it could not be counted."""
         if trains is None or self.cost is None:
             return self.cost
         key = trains.tobytes()
@@ -207,11 +213,13 @@ class Trainer:
         return self._masked[key]
 
     def measure_cost(self, trains: np.ndarray | None = None) -> SampleCost | str:
-        """The cost of training on one sample, counted on two samples of the first client here whose
-        step does not fail; sets `moved`.
+        """Count the cost of training on one sample, with two samples of the first client here whose
+        step does not fail; sets `written_buffers`.
 
-        A text: why no client's step could be counted. Mostly these steps fail again in visits,
-        where client and round are named.
+        Returns:
+            The cost, or the reason why no client's step could be counted. No error is raised: a
+            step that fails here usually fails again in a visit, where the error names client and
+            round.
         """
         run = self.run
         reason = ""
@@ -224,7 +232,7 @@ class Trainer:
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]
                     self.module.train_only(trains)
                     cost = sample_cost(self.module, pair)
-                self.moved = self._written_buffers()
+                self.written_buffers = self._changed_buffers()
                 return cost
             except Skipped:
                 reason = "it returned None"
@@ -235,34 +243,35 @@ class Trainer:
                 self.module.train_only(None)
         return reason
 
-    def _written_buffers(self) -> list[str]:
-        """Names of the buffers with which `moved` is set."""
+    def _changed_buffers(self) -> list[str]:
+        """Return the names of floating-point buffers that differ from their initial values, except
+        singular vectors, which each binding computes anew."""
         binding = self.module.binding
         fitted = {id(tensor) for weight in binding.spectral for tensor in weight.vectors}
         tensors = dict(self.module.model.named_buffers())
         pairs = zip(binding.buffers, self.group.initial_buffers, strict=True)
-        moved = []
+        changed = []
         for name, (buffer, first) in zip(self.group.layout.own_names, pairs, strict=True):
             fixed = not first.is_floating_point() or id(tensors[name]) in fitted
             if not fixed and not torch.equal(buffer, first):
-                moved.append(name)
-        return moved
+                changed.append(name)
+        return changed
 
 
 def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """Give each trainer the executor of `fabric.executor`.
+    """Set each trainer's executor to that of `fabric.executor`.
 
-    `auto` measures, unless the run was resumed and has measured already. No number of the run
-    changes by it.
+    `auto` measures which is fastest; a resumed run uses the earlier measurement. The choice changes
+    no result.
 
     Raises:
-        BadInput: this machine cannot do it.
+        BadInput: this machine cannot run the executor with which the resumed run began.
     """
     executor = run.config.fabric.executor
     if executor == "auto":
-        contests = [trainer.contest() for trainer in trainers]
+        candidates_by_group = [trainer.candidates() for trainer in trainers]
         file = run.folder / "executor.json"
-        names = fastest(run.processes, file, contests, bool(run.resumed_from))
+        names = fastest(run.processes, file, candidates_by_group, bool(run.resumed_from))
     else:
         names = [executor] * len(trainers)
     for trainer, name in zip(trainers, names, strict=True):
@@ -272,19 +281,19 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 
 def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
-    """The faster executor for clients of several runs, `jobs` at once, with the measured times; a
-    single text: why they cannot be stacked."""
+    """Measure the faster executor for clients of several runs that train `jobs` at a time; returns
+    its name and the times in words, or only the reason why clients cannot be stacked."""
     executor, reason = trainer.make_executor("vmap")
     if not isinstance(executor, Shared):
         return reason or "nothing is stacked"
-    contest = trainer.contest()
-    copies = max(1, jobs // max(1, len(contest.steps)))
+    candidates = trainer.candidates()
+    copies = max(1, jobs // max(1, len(candidates.steps)))
 
     def many() -> list[LocalJob]:
-        return [job for _ in range(copies) for job in contest.jobs()]
+        return [job for _ in range(copies) for job in candidates.jobs()]
 
     executors: dict[Name, Executor] = {"loop": trainer.loop, "vmap": executor.executor}
-    with no_draws(trainer.run.device):
+    with rng_restored(trainer.run.device):
         seconds = seconds_by_client(executors, many, repeats=2)
     loop = seconds["loop"]
     stacked = seconds.get("vmap", math.inf)
@@ -292,8 +301,8 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
     return ("vmap" if stacked < WORTH_TOGETHER * loop else "loop"), times
 
 
-def say_unused(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """Log the hooks that users' LightningModules define and this run does not call."""
+def log_unused_hooks(run: RunContext, trainers: Sequence[Trainer]) -> None:
+    """Log the hooks of users' LightningModules that this run does not call."""
     optimizer = run.config.optimizer.name
     for model in [trainer.module.model for trainer in trainers if run.is_main]:
         if not isinstance(model, LightningModule):
@@ -312,17 +321,17 @@ def say_unused(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 
 def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
-    """Count the cost of training on one sample in each architecture."""
+    """Set each trainer's cost of training on one sample, and log buffers that are not averaged."""
     for trainer in trainers:
         costs = run.processes.gather_objects(trainer.measure_cost())
         cost = next((c for c in costs if isinstance(c, SampleCost)), None)
         trainer.cost = trainer.group.cost = cost
         trainer.uncounted = next((c for c in costs if isinstance(c, str)), "")
-        if trainer.moved and run.is_main:
+        if trainer.written_buffers and run.is_main:
             begins = "keeps its own"
             if run.policy.starts_from_server:
                 begins = "begins every round with their initial values"
             log.say(
-                f"model {trainer.group.name}: its buffers {', '.join(trainer.moved)} change in "
-                f"training and are not averaged: a client {begins}"
+                f"model {trainer.group.name}: its buffers {', '.join(trainer.written_buffers)} "
+                f"change in training and are not averaged: a client {begins}"
             )

@@ -1,6 +1,7 @@
-"""One client's part of a round on its home rank: receive, be scored, train, be scored, upload.
+"""Carries out one client's part of a round on its home rank: download, scores, training, scores,
+upload.
 
-What travels is a `Payload`, what is kept a `ClientState`, and what is counted a `ClientResult`.
+The client receives and sends a `Payload`, keeps a `ClientState`, and returns a `ClientResult`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.phases import job_of, keep_optimizer, phase_flops
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Guard, Timer
-from fl_lightning.engine.scoring import Model
+from fl_lightning.engine.scoring import ScoredModel
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.foundation.device import seed_all, wide
 from fl_lightning.foundation.errors import BadClient, check
@@ -32,14 +33,18 @@ from fl_lightning.methods.base import Method
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
-Steps = Generator[LocalJob | Model, Fit | None, None]
+Steps = Generator[LocalJob | ScoredModel, Fit | None, None]
 """Yields training and scoring jobs; the engine sends back each training job's `Fit`."""
 
 
 @dataclass
-class Parts:
-    """The parts of the engine that visits use. `transforms` change payloads, in this order;
-    `reducer` makes one vector of a round's uploads."""
+class EngineParts:
+    """The parts of the engine that visits use on this rank.
+
+    Args:
+        transforms: change payloads, in this order.
+        reducer: the aggregator callback, which combines a round's uploads into one vector.
+    """
 
     run: RunContext
     pool: Pool
@@ -51,9 +56,9 @@ class Parts:
     reducer: Aggregator
 
     @cached_property
-    def free_memory(self) -> set[str]:
-        """Names in a client's memory that may be infinite or NaN: those whose first values are, and
-        all of transforms."""
+    def nonfinite_memory(self) -> set[str]:
+        """Return the names of tensors in a client's memory that may contain infinities or NaN:
+        those that contain some from the beginning, and all tensors of transforms."""
         method = self.run.method
         first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
@@ -62,18 +67,19 @@ class Parts:
 
 @dataclass(eq=False, repr=False)
 class Visit:
-    """One client's visit in a round, with its payload and result.
+    """Carries out one client's visit in a round.
 
     Args:
-        parts: of the engine.
-        t: the round, and whether it is a `scored` one.
-        id: of the client.
-        place: of the client among those that train at once.
+        parts: the engine's parts.
+        t: the round.
+        scored: whether models are scored in this round.
+        id: number of the client.
+        place: position of the client among those that train at the same time.
         payload: the server's download.
-        plan: returns the job of a phase, or None to leave the phase out.
+        plan: returns the job of a phase, or None to skip the phase.
     """
 
-    parts: Parts
+    parts: EngineParts
     t: int
     scored: bool
     timer: Timer
@@ -82,14 +88,15 @@ class Visit:
     payload: Payload
     plan: Callable[[Client, Phase], LocalJob | None] = job_of
     stage: str = "data"
-    """The current stage, for the message if it fails."""
+    """The current stage, which the message names if the visit fails."""
     failure: BadClient | None = None
     client: Client = field(init=False)
     changed: Tensor | None = None
-    """The server's vector (D,) as transforms have changed it; None: they have not."""
+    """The downloaded vector (D,) after transforms; None if they have not changed it."""
     flops: Counter[str] = field(default_factory=Counter)
-    """Operations of the phases, by column."""
+    """FLOPs of the phases by column."""
     _hooks: int = 0
+    """Number of hooks so far."""
 
     def __post_init__(self) -> None:
         self.run = self.parts.run
@@ -99,7 +106,8 @@ class Visit:
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
-        """The visit from receiving to uploading, with a stop at each phase and before scores."""
+        """Run the visit from download to upload; yields at each phase, and at models that
+        executors can score in one pass with others."""
         yield from self.receive()
         self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
@@ -113,7 +121,7 @@ class Visit:
     # ---------------------------------------------------------------- download
 
     def receive(self) -> Steps:
-        """Have the client receive the download, as transforms leave it, and train the phases that
+        """Apply transforms to the download, have the client receive it, and train the phases that
         `method.receive` returns."""
         run = self.run
         method = run.method
@@ -134,9 +142,9 @@ class Visit:
         self.result.values |= {"train_samples": len(data.train), "test_samples": len(data.test)}
 
         self.stage = "download"
-        # blocks that are not sent would be another client's
+        # blocks that are not sent would keep another client's values
         if run.policy.overwritten and b"\0" in payload.sent.tobytes():
-            raise undeclared(method, "changes_download", "its broadcast changes what travels")
+            raise undeclared(method, "changes_download", "its broadcast changes the sent tensors")
         original = payload.vector
         for part in (payload, *payload.further.values()):
             self.transform("on_download", part)
@@ -151,7 +159,8 @@ class Visit:
     # ---------------------------------------------------------------- training
 
     def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Steps:
-        """Train in the `phases` of the method."""
+        """Train the phases that the method's hook `phases` returns, and record loss and gradient
+        norm."""
         client = self.client
         self.stage = "training"
         trained = client.layout.parameters
@@ -171,7 +180,8 @@ class Visit:
             self.result.values["gradient_norm"] = distance / (client.lr * fit.steps)
 
     def train(self, phases: Iterable[Phase] | None) -> Steps:
-        """Train one phase after the other; a method's generator runs between them."""
+        """Train one phase after the other. If `phases` is a generator, the method's code after each
+        `yield` runs when that phase has ended."""
         self.stage = "training"
         rest = iter(phases or ())
         # a generator may draw numbers and use the model between its phases
@@ -203,7 +213,7 @@ class Visit:
         job: LocalJob,
         fit: Fit,
     ) -> None:
-        """Count the operations of a phase."""
+        """Add the FLOPs of a phase."""
         plain = self.trainer.cost
         cost = self.trainer.cost_of(phase.trains)
         if plain is not None and cost is not None:
@@ -221,7 +231,8 @@ class Visit:
     # ---------------------------------------------------------------- upload
 
     def upload(self) -> None:
-        """Write the client's upload, as transforms leave it, to the server's copies."""
+        """Have the method compose the upload, apply transforms, and write it to the server's
+        copies."""
         self.stage = "upload"
         method = self.run.method
         with self.hook(method.upload, Method.upload):
@@ -232,33 +243,35 @@ class Visit:
         self.result.norms = self.norms(upload)
         self.result.count(self.client.payload, upload)
         self.keep(upload)
-        self.tell()
+        self.notify()
         self.count_operations()
 
     def check_declared(self, upload: Payload) -> None:
-        """Raise `BadInput` where the method changes or keeps tensors without declaring it."""
+        """Raise `BadInput` if the method changes the sent tensors or keeps memory without declaring
+        it."""
         method = self.run.method
         sends_model = upload.vector is self.client[MODEL]
         same = sends_model and upload.sent.tobytes() == self.group.up_mask.tobytes()
         if not (same or method.traits.changes_upload):
-            raise undeclared(method, "changes_upload", "its upload changes what travels")
+            raise undeclared(method, "changes_upload", "its upload changes the sent tensors")
         _check_memory(self.client, method)
 
     def check_slots(self, upload: Payload) -> None:
-        """Raise `BadInput` for a vector that the method's slots do not declare as exchanged."""
+        """Raise `BadInput` if the upload holds a vector that the method's slots do not declare as
+        exchanged."""
         slots = self.run.method.slots()
         key = f"{type(self.run.method).__name__}.slots"
-        requirement = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
+        requirement = "its upload holds this vector: declare it in slots() as Slot(exchanged=True)"
         for slot in upload.vectors:
             exchanged = slot in slots and slots[slot].exchanged
             check(key, slot, exchanged, requirement)
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
-        """Norms of the client's model, of its other vectors and memory, and of its upload where
-        that is another tensor; a norm is not finite if one number is not.
+        """Return the norms of the client's model, of its other vectors and memory, and of its
+        upload if this is not the model itself. A norm is finite only if all numbers are.
 
         Raises:
-            ValueError: the upload is no vector of this model.
+            ValueError: the upload has another shape or dtype than the model.
         """
         model = self.client[MODEL]
         vector = upload.vector
@@ -272,7 +285,7 @@ class Visit:
         norms = {"model_norm": norm(model)}
         further = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         for name, x in self.client.memory.items():
-            if x.is_floating_point() and name not in self.parts.free_memory:
+            if x.is_floating_point() and name not in self.parts.nonfinite_memory:
                 further.append(x)
         if further:
             dtype = wide(model.device)
@@ -287,8 +300,8 @@ class Visit:
         return norms
 
     def keep(self, upload: Payload) -> None:
-        """Write the uploaded blocks to the server's copies, and count the round; blocks that were
-        not uploaded stay stale there (KAPC+BLS, Eq. 33)."""
+        """Write the uploaded blocks to the server's copies, and count the client's round. Blocks
+        that were not uploaded keep their earlier values there (KAPC+BLS, Eq. 33)."""
         state = self.client.state
         if self.run.policy.keeps_received:
             segments = self.client.layout.segments(upload.sent)
@@ -297,15 +310,16 @@ class Visit:
             state.received[slot].copy_(vector)
         state.rounds += 1
 
-    def tell(self) -> None:
-        """Tell observers that the client has uploaded."""
+    def notify(self) -> None:
+        """Call `on_client_end` of every observer."""
         if self.parts.observers:
             with self.seeded():
                 for observer in self.parts.observers:
                     observer.on_client_end(self.run, self.id)
 
     def count_operations(self) -> None:
-        """Give the result its `flops_...`; unknown ones are absent, and `uncounted` says why."""
+        """Write the columns `flops_...` to the result. Unknown ones are absent, and `uncounted`
+        holds the reason."""
         name = self.group.name
         cost = self.trainer.cost
         result = self.result
@@ -313,34 +327,34 @@ class Visit:
             reason = self.trainer.uncounted
             result.uncounted = f"a training step of {name} could not be counted ({reason})"
             return
-        result.values |= cost.of(0, 0, 0) | self.flops  # columns without operations are 0
+        result.values |= cost.by_column(0, 0, 0) | self.flops  # columns without operations are 0
         if math.isfinite(self.client.flops):
             result.values["flops_extra"] += int(self.client.flops)
         else:
             del result.values["flops_extra"]
-            result.uncounted = f"a hook trained {name} past its classifier, unseen"
+            result.uncounted = f"a hook changed {name} without a backward pass through the model"
 
     # ---------------------------------------------------------------- scores and hooks
 
     def score(self, kind: str) -> Steps:
-        """Score the client's personal model, if models of this `kind` are scored in the round."""
+        """Score the client's personal model if models of this `kind` are scored in the round."""
         evaluator = self.parts.evaluator
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            ahead = evaluator.remembered.takes(self.client)
-            model = evaluator.remembered.model(kind, self.client, vector, ahead)
+            ahead = evaluator.cache.can_score_ahead(self.client)
+            model = evaluator.cache.model(kind, self.client, vector, ahead)
             if ahead:
                 yield model
             self.result.values |= evaluator.scores(model)
             self.timer.lap("evaluation")
 
     def transform(self, hook: str, payload: Payload) -> None:
-        """Run a hook of every transform, in order.
+        """Call the hook of this name of every transform, in order.
 
         Raises:
-            BadInput: a transform has changed the payload or the client's memory, and its class does
-                not declare that.
+            BadInput: a transform has changed the payload or the client's memory without declaring
+                it.
         """
         for transform in self.parts.transforms:
             vector = payload.vector
@@ -352,25 +366,25 @@ class Visit:
             declares = hook.replace("on_", "changes_")
             changed = payload.vector is not vector or payload.sent.tobytes() != sent
             if changed and not getattr(transform, declares):
-                raise undeclared(transform, declares, f"its {hook} changes what travels")
+                raise undeclared(transform, declares, f"its {hook} changes the sent tensors")
 
     def metered(self) -> AbstractContextManager[object]:
-        """Within, count passes of the bound model as operations outside the client's phases."""
-        return self.trainer.meter.of(self.client, self.trainer.cost)
+        """Return a context that counts passes of the bound model as FLOPs outside of the phases."""
+        return self.trainer.meter.attach(self.client, self.trainer.cost)
 
     def hook(
         self, hook: Callable[..., object], inherited: Callable[..., object]
     ) -> AbstractContextManager[object]:
-        """As `seeded`; nothing for an `inherited` hook, which neither draws numbers nor uses the
-        model."""
+        """Return the context for calling a hook: `seeded`, or an empty one if the hook is the
+        `inherited` default, which neither draws random numbers nor uses the model."""
         if getattr(hook, "__func__", None) is inherited:
             self._hooks += 1
             return nullcontext()
         return self.seeded()
 
     def seeded(self) -> AbstractContextManager[object]:
-        """As `metered`; random numbers follow from seed, client, round and the number of earlier
-        hooks."""
+        """Return a context that counts passes of the bound model; seeds random numbers by the run's
+        seed, client, round and the number of earlier hooks."""
         self._hooks += 1
         seed_all(self._key ^ self._hooks, self.run.device)
         return self.metered()
@@ -381,8 +395,8 @@ class Visit:
 
 
 def _check_memory(client: Client, part: object) -> None:
-    """Raise `BadInput` where `part` has written to the client's memory, and the run keeps no client
-    states."""
+    """Raise `BadInput` if `part`, the method or a transform, has written to the client's memory
+    although the run keeps no client states."""
     if client.memory and not client.run.policy.keeps_clients:
         name = next(iter(client.memory))
         reason = f"it writes client.memory[{name!r}], which would be lost"

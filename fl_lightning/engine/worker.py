@@ -1,4 +1,4 @@
-"""Visits this rank's clients in a round: as many at a time as train at once."""
+"""Visits this rank's clients in a round, as many at a time as the executor trains together."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
-from fl_lightning.engine.scoring import Model
-from fl_lightning.engine.visit import Parts, Visit
+from fl_lightning.engine.scoring import ScoredModel
+from fl_lightning.engine.visit import EngineParts, Visit
 from fl_lightning.training.executors.base import LocalJob, Loop
 
 NOBODY: dict[int, int] = {}
 
 
-class Worker(Parts):
-    """Carries out visits here."""
+class Worker(EngineParts):
+    """Carries out the visits of this rank's clients in this process."""
 
     def visits(
         self,
@@ -33,11 +33,11 @@ class Worker(Parts):
         scored: bool,
         timer: Timer,
     ) -> Results:
-        """Visit this rank's clients of `cohort`; returns the result of each, and the failures.
-        Writes to `downloads` what transforms have left of them.
+        """Visit this rank's clients of `cohort`; returns their results and failures. Entries of
+        `downloads` that transforms change are replaced by the changed payloads.
 
-        A client that failed is left as it was before. With `retry` it has a second attempt with the
-        same draws: an error that was not its fault then leaves no trace in any number.
+        The state of a client that fails is restored. With `on_bad_client: retry` the client gets a
+        second attempt with the same draws, so an error that does not recur changes no result.
         """
         results = Results()
         begin = partial(
@@ -47,11 +47,11 @@ class Worker(Parts):
             scored,
             timer,
         )
-        batches = list(self.batches(cohort))
-        for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
+        stacks = list(self.stacks(cohort))
+        for stack, coming in zip_longest(stacks, stacks[1:], fillvalue=NOBODY):
             self._visit(
                 begin,
-                batch,
+                stack,
                 downloads,
                 results,
                 coming,
@@ -62,18 +62,18 @@ class Worker(Parts):
         return results
 
     def scores(self, t: int, results: Results) -> None:
-        """Score models that exist only after aggregation."""
+        """Score the new global model and fine-tuned copies, and add the scores to `results`."""
         self.evaluator.after_aggregation(t, results)
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Kinds and scores of the final models of this rank's clients."""
+        """Return kinds and scores of the final models of this rank's clients."""
         return self.evaluator.finals()
 
-    def batches(self, cohort: list[int]) -> Iterator[dict[int, int]]:
-        """This rank's clients, with their places, in the batches that train together.
+    def stacks(self, cohort: list[int]) -> Iterator[dict[int, int]]:
+        """Yield the groups of this rank's clients that train together, as {client: position}.
 
-        Batches are cut from the cohort, and places counted there: both are the same on any number
-        of ranks.
+        The whole cohort is divided into groups, and a position counts the clients before in its
+        group on all ranks: so both are the same on any number of ranks.
         """
         for group in self.run.groups:
             members = [c for c in cohort if self.run.group_of(c) is group]
@@ -87,23 +87,29 @@ class Worker(Parts):
     def _visit(
         self,
         begin: Callable[..., Visit],
-        batch: dict[int, int],
+        stack: dict[int, int],
         downloads: dict[int, Payload],
         results: Results,
         coming: Iterable[int],
     ) -> None:
-        """Carry out one batch of visits, clients with their places; clients that fail are tried
-        again, or left out, as the configuration says."""
+        """Visit the clients of one stack. Clients that fail are visited again or skipped, as
+        `federation.on_bad_client` says.
+
+        Args:
+            begin: makes the visit of a client from number, position and download.
+            stack: {client: position}.
+            coming: clients of the next stack, whose vectors are fetched ahead.
+        """
         run = self.run
         outcomes = ["skipped"]
         if run.config.federation.on_bad_client == "retry":
             outcomes = ["retried", "skipped"]
         for outcome in outcomes:
-            before = {c: copy.deepcopy(run.states.get(c)) for c in batch if run.tolerant}
+            before = {c: copy.deepcopy(run.states.get(c)) for c in stack if run.tolerant}
             visits = {}
-            for c, place in batch.items():
+            for c, place in stack.items():
                 # transforms write to a download, and a second attempt must receive the same
-                sent = downloads[c].again() if outcome == "retried" else downloads[c]
+                sent = downloads[c].duplicate() if outcome == "retried" else downloads[c]
                 visits[c] = begin(c, place, sent)
             self._attempt(visits, self._vectors(coming, downloads))
             failed = {}
@@ -118,8 +124,8 @@ class Worker(Parts):
             for c, failure in failed.items():
                 self.pool.restore(c, before[c])
                 results.failures.append((failure, outcome))
-            batch = {c: batch[c] for c in failed}
-            if not batch:
+            stack = {c: stack[c] for c in failed}
+            if not stack:
                 return
 
     def _note_changed(
@@ -127,8 +133,8 @@ class Worker(Parts):
         visit: Visit,
         downloads: dict[int, Payload],
     ) -> None:
-        """Write the download as transforms left it to `downloads`: `mean(since="sent")` subtracts
-        it."""
+        """Replace the client's entry of `downloads` by the download after transforms, which
+        `mean(since="sent")` subtracts."""
         download = downloads[visit.id]
         if self.run.policy.one_download:
             downloads[visit.id] = visit.client.payload
@@ -141,18 +147,18 @@ class Worker(Parts):
         visits: dict[int, Visit],
         coming: Iterable[Tensor],
     ) -> None:
-        """Carry out visits side by side, phase by phase. While the first phases train, the store
-        fetches the `coming` vectors."""
+        """Carry out visits together, phase by phase. While the first phases train, the store
+        fetches the vectors `coming`, which the next visits need."""
         try:
             jobs = self._advance(visits, dict.fromkeys(visits))
-            # without room, vectors are fetched when their clients are visited
+            # without free memory, vectors are fetched when their clients are visited
             with contextlib.suppress(torch.OutOfMemoryError):
                 self.run.store.fetch(coming)
             while jobs:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
-                to_score = {c: job for c, job in jobs.items() if isinstance(job, Model)}
+                to_score = {c: job for c, job in jobs.items() if isinstance(job, ScoredModel)}
                 if to_score:  # first, so that all train at the same time
-                    self.evaluator.remembered.score_ahead(list(to_score.values()))
+                    self.evaluator.cache.score_ahead(list(to_score.values()))
                     jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
                 else:
                     jobs = self._advance(visits, self._train(visits, to_train))
@@ -163,8 +169,8 @@ class Worker(Parts):
 
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
-    ) -> dict[int, LocalJob | Model]:
-        """Resume each visit with its last fit; returns the jobs at which they stop next."""
+    ) -> dict[int, LocalJob | ScoredModel]:
+        """Resume each visit with its last fit; returns the jobs that they yield next."""
         jobs = {}
         for c, fit in fits.items():
             visit = visits[c]
@@ -175,7 +181,7 @@ class Worker(Parts):
                     with self.guard.catch(visit):
                         self.guard.check_finite(visit.t, [visit.result])
             except Exception:
-                # the guard is entered only now: that takes longer than most steps of a visit
+                # enter the guard only on errors: entering takes longer than most steps of a visit
                 with self.guard.catch(visit):
                     raise
         return jobs
@@ -188,18 +194,18 @@ class Worker(Parts):
         """Train clients of one group; returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
-        if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
+        if len(jobs) > 1 and all(map(executor.can_train, jobs.values())):
             try:
                 fits_of_all = executor.train(list(jobs.values()))
                 return dict(zip(jobs, fits_of_all, strict=True))
-            except torch.OutOfMemoryError:  # a stack takes as much memory for a single client
+            except torch.OutOfMemoryError:  # a stack needs as much memory for a single client
                 executor = trainer.loop
-            except Exception:  # trained alone, the client at fault fails again
+            except Exception:  # the client that caused it fails again when trained alone, below
                 pass
         fits = {}
         for c, job in jobs.items():
             with self.guard.catch(visits[c]):
-                chosen = executor if executor.takes(job) else trainer.loop
+                chosen = executor if executor.can_train(job) else trainer.loop
                 metered = job.own and job.private is None and isinstance(chosen, Loop)
                 with visits[c].metered() if metered else contextlib.nullcontext():
                     [fits[c]] = chosen.train([job])
@@ -210,7 +216,7 @@ class Worker(Parts):
         clients: Iterable[int],
         downloads: dict[int, Payload],
     ) -> Iterator[Tensor]:
-        """The vectors that visits to `clients` will ask the store for."""
+        """Yield the vectors that visits of `clients` will need from the store."""
         for c in clients:
             state = self.run.states.get(c)
             if state is not None:

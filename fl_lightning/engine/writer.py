@@ -1,4 +1,4 @@
-"""Writes the run folder: tables, log, provenance, and the summary of all rounds."""
+"""Writes the run folder's tables, log and provenance, and summarises all rounds."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class RunFolderWriter(Observer):
         self._began = time.perf_counter()
         self._code: dict[str, bytes] = {}
         self._data: str | None = None
-        self.unlike: dict[str, float] = {}
+        self.heterogeneity: dict[str, float] = {}
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Drop rows of rounds after the checkpoint; write the clients' samples."""
+        """Delete rows of rounds after the checkpoint, and write the clients' sample counts."""
         self._began = time.perf_counter()
         if run.is_main:
             begins = ""
@@ -45,14 +45,18 @@ class RunFolderWriter(Observer):
                 f"{run.method_name}: {run.clients} clients, {run.rounds} rounds, {run.world_size} "
                 f"processes{begins}"
             )
-            # the tables describe the tasks of the first round; a resumed run may have drifted since
+            # the tables describe the data of the first round; they may have drifted since
             run.data.at_round(1)
             self._describe(run)
             run.data.at_round(run.resumed_from or 1)
 
     def _describe(self, run: RunContext) -> None:
-        """Write the clients' samples, and log oddities; `BadInput` where the run began with other
-        samples."""
+        """Write the clients' sample counts and how much their data differ, and log rare classes.
+
+        Raises:
+            BadInput: the resumed run began with other samples, or `evaluation.predictions` cannot
+                be written.
+        """
         data = run.data
         self.folder.names = data.client_names
         if run.config.evaluation.predictions:
@@ -73,8 +77,8 @@ class RunFolderWriter(Observer):
             resumed,
         )
         requirement = (
-            "the clients' samples are not those that the run began with: restore these, or begin a "
-            "new run"
+            "the clients' samples differ from those with which the run began: restore these, or "
+            "start a new run"
         )
         check("data.root", run.config.data.root, same, requirement)
         self.folder.truncate(run.resumed_from)
@@ -84,26 +88,26 @@ class RunFolderWriter(Observer):
         self._data = samples_digest(data)
         before = None
         if resumed:
-            before = provenance.data_of(run.folder)
+            before = provenance.data_digest(run.folder)
         if before not in (None, self._data):
             log.say(
                 f"data: other samples than the run began with, from round {run.resumed_from + 1} on"
             )
         if not run.resumed_from:
-            say_what_stands_out(run.config, data)
-        unlike = heterogeneity.measure(data)
-        self.folder.write_heterogeneity(unlike.clients, unlike.pairs)
-        self.unlike = unlike.summary()
+            log_data_caveats(run.config, data)
+        differences = heterogeneity.measure(data)
+        self.folder.write_heterogeneity(differences.clients, differences.pairs)
+        self.heterogeneity = differences.summary()
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """Write the row of metrics, a row for each client, and the cohort's relation; drop the end
-        of a shorter run."""
+        """Append a row of metrics, a row for each client and the cohort's relation. If this extends
+        a finished run, delete the tables of its final models."""
         log.write_waiting()
         if run.is_main:
             first = not self._recorded
             self._recorded = True
             if first:  # record nothing if the run failed before its first round
-                provenance.keep(
+                provenance.record_start(
                     run.folder,
                     self._code,
                     record.round,
@@ -113,7 +117,7 @@ class RunFolderWriter(Observer):
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:
-                self.folder.forget_end()
+                self.folder.delete_final_files()
             name = run.metric.of("mean")
             score = record.metrics.get(name)
             seconds = record.metrics["seconds"]
@@ -121,7 +125,7 @@ class RunFolderWriter(Observer):
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
     def summarize(self, run: RunContext) -> dict[str, Any]:
-        """The summary of the whole run from its tables."""
+        """Summarise the whole run from its tables (rank 0; elsewhere empty)."""
         if not run.is_main:
             return {}
         rows = self.folder.read("metrics")
@@ -141,7 +145,7 @@ class RunFolderWriter(Observer):
         if run.config.evaluation.metrics and run.data.holds_all:
             summary["least_test_class"] = run.data.least_test_class
         return summary | {
-            **self.unlike,
+            **self.heterogeneity,
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,
@@ -153,12 +157,12 @@ class RunFolderWriter(Observer):
         metric: Metric,
         judge: str,
     ) -> dict[str, Any]:
-        """The summary of the rounds by one metric."""
+        """Summarise the rounds by one metric."""
         summary: dict[str, Any] = {}
         mean = metric.of("mean")
         on_validation = metric.of("validation")
         validated = [r for r in rows if on_validation in r and mean in r]
-        if validated:  # the only choice of a round that looks at no test data
+        if validated:  # the only choice of a round that does not use test data
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
             summary["validation_round"] = int(chosen["round"])
             summary[f"validation_{mean}"] = chosen[mean]
@@ -175,11 +179,11 @@ class RunFolderWriter(Observer):
         run: RunContext,
         summary: Mapping[str, Any],
     ) -> None:
-        """Write `final.csv` and `newcomers.csv`; the run has ended."""
+        """Write the scores of final models and newcomers, and mark the run as ended."""
         if not run.is_main:
             return
         if self._recorded:
-            provenance.ended(run.folder)
+            provenance.record_end(run.folder)
         self.folder.write_final(
             summary["final_accuracies"],
             run.data.metric.name,
@@ -191,16 +195,16 @@ class RunFolderWriter(Observer):
         self.folder.write_columns(run.judge)
 
 
-def say_what_stands_out(config: Config, data: FederatedData) -> None:
-    """Log which metric was chosen, and which classes are rare or untrained."""
+def log_data_caveats(config: Config, data: FederatedData) -> None:
+    """Log whether the metric was chosen by default, and which classes are rare or untrained."""
     evaluation = config.evaluation
     metric = evaluation.metric
     is_default = metric is not None and metric == imbalance.default_metric(data)
     lines = [
         imbalance.metric_line(data) if is_default else None,
-        imbalance.line(data, evaluation.metrics or ()),
-        imbalance.untrained(data),
-        imbalance.scattered(data),
+        imbalance.rare_line(data, evaluation.metrics or ()),
+        imbalance.untrained_line(data),
+        imbalance.scattered_line(data),
     ]
     for line in filter(None, lines):
         log.say(line)

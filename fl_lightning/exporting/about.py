@@ -1,5 +1,5 @@
-"""What is said of a model's data beside its weights: how raw rows become inputs, and what its
-classes are called."""
+"""The description of a model's data, exported with its weights: how raw rows become inputs, and the
+names of the classes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from fl_lightning.data import FederatedData
 from fl_lightning.data.federated import angle_of
 
 
-def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
-    """Plain data, ready for JSON, as `plain.inputs` and `plain.names` read them.
+def described(data: FederatedData, client: int, fitted: bool = True) -> dict[str, Any]:
+    """Return the description as JSON-ready data; `plain.inputs` and `plain.names` read it.
 
     Args:
         data: of the run.
-        who: number of the client among all that the data were dealt to, or `data.columns.NEWCOMER`.
-        fitted: with the numbers of what imputes and scales; else it is left to its own
-            `transformed`.
+        client: number of the client among all clients of the data, held-out ones included, or
+            `data.columns.NEWCOMER`.
+        fitted: include the client's fitted numbers for empty cells and scaling; else its own
+            `transformed` must have applied them.
 
     Raises:
         BadInput: a transformer of the user's own does more than scale single columns.
@@ -32,13 +33,13 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
         kind, form = "table", reading.columns.form
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
-        fills, scale = reading.preprocessing.affine(who)
-        # an empty cell is refused
+        fills, scale = reading.preprocessing.affine(client)
+        # without imputing, an empty cell is refused
         fills = fills if reading.preprocessing.data.impute is not None else None
     return {
         "input": "text" if data.vocabulary else kind,
         "shape": list(data.input_shape),
-        "angle": angle_of(data, who),
+        "angle": angle_of(data, client),
         "class_names": data.class_names if data.task == "classification" else [],
         "columns": columns,
         **form,

@@ -1,5 +1,5 @@
-"""What is fitted to a client's validation data for its exported model: a temperature, and a
-threshold between two classes."""
+"""Calibration of an exported model on the client's validation data: a temperature, and a threshold
+between two classes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ all alike."""
 
 @dataclass(frozen=True)
 class CalibrationRule:
-    """What is asked for."""
+    """Settings of the calibration that `fl-train export` fits.
+
+    Args:
+        temperature: whether a temperature is fitted.
+        threshold: the rule for the threshold between two classes: Youden's J, or the least `cost`;
+            None: no threshold.
+        cost: number of false alarms that a missed case is worth, for the rule `cost`.
+        case: the class that is a case, for the rule `cost`; Youden's threshold is the same for
+            both.
+    """
 
     temperature: bool = False
     threshold: Literal["youden", "cost"] | None = None
     cost: float | None = None
-    """Of a missed case in false alarms, for the rule `cost`."""
     case: str | None = None
-    """The class that is a case, for the rule `cost`; Youden's is the same for both."""
 
     def __post_init__(self) -> None:
         is_cost = self.threshold == "cost"
         for key, value in (("cost", self.cost), ("case", self.case)):
-            requirement = "threshold cost needs cost and case, and no other rule has a use for them"
+            requirement = "give cost and case with threshold cost, and only then"
             check(key, value, is_cost == (value is not None), requirement)
 
     @property
@@ -43,7 +50,7 @@ class CalibrationRule:
     def fitted(
         self, scores: Tensor, labels: Tensor, class_names: list[str], whose: str
     ) -> dict[str, Any]:
-        """The temperature and the threshold, as `plain` reads them.
+        """Return the fitted temperature and threshold, as `plain` reads them.
 
         Args:
             scores: of validation data (n, classes), without temperature.
@@ -52,11 +59,12 @@ class CalibrationRule:
             whose: the client in words.
 
         Raises:
-            BadInput: there are no such data, of one class alone, or not of two classes.
+            BadInput: there are no validation data, they have only one class, or the model has not
+                two classes.
         """
         key = "temperature" if self.temperature else "threshold"
         value = self.threshold or True
-        requirement = f"{whose} has no validation data in this run: train with data.validation 0.2"
+        requirement = f"{whose} has no validation data in this run; train with data.validation 0.2"
         check(key, value, len(labels) > 0, requirement)
         count = len(class_names)
         scores = scores[:, :count].double()
@@ -66,13 +74,14 @@ class CalibrationRule:
             scores = scores / calibration["temperature"]
         if self.threshold is None:
             return calibration
-        check("threshold", value, count == 2, f"it needs two classes, not {count}")
+        requirement = f"it needs two classes, and the model has {count}; leave it out"
+        check("threshold", value, count == 2, requirement)
         case = class_names[1] if self.case is None else self.case
-        requirement = f"the classes are {' and '.join(class_names)}"
+        requirement = f"it must be one of the classes {' and '.join(class_names)}"
         check("case", case, case in class_names, requirement)
         number = class_names.index(case)
         is_case = labels.numpy() == number
-        requirement = f"the validation data of {whose} have one class alone"
+        requirement = f"the validation data of {whose} have only one class; leave it out"
         check("threshold", value, 0 < is_case.sum() < len(is_case), requirement)
         chances = scores.softmax(1)[:, number].numpy()
         calibration["threshold"] = [case, best_threshold(chances, is_case, self.cost)]
@@ -83,7 +92,7 @@ NONE = CalibrationRule()
 
 
 def best_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The temperature that makes the labels most likely (Guo et al., ICML 2017)."""
+    """Return the temperature that makes the labels most likely (Guo et al., ICML 2017)."""
     from scipy.optimize import minimize_scalar
     from torch.nn.functional import cross_entropy
 
@@ -95,11 +104,17 @@ def best_temperature(scores: Tensor, labels: Tensor) -> float:
 
 
 def best_threshold(chances: np.ndarray, is_case: np.ndarray, cost: float | None) -> float:
-    """The probability from which on a row is called a case: by Youden's J, sensitivity +
-    specificity - 1, or so that missed cases, each of so many false alarms, cost least."""
+    """Return the least probability with which a row is called a case.
+
+    Args:
+        chances: predicted probability of a case for each row (n,).
+        is_case: whether each row is a case (n,).
+        cost: number of false alarms that a missed case is worth, whose total is minimised; None:
+            maximise Youden's J, sensitivity + specificity - 1.
+    """
     from sklearn.metrics import roc_curve
 
     false_alarms, hits, thresholds = roc_curve(is_case, chances, drop_intermediate=False)
     weight = 1.0 if cost is None else cost * is_case.sum() / (~is_case).sum()
     best = int((weight * hits - false_alarms).argmax())
-    return float(min(thresholds[best], 2.0))  # above 1: nothing is called a case
+    return float(min(thresholds[best], 2.0))  # above 1: no row is called a case

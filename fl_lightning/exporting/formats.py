@@ -1,4 +1,4 @@
-"""A model as a file: its tensors, or its graph."""
+"""Files of an exported model: its tensors, or its graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_lightning.foundation.files import atomic_write
 
 Format = Literal["safetensors", "torch_export", "onnx"]
 METADATA = "fl_lightning"
-"""Key of a safetensors file's metadata: what is said of the model's data, as JSON."""
+"""Key of a safetensors file's metadata: the description of the model's data, as JSON."""
 
 
 def write(
@@ -30,10 +30,11 @@ def write(
 
     Args:
         model: with its own tensors, on the CPU.
-        kind: tensors alone, or the graph that torch traces, for any number of rows.
+        kind: `safetensors`: tensors only; otherwise the graph that torch traces, for any number of
+            rows.
         out: the file.
         example: two inputs.
-        about: what is said of its data.
+        about: the description of its data (`exporting.about`).
 
     Raises:
         BadInput: torch cannot trace the model, or a package is missing.
@@ -42,16 +43,11 @@ def write(
         from safetensors.torch import save_model
 
         with atomic_write(out) as aside:
-            # tensors that the model ties are written once
+            # tied tensors are written once
             save_model(model, str(aside), {METADATA: json.dumps(about)})
         return
     if kind == "onnx":
-        require(
-            "onnx",
-            "format",
-            kind,
-            "safetensors and torch_export need nothing",
-        )
+        require("onnx", "format", kind, "safetensors and torch_export need nothing")
     model.eval()
     logging.disable()  # torch's exporters log and print what they raise, too
     quiet = io.StringIO()
@@ -62,7 +58,7 @@ def write(
             warnings.catch_warnings(),
             atomic_write(out) as aside,
         ):
-            warnings.simplefilter("ignore")  # torch's, on its own ways
+            warnings.simplefilter("ignore")  # torch's, about its own exporters
             sizes = ({0: torch.export.Dim("rows", min=1)},)
             graph = torch.export.export(model, (example,), dynamic_shapes=sizes)
             if kind == "torch_export":

@@ -16,13 +16,13 @@ from fl_lightning.foundation.metric import MODELS
 _END = '''
 
 def predict(rows):
-    """Class names of raw rows (of a regression numbers); `inputs` says what a row may be."""
+    """Return the class names of raw rows (of a regression numbers); `inputs` describes a row."""
     with torch.no_grad():
         return names(ABOUT, model(inputs(ABOUT, rows)))
 
 
 def predict_proba(rows):
-    """The probability of each class by its name, for each raw row."""
+    """Return the probability of each class, by its name, for each raw row."""
     with torch.no_grad():
         chances = probabilities(ABOUT, model(inputs(ABOUT, rows))).tolist()
     return [dict(zip(ABOUT["class_names"], row)) for row in chances]
@@ -63,7 +63,7 @@ def main() -> None:
 _OF_OTHERS = '''
 
 def main() -> None:
-    """Say how this file is used: only rows of a table can be given on a command line."""
+    """Print how to use this file: only rows of a table can be given on a command line."""
     usage = f"from {Path(__file__).stem} import predict; predict(rows) answers each raw row"
     argparse.ArgumentParser(usage=usage, description=inputs.__doc__).parse_args()
     print(f"usage: {usage}")
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # who read has read enough
+    except BrokenPipeError:  # the reader has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
@@ -105,21 +105,21 @@ def model(x):
 }
 
 
-def loader(
+def loader_source(
     folder: Path,
     whose: str,
     out: Path,
     facts: dict[str, Any],
     kind: str,
 ) -> str:
-    """Its text.
+    """Return the text of the Python file that loads an exported model and predicts raw rows.
 
     Args:
         folder: of the run.
         whose: the client, in words.
         out: the exported file, which lies beside it.
-        facts: what `run.export` returned.
-        kind: the format.
+        facts: returned by `run.export`.
+        kind: the exported file's format.
     """
     scored = ""
     if "scored_as" in facts:
@@ -147,12 +147,7 @@ def loader(
     text = f"{head}from __future__ import annotations\n\n{here}\n{body}"
     if not predicts:
         return text
-    about = pprint.pformat(
-        facts["about"],
-        width=120,
-        compact=True,
-        sort_dicts=False,
-    )
+    about = pprint.pformat(facts["about"], width=120, compact=True, sort_dicts=False)
     functions = [
         inspect.getsource(module).partition(f"{last_import}\n")[2]
         for module, last_import in ((cells, "import Any"), (plain, "import is_empty, number"))
@@ -166,7 +161,8 @@ def loader(
 
 
 def _construction(facts: dict[str, Any]) -> tuple[str, str]:
-    """Imports and a shipped architecture's own lines, and the expression that makes the model."""
+    """Return the imports (or a shipped architecture's own source) and the expression that makes the
+    model."""
     path, method = facts["component"].class_path, facts.get("built_by")
     adapters = getattr(facts["component"], "adapters", None)
     if not method and adapters is None:
@@ -187,7 +183,7 @@ def _construction(facts: dict[str, Any]) -> tuple[str, str]:
 
 
 def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:
-    """The line that imports a class, and the expression that makes an object of it."""
+    """Return the line that imports a class, and the expression that makes an object of it."""
     module, _, name = class_path.rpartition(".")
     return (
         f"from {module} import {name}\n",

@@ -1,5 +1,5 @@
-"""What makes inputs of raw rows and class names of scores, in plain PyTorch: exported beside a
-model, word for word."""
+"""Inputs from raw rows, and class names from scores, in plain PyTorch: copied word for word into
+the file beside an exported model."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fl_lightning.foundation.cells import is_empty, number
 
 
 def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
-    """Raw rows as the model's input.
+    """Return raw rows as the model's input.
 
     Args:
-        about: what the export says of the model's data.
-        rows: of a table mappings from column to cell, or lists of cells in the order of
+        about: the description of the model's data.
+        rows: for a table, mappings from column to cell, or lists of cells in the order of
             `about["columns"]`; vectors (n, features); images (n, height, width), (n, height, width,
-            channels), (n, channels, height, width) or paths of files; or texts, or numbers of their
+            channels), (n, channels, height, width) or paths of files; texts, or numbers of their
             tokens (n, length).
 
     Raises:
-        ValueError: a row has another shape, lacks a column, or a cell is no number, none of its
-            column's values, or empty where the model was trained without such; or an image has more
-            than 8 bits a channel.
+        ValueError: a row has another shape or lacks a column; a cell is no number, or none of its
+            column's values, or is empty though the model was trained without empty cells; or an
+            image has more than 8 bits a channel.
     """
     return scaled(about, raw(about, rows))
 
 
 def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
-    """Rows as numbers in the model's shape: tokens int64, a table's features float32, as training
-    reads them, with NaN for an empty cell. Images are turned by the angle by which the run turned
-    the client's."""
+    """Return rows as numbers in the model's shape: tokens int64; a table's features float32, as
+    training reads them, with NaN for an empty cell. Images are rotated by the angle by which the
+    run rotated the client's."""
     kind, shape = about["input"], list(about["shape"])
     if kind == "text":
         samples = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
@@ -54,7 +54,7 @@ def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
 
 def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-    """Rows of `raw`, imputed, scaled and normalised, float32; tokens as they are."""
+    """Return rows of `raw`, imputed, scaled and normalised, float32; tokens as they are."""
     if about["input"] == "text":
         return x
     if about["empty"] is not None:
@@ -72,10 +72,10 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
 
 
 def probabilities(about: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities (n, classes) of scores, by the temperature that the export has fitted.
+    """Return probabilities (n, classes) from scores, with the exported temperature, if any.
 
     Raises:
-        ValueError: of a regression, or where each place of a text has a class.
+        ValueError: the model is a regression, or scores each position of a text.
     """
     if not about["class_names"] or scores.ndim != 2:
         raise ValueError("only a model that gives each row a class has probabilities")
@@ -84,8 +84,8 @@ def probabilities(about: Mapping[str, Any], scores: torch.Tensor) -> torch.Tenso
 
 
 def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
-    """Class names of scores (n, classes), by the threshold that the export has chosen, if any; of
-    (n, positions, classes) a list for each row; of a regression numbers."""
+    """Return the class name of each row of scores (n, classes), by the exported threshold, if any;
+    for (n, positions, classes) a list for each row; for a regression numbers."""
     if not about["class_names"]:
         return scores[..., 0].tolist()
     classes: list[str] = about["class_names"]
@@ -101,8 +101,8 @@ def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
 
 
 def _features(about: Mapping[str, Any], row: Any) -> list[float]:
-    """A table's row as numbers: an empty cell is NaN, a column of words a number for each of its
-    values."""
+    """Return a table's row as numbers: NaN for an empty cell; for a column of words a number for
+    each of its values."""
     numbers: list[float] = []
     for place, (name, values) in enumerate(about["columns"]):
         key, keys = (name, row) if isinstance(row, Mapping) else (place, range(len(row)))
@@ -131,8 +131,8 @@ def _features(about: Mapping[str, Any], row: Any) -> list[float]:
 
 
 def _value(text: str, values: Sequence[str]) -> str | None:
-    """The one of `values` that a cell holds: 3.0 is 3, as a table has it where other cells of a
-    column are empty."""
+    """Return the one of `values` that a cell holds, or None: 3.0 is 3, as a table has it if other
+    cells of a column are empty."""
     if text in values:
         return text
     try:
@@ -142,7 +142,7 @@ def _value(text: str, values: Sequence[str]) -> str | None:
 
 
 def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
-    """A vector, a series or an image with its channels first."""
+    """Return a vector, a series or an image with its channels first."""
     if isinstance(row, str) or hasattr(row, "__fspath__"):
         import numpy as np
         from PIL import Image, ImageOps
@@ -167,7 +167,8 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _tokens(tokens: Mapping[str, Any], text: Any) -> list[int]:
-    """Numbers of a text's tokens, 0 on the left where it is short; numbers stay as they are."""
+    """Return the numbers of a text's tokens, with 0 on the left if it is short; numbers stay as
+    they are."""
     if not isinstance(text, str):
         return [int(number) for number in text]
     if tokens["tokenizer"] is not None:

@@ -1,4 +1,4 @@
-"""The source of a shipped architecture, as lines that need torch (some torchvision), and not this
+"""The source of a shipped architecture, as lines that need torch (some torchvision), but not this
 package."""
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ STANDINS = {
     "ValueError(allowed)\n",
     "BadInput": "class BadInput(ValueError):\n    pass\n",
 }
-"""In place of what our architectures take from this package to refuse arguments."""
+"""Replacements of this package's functions by which our architectures refuse arguments."""
 
 
 def standalone(class_path: str) -> str | None:
-    """Imports and definitions that the class needs, in order; None: it is no shipped
+    """Return the imports and definitions that the class needs, in order; None: it is no shipped
     architecture."""
     module, _, name = class_path.rpartition(".")
     if not module.startswith(f"{PACKAGE}.models."):
         return None
     imports: dict[str, None] = {}
     definitions: dict[str, str] = {}
-    _collect(
-        module,
-        name,
-        imports,
-        definitions,
-    )
+    _collect(module, name, imports, definitions)
     body = "\n\n".join(text.strip() for text in definitions.values())
     return "\n".join(imports) + "\n\n\n" + body + "\n"
 
@@ -42,7 +37,8 @@ def _collect(
     imports: dict[str, None],
     definitions: dict[str, str],
 ) -> None:
-    """Add a definition of a module, behind those that it uses."""
+    """Add a definition of a module to `definitions`, after those that it uses, and the module's
+    imports to `imports`."""
     if name in definitions:
         return
     if name in STANDINS:
@@ -65,23 +61,11 @@ def _collect(
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
             node_of |= dict.fromkeys(targets, node)
     node = node_of[name]
-    # its place is behind those that it uses, and a definition may use itself
+    # marked as begun, since a definition may use itself; its place is after those that it uses
     definitions[name] = ""
     for used in _names(node):
-        if used in module_of:
-            _collect(
-                module_of[used],
-                used,
-                imports,
-                definitions,
-            )
-        elif used in node_of and used != name:
-            _collect(
-                module,
-                used,
-                imports,
-                definitions,
-            )
+        if used in module_of or used in node_of:
+            _collect(module_of.get(used, module), used, imports, definitions)
     del definitions[name]
     definitions[name] = ast.get_source_segment(text, node) or ""
 

@@ -1,5 +1,5 @@
-"""Runs work of a script or notebook in a process of its own, which may fork workers since it has no
-threads."""
+"""Runs a function that a script or notebook calls in a new process, which has no threads and so may
+fork workers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any
 
 from fl_lightning.foundation import command, signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, check
-from fl_lightning.foundation.log import print_anything
+from fl_lightning.foundation.log import escape_unprintable
 
 
 def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any:
-    """Return `work(*args)`, run in a new process, whose lines are printed here as they come;
-    `fl-train` itself, which has no threads, runs it in this process.
+    """Return `work(*args)`, called in a new process; print here what that process prints.
+
+    `fl-train` itself has no threads: there `work` is called in this process.
 
     Args:
-        work: a function of a module; it and what it takes and returns travel by pickle.
+        work: a function of a module. It, its arguments and its result must be picklable.
         args: its arguments.
-        names_main: whether `args` name classes of the script itself. The process imports the
-            script then, whose own lines must stand below ``if __name__ == "__main__":``.
+        names_main: whether `args` name classes that the script itself defines. The new process then
+            imports the script, whose calls must be below ``if __name__ == "__main__":``.
 
     Raises:
-        BadInput: `work` has raised it, or the classes are a notebook's, which no process can
-            import.
+        BadInput: `work` has raised it, or the classes are defined in a notebook.
         RunFailed: `work` has raised it, or the process died.
     """
     if command.words:
         return work(*args)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    requirement = "a class of a notebook cannot be imported by another process: move it to a file"
-    check("definition", "__main__", not names_main or script is not None, requirement)
-    print_anything()
+    requirement = "another process cannot import a class of a notebook: move it to a .py file"
+    check("definition", ..., not names_main or script is not None, requirement)
+    escape_unprintable()
     context = multiprocessing.get_context("spawn")
     lines, line_sender = context.Pipe(duplex=False)
     answers, answer_sender = context.Pipe(duplex=False)
@@ -56,7 +56,10 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
         answer = answers.recv()
     except EOFError:
         process.join()
-        answer = RunFailed(f"its process died (exit code {process.exitcode})")
+        answer = RunFailed(
+            f"the process that ran this call died (exit code {process.exitcode}; -9: killed, often "
+            f"for lack of memory)"
+        )
     except BaseException:
         process.terminate()
         process.join()
@@ -69,7 +72,7 @@ def apart(work: Callable[..., Any], *args: Any, names_main: bool = False) -> Any
 
 @contextlib.contextmanager
 def _hidden_script() -> Iterator[None]:
-    """Keep a process that starts within the block from importing the script."""
+    """Prevent a process that is started within the block from importing the script."""
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in names if name in vars(main)}
@@ -83,7 +86,8 @@ def _hidden_script() -> Iterator[None]:
 def _work(
     lines: Connection, answers: Connection, work: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    """Do the work in the new process; send its result or its error."""
+    """Call `work` in the new process; send its prints to `lines`, and its result or error to
+    `answers`."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(lines.fileno(), number)
         stream = os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False)

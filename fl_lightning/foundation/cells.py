@@ -1,4 +1,5 @@
-"""Cells of a table as numbers, in plain Python: exported beside a model, word for word."""
+"""Reads a table's cells as numbers, in plain Python: this file is also copied next to exported
+models."""
 
 from __future__ import annotations
 
@@ -8,39 +9,40 @@ from datetime import datetime, timedelta
 from typing import Any
 
 EMPTY = ("", "na", "nan", "null")
-"""Contents of an empty cell, in small letters."""
+"""Contents of an empty cell, in lower case."""
 SEPARATORS = {",": ",", ";": ";", "tab": "\t", "|": "|"}
-"""`data.separator` by name."""
+"""Characters by `data.separator`."""
 SWAPPED = str.maketrans(",.", ".,")
 
 
 def is_empty(cell: str) -> bool:
-    """Whether a cell holds nothing."""
+    """Return whether a cell is empty."""
     return cell.lower() in EMPTY
 
 
 def number(column: str, cell: str, form: Mapping[str, Any]) -> float:
-    """The number in a cell, of a date in days; NaN: it is empty.
+    """Return the number in a cell; for a date the days since `day_zero`, for an empty cell NaN.
 
     Args:
-        column: of the cell.
-        cell: without spaces around it.
-        form: how the table is written: `decimal`, `dates`, `date_format`, `day_zero`.
+        column: name of the cell's column.
+        cell: its text, without spaces around it.
+        form: the table's format: `decimal`, `dates`, `date_format`, `day_zero` of `data`.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the cell is not a number or, in a column of `dates`, not a date.
     """
     if is_empty(cell):
         return math.nan
     if column in form["dates"]:
         return days(cell, form)
-    if "_" in cell:  # Python reads 3_4 as 34: here it is a name
+    if "_" in cell:  # Python would read 3_4 as 34
         raise ValueError(cell)
     return float(cell if form["decimal"] == "." else cell.translate(SWAPPED))
 
 
 def days(cell: str, form: Mapping[str, Any]) -> float:
-    """The days from `form["day_zero"]` to the date in a cell; with a time of day a fraction."""
+    """Return the days from `form["day_zero"]` to the date in a cell; a time of day is a
+    fraction."""
     date_format = form["date_format"]
     moment = (
         datetime.fromisoformat(cell)

@@ -1,13 +1,14 @@
-"""The command that this process runs, for messages that say how to go on."""
+"""The command line of this process, for messages that tell the user how to continue."""
 
 from __future__ import annotations
 
 import shlex
 
 words: list[str] = []
-"""Words typed behind `fl-train`; empty where a script runs."""
+"""Words typed behind `fl-train`; empty in a script."""
 
 
 def line(*default: str) -> str:
-    """Return the command line as it was typed; in a script that of `default`."""
+    """Return the `fl-train` command line as it was typed; in a script the one with the words
+    `default`."""
     return shlex.join(["fl-train", *(words or default)])

@@ -1,5 +1,5 @@
-"""Tables of numbers as CSV files that a crash spares: rows are added in one write, all else is
-renamed."""
+"""Keeps tables of numbers in CSV files that survive a crash: rows are appended in one write, other
+changes write a new file and rename it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from fl_lightning.foundation.errors import Damaged
 from fl_lightning.foundation.files import write_whole, writing
 
 Row = dict[str, Any]
-"""Numbers by column; text in columns of words."""
+"""Numbers by column, and text in columns of words."""
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a header and a line for each row, with every digit; None is an empty cell."""
+    """Return the text of a CSV file with a header and all digits; None and absent columns become
+    empty cells."""
     header = list(dict.fromkeys(name for row in rows for name in row))
     return _encode([header, *_lines(header, rows)]).decode()
 
 
 class CsvTable:
-    """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep
-    every digit."""
+    """A CSV file of numbers and words that can get further columns. Integers stay integers, floats
+    keep all digits."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +36,7 @@ class CsvTable:
         rows: Sequence[Mapping[str, float | str]],
         durable: bool = True,
     ) -> None:
-        """Make the file hold `rows` and nothing else."""
+        """Replace the file's content by `rows`. `durable`: wait until they are on the disk."""
         write_whole(self.path, as_csv(rows), durable)
 
     def append(
@@ -43,14 +44,14 @@ class CsvTable:
         rows: Sequence[Mapping[str, float | str]],
         always: Iterable[str] = (),
     ) -> None:
-        """Add `rows` in one write. Their new columns, and `always` even if empty, are added to the
-        table."""
+        """Append `rows` in one write. Their new columns, and those of `always` even if they stay
+        empty, are added to the header."""
         header = self.header()
         names = [name for row in rows for name in row]
         new = [name for name in dict.fromkeys([*names, *always]) if name not in header]
         lines = _lines(header + new, rows)
         if new:
-            # rows that are there may have been flushed: they stay on the disk
+            # the old rows may have been flushed, so the new file must be, too
             self._rewrite(
                 header + new,
                 self._read()[1] + lines,
@@ -61,7 +62,11 @@ class CsvTable:
             file.write(_encode(lines))
 
     def truncate(self, round: int) -> None:
-        """Keep the complete rows of rounds up to `round`; `Damaged` where a row has none."""
+        """Delete the rows of rounds after `round`, and an incomplete last line.
+
+        Raises:
+            Damaged: a row has no number in the column `round`.
+        """
         header, lines = self._read()
         if not header:
             self.path.unlink(missing_ok=True)
@@ -78,10 +83,14 @@ class CsvTable:
         words: Collection[str] = (),
         numbered: bool = False,
     ) -> list[Row]:
-        """Return the complete rows as numbers, columns of `words` as text; empty cells are absent.
+        """Return the complete rows as dicts of numbers, without empty cells.
+
+        Args:
+            words: columns whose cells are text.
+            numbered: whether each row must have a number in the column `round`.
 
         Raises:
-            Damaged: a cell is no number, or (`numbered`) a row is of no round.
+            Damaged: a cell is not a number, or a row has no round.
         """
         rows: list[Row] = []
         try:
@@ -100,8 +109,8 @@ class CsvTable:
         return Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged")
 
     def header(self) -> list[str]:
-        """Names of the columns, from the first line alone: the cost of a round must not grow with
-        their number."""
+        """Return the names of the columns. Only the first line is read, so the cost does not grow
+        with the number of rows."""
         if not self.path.exists():
             return []
         with self.path.open(encoding="utf-8") as file:
@@ -109,7 +118,7 @@ class CsvTable:
         return next(csv.reader([first])) if first.endswith("\n") else []
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows, without a line that a crash cut short."""
+        """Return the header and the complete rows; a crash may have cut the last line short."""
         if not self.path.exists():
             return [], []
         text = self.path.read_text(encoding="utf-8")
@@ -141,7 +150,7 @@ def _encode(lines: list[list[str]]) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """Return `value` with every digit, "" for None; numpy's and torch's numbers included."""
+    """Return a number (of Python, numpy or torch) with all its digits, or text; "" for None."""
     if value is None:
         return ""
     return str(value.item() if hasattr(value, "item") else value)

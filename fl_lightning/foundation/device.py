@@ -1,10 +1,9 @@
-"""The device that clients train on, of any kind that torch knows: CUDA (ROCm is `cuda` to torch
-too), XPU, MPS, ...
+"""Functions for the device that clients train on, of any kind that torch knows: CPU, CUDA (or ROCm,
+which torch calls `cuda`), XPU, MPS, ...
 
-`torch.accelerator` says which kind this machine has. What a kind can do is in its own module
-(`torch.cuda`, `torch.xpu`, `torch.mps`, or that of a registered backend), whose functions have the
-same names; where one is missing, each function here says what happens instead. Nothing else in the
-package asks for a kind by its name.
+Torch has a module for each kind (`torch.cuda`, `torch.xpu`, `torch.mps`, or that of a registered
+backend) with functions of the same names. Where a module lacks a function, the docstring here says
+what is returned instead. No other code of the package names a kind.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from fl_lightning.foundation.errors import BadInput, check
 KEY = "fabric.accelerator"
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""With one of two sizes of work space cuBLAS repeats its own bits (torch's notes on
-reproducibility)."""
+"""Setting with which cuBLAS is deterministic (torch's notes on reproducibility)."""
 
 
-def here() -> str | None:
-    """Return torch's name of this machine's kind of accelerator, without opening a device; None:
-    there is none."""
+def accelerator_kind() -> str | None:
+    """Return torch's name of this machine's kind of accelerator, such as `cuda`, without opening a
+    device; None: there is none."""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.accelerator.is_available():
         return None
@@ -41,40 +39,40 @@ def here() -> str | None:
 
 
 def count() -> int:
-    """Count the accelerators of this machine, without opening one."""
-    kind = here()
+    """Return the number of this machine's accelerators, without opening one."""
+    kind = accelerator_kind()
     return torch.get_device_module(kind).device_count() if kind else 0
 
 
 def resolved(name: str) -> str:
-    """Return the device that `fabric.accelerator` means on this machine: `cpu`, an accelerator's
-    kind, or a name that Lightning knows.
+    """Return the kind of device that the value `name` of `fabric.accelerator` means on this
+    machine: `cpu`, torch's name of an accelerator, or one registered with Lightning.
 
     Raises:
-        BadInput: nobody knows the name, or the machine has no such device.
+        BadInput: the name is unknown, or the machine has no such device.
     """
-    kind = here()
+    kind = accelerator_kind()
     if name in ("cpu", kind):
         return name
     if name == "auto":
         return kind or "cpu"
     if name == "gpu":
         if kind is None:
-            raise BadInput(KEY, name, "torch sees no GPU device on this machine")
+            raise BadInput(KEY, name, "torch sees no GPU on this machine: use cpu")
         return kind
     from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
 
     registered = ACCELERATOR_REGISTRY.available_accelerators()
     names = sorted({"auto", "gpu", "xpu", *registered})
     check(KEY, name, name in names, f"it must be one of {', '.join(names)}")
-    is_own = name not in ("cuda", "mps", "tpu", "xpu")  # of the user
+    is_own = name not in ("cuda", "mps", "tpu", "xpu")  # registered by the user
     if is_own and ACCELERATOR_REGISTRY.get(name).is_available():
         return name
-    raise BadInput(KEY, name, f"torch sees no {name.upper()} device on this machine")
+    raise BadInput(KEY, name, f"torch sees no {name.upper()} device on this machine: use cpu")
 
 
 def module_of(device: torch.device) -> Any:
-    """`torch.cuda`, `torch.xpu`, ...: the module of a device's kind; None: the CPU."""
+    """Return the module of a device's kind (`torch.cuda`, `torch.xpu`, ...); None: the CPU."""
     return None if device.type == "cpu" else torch.get_device_module(device)
 
 
@@ -86,11 +84,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def why_lost(device: torch.device) -> str | None:
-    """Return why nothing can be computed on the device any more (first line of its error); None: it
-    works.
+    """Return the first line of the device's error if it can no longer compute; None: it works.
 
-    Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off
-    the bus): the next caller gets them, and it is no client's fault. Ask after a failure.
+    Many errors of a GPU (illegal access, a device that fell off the bus) last until the process
+    ends and reach any later caller. Called after a failure, this shows that the device failed and
+    not the client.
     """
     try:
         synchronize(device)
@@ -103,7 +101,7 @@ def why_lost(device: torch.device) -> str | None:
 
 @cache
 def wide(device: torch.device) -> torch.dtype:
-    """Return the type for sums on the device: float64, or float32 where it has no other (MPS)."""
+    """Return the dtype for sums on the device: float64, or float32 if it has no float64 (MPS)."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device).add_(1.0)
     except (RuntimeError, TypeError):
@@ -112,7 +110,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 
 def digest(tensors: Iterable[Tensor]) -> bytes:
-    """Return a digest of the bytes of tensors, on whatever device they are."""
+    """Return a hash of the tensors' bytes; their device makes no difference."""
     state = xxhash.xxh3_128()
     for tensor in tensors:
         state.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -123,8 +121,8 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free memory of the device; of the CPU, or where its kind does not say, the
-    machine's."""
+    """Return the free memory of the device in bytes. For the CPU, and for devices that do not
+    report it, that of the machine."""
     module = module_of(device)
     if hasattr(module, "mem_get_info"):
         return float(module.mem_get_info(device)[0])
@@ -132,13 +130,13 @@ def free_bytes(device: torch.device) -> float:
         return float(module.recommended_max_memory() - module.driver_allocated_memory())
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux: trust that the data fit
+    except OSError:  # not Linux: assume that the data fit
         return float("inf")
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def resident_bytes() -> float:
-    """Main memory that this process holds now.
+    """Return the main memory of this process in bytes.
 
     Raises:
         OSError: the system is not Linux.
@@ -148,8 +146,8 @@ def resident_bytes() -> float:
 
 
 def peak_bytes(device: torch.device) -> float | None:
-    """Return the most memory that torch has held on the device; None: the CPU, or its kind does not
-    say."""
+    """Return the peak of torch's memory on the device in bytes; None: it is the CPU or does not
+    report it."""
     module = module_of(device)
     if not hasattr(module, "max_memory_allocated"):
         return None
@@ -160,32 +158,32 @@ def peak_bytes(device: torch.device) -> float | None:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether copies can run beside what the device computes (not on MPS)."""
+    """Return whether the device can copy while it computes (not MPS, nor the CPU)."""
     return hasattr(module_of(device), "Stream")
 
 
-def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
-    """Main memory for a tensor like `vector`: pinned where a stream can copy from it while the
-    device computes."""
+def host_buffer(vector: Tensor, device: torch.device) -> Tensor:
+    """Return an empty tensor in main memory with the shape and dtype of `vector`; pinned if the
+    device has streams, so that it can be copied while the device computes."""
     return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=has_streams(device))
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the main memory to the device, and return it there; do not wait for the copy
-    where it can be made from pinned memory."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on the device. From main memory it is copied by way of pinned memory, without
+    waiting for the copy, if the device has streams."""
     if tensor.device == device:
         return tensor
     if tensor.device.type != "cpu" or not has_streams(device):
         return tensor.to(device)
-    return empty_beside(tensor, device).copy_(tensor).to(device, non_blocking=True)
+    return host_buffer(tensor, device).copy_(tensor).to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------- random numbers
 
 
 def seed(number: int, device: torch.device) -> None:
-    """Seed torch's generators of the CPU and the device, and numpy's. `torch.manual_seed`, which
-    asks every kind of device, takes longer."""
+    """Seed torch's generators of the CPU and the device, and numpy's. `torch.manual_seed` would
+    take longer, since it seeds all kinds of devices."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number % 2**32)
     if device.type != "cpu":
@@ -193,21 +191,22 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def seed_all(number: int, device: torch.device) -> None:
-    """Call `seed`, and seed Python's generator, which takes as long as a layer of a small model."""
+    """Call `seed`, and also seed Python's generator, which is slow (as long as a small model's
+    layer takes)."""
     seed(number, device)
     random.seed(number)
 
 
 def random_states(device: torch.device) -> list[Any]:
-    """State of the generators that a model may draw from: torch's on the CPU and the device,
-    numpy's, Python's."""
+    """Return the states of the generators that a model may draw from: torch's of the CPU and the
+    device, numpy's, Python's."""
     module = module_of(device)
     on_device = [] if module is None else [module.get_rng_state()]
     return [torch.get_rng_state(), *on_device, np.random.get_state(), random.getstate()]
 
 
 def same_states(a: list[Any], b: list[Any]) -> bool:
-    """Whether nothing was drawn between two `random_states`."""
+    """Return whether two `random_states` are equal: nothing was drawn between them."""
     return all(
         torch.equal(x, y) if isinstance(x, Tensor) else repr(x) == repr(y)
         for x, y in zip(a, b, strict=True)
@@ -215,8 +214,8 @@ def same_states(a: list[Any], b: list[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def no_draws(device: torch.device) -> Iterator[None]:
-    """Let the block draw, and restore all random states after it: to others nothing was drawn."""
+def rng_restored(device: torch.device) -> Iterator[None]:
+    """Restore all random states after the block, so that its draws change no later ones."""
     first, *on_device, of_numpy, of_python = random_states(device)
     try:
         yield
@@ -230,17 +229,17 @@ def no_draws(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Seed the CPU's draws within the block with `number`; restore all random states after it."""
+    """Seed all generators of the CPU with `number` for the block; restore their states after it."""
     cpu = torch.device("cpu")
-    with no_draws(cpu):
+    with rng_restored(cpu):
         seed_all(number, cpu)
         yield
 
 
 def set_deterministic(only_deterministic: bool) -> None:
-    """Switch on, or off, kernels that repeat their own bits, and errors of operations without one;
-    to be called before the device is opened."""
+    """Have torch use deterministic kernels only, and raise for operations that have none; or undo
+    this. Must be called before the device is opened."""
     if only_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-        torch.backends.cudnn.benchmark = False  # which kernel wins a race of timings is chance
+        torch.backends.cudnn.benchmark = False  # its choice by timing is random
     torch.use_deterministic_algorithms(only_deterministic)

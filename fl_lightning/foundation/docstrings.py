@@ -1,4 +1,4 @@
-"""Docstrings as texts."""
+"""Reads docstrings."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import inspect
 
 
 def first_paragraph(docstring: str | None) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Return the first paragraph of a docstring on one line."""
     return " ".join(inspect.cleandoc(docstring or "").partition("\n\n")[0].split())

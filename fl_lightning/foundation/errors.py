@@ -1,4 +1,5 @@
-"""The two ways a run may end badly, each with its exit code (docs/reference.md, "Exit codes")."""
+"""Errors that end a command in one line: bad input (exit code 2) and failed runs (1). See "Exit
+codes" in docs/reference.md."""
 
 from __future__ import annotations
 
@@ -9,24 +10,25 @@ SECRET = re.compile(r"(^|[_.])(api_?key|token|password|secret)$", re.IGNORECASE)
 """Keys whose values must never be shown."""
 
 LONGEST = 200
-"""Characters of a value that an error shows: an array in its place would fill the screen."""
+"""Maximum number of characters of a value in an error: an array would fill the screen."""
 
 NO_VALUE, NOT_GIVEN = "it needs a value", "it must be given"
 
 
 def redact(text: str) -> str:
-    """`text` without the W&B key that the environment holds."""
+    """Return `text` with the W&B key of the environment replaced by `***`."""
     key = os.environ.get("WANDB_API_KEY")
     return text.replace(key, "***") if key else text
 
 
 class BadInput(Exception):
-    """A value that the user has set cannot work: one line; exit code 2.
+    """A value that the user has set is wrong. Printed as one line, `KEY=VALUE: REQUIREMENT`; exit
+    code 2.
 
     Args:
-        key: of the value.
-        value: as it was set; `...` where no single value is at fault.
-        requirement: what the value must be, or the problem and the remedy.
+        key: the configuration's key, or the argument's name.
+        value: as the user has set it; `...` if no single value is wrong.
+        requirement: what the value must be, or the problem and its remedy.
     """
 
     exit_code = 2
@@ -44,29 +46,29 @@ class BadInput(Exception):
 
 
 def check(key: str, value: object, holds: bool, requirement: str) -> None:
-    """Raise `BadInput` for `key` unless `holds`."""
+    """Raise `BadInput(key, value, requirement)` unless `holds` is true."""
     if not holds:
         raise BadInput(key, value, requirement)
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message; the name of its class where it has none."""
+    """Return the first line of an error's message, or its class's name if it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class Damaged(BadInput, ValueError):
-    """A file of the run folder that the user named cannot be read.
+    """A file in a run folder cannot be read: it was cut short or changed.
 
-    A `ValueError` as well, so that `except UNREADABLE` (results/folder.py) catches it.
+    Also a `ValueError`, like other errors of reading a file (`UNREADABLE` in results/folder.py).
     """
 
 
 def _sentence(key: str, value: object, requirement: str) -> str:
-    """Return the line for the user, in one of three forms.
+    """Return the error's line for the user, in one of three forms.
 
     - `data.alpha=-1: it must be above 0`
-    - `method: it must be given`, without a value: it is missing, or no single value is at fault
-    - `there is no method 'fedagv'; ...`, of a requirement that begins with `no such method`
+    - `method: it must be given`, if the value is missing or no single value is wrong
+    - `there is no method 'fedagv'; ...`, if the requirement begins with `no such method`
     """
     is_missing = value is None and requirement.startswith(NOT_GIVEN)
     if value is ... or is_missing:
@@ -80,25 +82,25 @@ def _sentence(key: str, value: object, requirement: str) -> str:
 
 
 class RunFailed(Exception):
-    """A run that began well cannot go on (a client failed, a disk is full): one line; exit code
-    1."""
+    """A run with valid input cannot go on (a client failed, a disk is full). Printed as one line;
+    exit code 1."""
 
     exit_code = 1
 
 
 class MachineFailed(RunFailed):
-    """The machine is at fault, not the configuration: a disk refuses, a process is gone."""
+    """The machine failed, not the configuration: a disk is full, a process is gone."""
 
 
 class BadClient(RunFailed):
     """One client failed; `federation.on_bad_client` decides whether the run goes on.
 
     Args:
-        client: its number.
-        round: of the failure.
+        client: the client's number.
+        round: the round in which it failed.
         stage: `data`, `download`, `training`, `evaluation` or `upload`.
-        reason: for the user.
-        called: the client in words, its name included where it has one.
+        reason: why, for the user.
+        called: the client's number and name for the user; empty: `client NUMBER`.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class BadClient(RunFailed):
         reason: str,
         called: str = "",
     ) -> None:
-        # a pickled error is made from these again
+        # pickle builds the error again from these arguments
         super().__init__(client, round, stage, reason, called)
         self.client = client
         self.round = round
@@ -118,8 +120,8 @@ class BadClient(RunFailed):
         self.called = called or f"client {client}"
 
     def bare(self) -> BadClient:
-        """The same without its traceback, whose frames would keep the failed visit's tensors
-        alive."""
+        """Return this error without its traceback, whose frames would keep the failed visit's
+        tensors in memory."""
         return BadClient(*self.args)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Exit codes of our processes, and the one line on an error."""
+"""Turns errors and signals into exit codes and one line for the user."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ from collections.abc import Callable
 from fl_lightning.foundation import signals
 from fl_lightning.foundation.errors import BadInput, RunFailed, redact
 from fl_lightning.foundation.extras import install_hint
-from fl_lightning.foundation.log import outlive_readers, print_anything
+from fl_lightning.foundation.log import escape_unprintable, ignore_closed_pipe
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
 
 
 def guarded(work: Callable[[], None]) -> int:
-    """Does `work`; returns 0, 1 (the run failed), 2 (bad input), 70 (a bug, with its traceback),
-    130 or 143 (interrupted). A closed output pipe counts as 0."""
-    print_anything()
-    outlive_readers()
+    """Call `work` and print its error; return the exit code: 0, 1 (the run failed), 2 (bad input),
+    70 (a bug; its traceback is printed), 130 or 143 (interrupted). A closed output pipe counts as
+    0."""
+    escape_unprintable()
+    ignore_closed_pipe()
     try:
         with signals.unwinding():
             work()
             sys.stdout.flush()
     except (BadInput, RunFailed) as error:
-        print(
-            "fl-train: error:",
-            redact(" ".join(str(error).split())),
-            file=sys.stderr,
-        )
+        print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         hint = install_hint(error.name)
@@ -38,15 +35,15 @@ def guarded(work: Callable[[], None]) -> int:
             return _bug()
         print("fl-train: error:", hint, file=sys.stderr)
         return BadInput.exit_code
-    except BrokenPipeError:  # the reader of our output has closed it
+    except BrokenPipeError:  # as in `fl-train ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return exit_after(signal.SIGINT)
     except signals.Terminated:
         return exit_after(signal.SIGTERM)
     except Exception:
-        number = signals.came()
-        # a library may have made another error of a signal
+        number = signals.received_signal()
+        # a library may have turned a signal's exception into another error
         return _bug() if number is None else exit_after(number)
     return 0
 
@@ -57,6 +54,6 @@ def _bug() -> int:
 
 
 def exit_after(number: int) -> int:
-    """Ends the ranks; returns 128 + `number`, the signal."""
+    """End the ranks; return the exit code for the signal `number`: 128 + `number`."""
     signals.stop_ranks()
     return 128 + number

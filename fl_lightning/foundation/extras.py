@@ -1,5 +1,5 @@
-"""Optional packages by extra (pyproject.toml), and the line that tells how to install one that is
-missing."""
+"""Lists the packages of each extra (pyproject.toml), and tells the user how to install a missing
+one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ MODULES = {
 
 
 def require(extra: str, key: str, value: object, instead: str = "") -> None:
-    """Raise `BadInput`, one line with the command that installs `extra`, where a package of it is
-    missing.
+    """Raise `BadInput` with the command that installs `extra` if a package of it is missing.
 
     Args:
         extra: a key of `MODULES`.
-        key, value: what the user gave that needs it.
-        instead: how to do without it, in words.
+        key, value: the setting that needs it.
+        instead: what the user can do without it, in words.
     """
     for module in MODULES[extra]:
         if not _installed(module):
@@ -45,7 +44,7 @@ def require(extra: str, key: str, value: object, instead: str = "") -> None:
 
 
 def install_hint(module: str | None) -> str:
-    """Say how to install `module`, or the package of a submodule; empty if no extra has it."""
+    """Return how to install the package of `module`, in words; empty if it belongs to no extra."""
     name = (module or "").partition(".")[0]
     for extra, modules in MODULES.items():
         if name in modules:
@@ -54,12 +53,13 @@ def install_hint(module: str | None) -> str:
 
 
 def hint_if_missing(module: str) -> str:
-    """Say how to install `module`; empty where it is installed."""
+    """Return how to install `module`, in words; empty if it is installed."""
     return "" if _installed(module) else install_hint(module)
 
 
 def command(extra: str) -> str:
-    """Return the command that installs the packages of `extra`, by this package's own metadata."""
+    """Return the command that installs the packages of `extra`, as this package's metadata lists
+    them."""
     try:
         requirements = requires("fl_lightning") or []
     except PackageNotFoundError:  # run from its sources, never installed

@@ -1,4 +1,5 @@
-"""Files that are whole or not there: written aside, flushed to the disk, renamed."""
+"""Writes files that a crash cannot leave half written (written next to their place, flushed to the
+disk, renamed), and locks folders."""
 
 from __future__ import annotations
 
@@ -18,18 +19,17 @@ from safetensors import SafetensorError
 from fl_lightning.foundation.errors import MachineFailed
 
 AT_ONCE = 8
-"""Files flushed at a time: a disk takes 100 small ones in a tenth of the time that one by one
-needs."""
-# seconds that the processes of a dead one may take to end: torch's own patience with them
+"""Files flushed in parallel: 100 small ones then take a tenth of the time."""
+# seconds that the children of a dead process may take to end: torch's timeout for them
 _ENDING = 30.0
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal into one line that names the file.
+    """Turn an error of the disk within the block into a `MachineFailed` that names `path`.
 
     Raises:
-        RunFailed: no space, no permission, a name that is too long.
+        MachineFailed: no space, no permission, a name that is too long.
     """
     try:
         yield
@@ -40,11 +40,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Yield a path aside, renamed to `path` after the block: a reader sees the old file or the new
-    one, never a half.
+    """Yield a temporary path, which is renamed to `path` after the block: readers see the old file
+    or the whole new one.
 
-    With `durable` content and rename have reached the disk when this ends: a crash of the machine
-    spares them.
+    With `durable`, wait until content and rename are on the disk, where a crash of the machine
+    cannot lose them.
     """
     aside = aside_of(path)
     with writing(path):
@@ -55,7 +55,7 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
                 flush(aside)
             os.replace(aside, path)
         except BaseException:
-            # on a full disk a part would take the room that is left
+            # on a full disk the rest of the file would take up space
             with contextlib.suppress(OSError):
                 aside.unlink()
             raise
@@ -65,7 +65,8 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[None]:
-    """Remove the new folder `path` where the block that fills it fails: its name is free again."""
+    """Remove the new folder `path` if the block that fills it fails, so that its name is free
+    again."""
     try:
         yield
     except BaseException:
@@ -74,12 +75,12 @@ def whole_folder(path: Path) -> Iterator[None]:
 
 
 def aside_of(path: Path) -> Path:
-    """Return the path that is renamed to `path` once it is written."""
+    """Return the temporary path that `atomic_write` renames to `path`."""
     return path.with_name(f".{path.name}.part")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; their names have reached the disk when this ends."""
+    """Make a folder and its parents; wait until their names are on the disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -87,7 +88,7 @@ def make_folder(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has a file's content, or a folder's names."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -96,7 +97,7 @@ def flush(path: Path) -> None:
 
 
 def flush_all(paths: Iterable[Path]) -> None:
-    """Wait until the disk has all of these, some at a time; `RunFailed` if it refuses one."""
+    """Call `flush` for all paths, several at a time; raise `MachineFailed` if the disk fails."""
 
     def one(path: Path) -> None:
         with writing(path):
@@ -107,19 +108,19 @@ def flush_all(paths: Iterable[Path]) -> None:
 
 
 class Taken(Exception):
-    """Another process holds the lock; the text says which."""
+    """Another process holds the lock; the text names it."""
 
 
 def take_lock(path: Path) -> IO[str]:
-    """Take the lock `path` for this process, until the returned file is closed or the process is
-    gone, however it goes.
+    """Take the lock `path` for this process, until the returned file is closed or the process ends.
 
-    Processes that this one starts `share_lock`: nobody can take the lock before the last of them is
-    gone. If its holder on this machine has died and they are still ending, wait for them.
+    Processes that this one starts hold the lock, too, by `share_lock`: it is free when the last of
+    them has ended. If the holder was a process of this machine that has died, wait some seconds for
+    its children to end.
 
     Raises:
-        Taken: another process holds it.
-        OSError: the file cannot be opened, or the file system knows no locks.
+        Taken: another process holds the lock.
+        OSError: the file cannot be opened, or the file system has no locks.
     """
     file = path.open("a+", encoding="utf-8")
     deadline = time.monotonic() + _ENDING
@@ -136,21 +137,20 @@ def take_lock(path: Path) -> IO[str]:
             time.sleep(0.1)
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
-    # From here on it is shared with processes that this one starts (`share_lock`): nobody can take
-    # it alone until all of them are gone.
+    # shared, so that processes which this one starts can hold it, too (`share_lock`)
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
 def share_lock(path: Path) -> IO[str]:
-    """Hold the lock `path` together with the process that has taken it and started this one."""
+    """Hold the lock `path`, which the parent process has taken, in this process, too."""
     file = path.open(encoding="utf-8")
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
 def _dead(holder: str) -> bool:
-    """Whether the process that wrote `holder` ran on this machine and is gone.
+    """Return whether the holder of a lock was a process of this machine that has ended.
 
     `holder`: the line that `take_lock` writes, `process PID on HOST`.
     """
@@ -167,7 +167,7 @@ def _dead(holder: str) -> bool:
 
 
 def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Have `path` hold `content` (of text, in UTF-8), or what it held before: never a part of
-    it."""
+    """Write `content` (text in UTF-8) to `path` by `atomic_write`: after a crash the file has its
+    old content or the whole new one."""
     with atomic_write(path, durable) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)

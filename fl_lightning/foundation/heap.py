@@ -1,5 +1,5 @@
-"""How the C library keeps freed memory: training steps free and take the same activations over and
-over."""
+"""Sets how the C library treats freed memory: each training step frees and allocates the same
+activations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 MMAP_BYTES = 32 << 20
-"""Blocks from this size on are the system's own, given back when they are freed. 32 MiB: the most
-that glibc takes."""
+"""Blocks of at least this size are returned to the system when they are freed. 32 MiB: glibc's
+maximum."""
 TRIM_BYTES = 1 << 30
-"""Free memory at the end of the heap that is kept. 1 GiB: more than the activations of what trains
-on a CPU."""
+"""Free memory at the end of the heap that the process keeps. 1 GiB: more than the activations of
+models that train on a CPU."""
 
 
 def keep_freed() -> bool:
-    """Have this process keep freed memory for its next step; return whether it does.
+    """Have glibc keep freed memory for the next training step; return whether it does.
 
-    By its own rules glibc keeps it or not depending on what was freed first; where it did not,
-    rounds of small CNNs took 1.25 times as long (docs/performance.md). Without glibc, or where its
-    own variables (MALLOC_..., GLIBC_TUNABLES) are set, nothing changes.
+    By default glibc returns it to the system in some cases, in which rounds of small CNNs took 1.25
+    times as long (docs/performance.md). Nothing changes without glibc, or if the user has set its
+    variables (MALLOC_..., GLIBC_TUNABLES).
     """
     configured = any(name.startswith("MALLOC_") for name in os.environ)
     configured = configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")

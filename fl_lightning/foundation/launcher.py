@@ -1,8 +1,8 @@
-"""Finds out who has started this process: torchrun or srun, as one of several, or a person, alone.
+"""Finds out whether torchrun or srun has started this process as one of several.
 
-Variables of an earlier job, of a container or of a shell on a cluster (`salloc`) look like a
-launcher's and start nothing. So a launcher counts only where all that it sets is there and fits
-together; otherwise one process is one run.
+An earlier job, a container or a shell on a cluster (`salloc`) can leave variables that look like a
+launcher's. So a launcher is recognised only if all its variables are set and consistent; otherwise
+this process is a run of its own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ RANKS = (
     "JSM_NAMESPACE_LOCAL_RANK",
     "FLUX_TASK_RANK",
 )
-"""In which launchers say which of several processes this one is: those of torch, Lightning, SLURM,
-MPI, LSF, Flux."""
+"""Variables in which launchers (torch, Lightning, SLURM, MPI, LSF, Flux) give a process its rank or
+node."""
 SIZES = (
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
@@ -55,14 +55,13 @@ SIZES = (
     "JSM_NAMESPACE_SIZE",
     "FLUX_JOB_SIZE",
 )
-"""In which they say how many there are."""
+"""Variables in which they give the number of processes."""
 AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set to True by torchrun where it listens at MASTER_ADDR:MASTER_PORT itself, before it starts its
-processes."""
+"""Variable that torchrun sets to True if it listens at MASTER_ADDR:MASTER_PORT itself."""
 PATIENCE = 10.0
-"""Seconds for torchrun to answer there. It answers at once: ours, for a busy network."""
+"""Seconds until torchrun must answer there. It answers at once; our choice, for a busy network."""
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", AGENT)
-"""Variables that torch reads when processes meet."""
+"""Variables that torch reads when processes connect."""
 OF_LIGHTNING = (
     "LT_CLI_USED",
     "LT_ACCELERATOR",
@@ -71,13 +70,13 @@ OF_LIGHTNING = (
     "LT_NUM_NODES",
     "LT_PRECISION",
 )
-"""Variables of Lightning's own command, which Fabric takes instead of its arguments."""
+"""Variables of Lightning's command line, which Fabric would use instead of its arguments."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that a launcher has started: its rank, of all and on its node, and
-    their number."""
+    """The launcher that has started this process as one of several, the process's ranks (among all,
+    and on its node), its node and the number of processes."""
 
     by: Literal["torchrun", "srun"]
     rank: int
@@ -87,8 +86,8 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return the launcher that has started this process as one of several; None: it is alone,
-    whatever is left in the environment."""
+    """Return how a launcher has started this process as one of several; None: no launcher has, or
+    it has started one process only."""
     if all(name in environment for name in TORCHRUN):
         by: Literal["torchrun", "srun"] = "torchrun"
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")
@@ -106,8 +105,8 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise `BadInput` where torchrun is gone and its variables stayed: processes would wait for
-    each other."""
+    """Raise `BadInput` if torchrun's variables are set and it does not answer: processes would wait
+    for each other forever."""
     if environment.get(AGENT) != "True":
         return
     address = environment["MASTER_ADDR"]
@@ -122,15 +121,14 @@ def check_torchrun_answers(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def rank() -> int:
-    """This process's rank among those that a launcher has started; 0 where it was started by
-    hand."""
+    """Return this process's rank among those that a launcher has started; 0 without a launcher."""
     launch = launch_of()
     return launch.rank if launch is not None else 0
 
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return `NAME=VALUE` of all variables that call this process one of several, though no
-    launcher has started it."""
+    """Return `NAME=VALUE` of all variables that look like a launcher's if none has started this
+    process."""
     if launch_of(environment) is not None:
         return []
     harmless_values = dict.fromkeys(RANKS, "0") | dict.fromkeys(SIZES, "1")
@@ -142,16 +140,22 @@ def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def line_on_left_over() -> str:
-    """Return a line on `left_over` for the user; empty where there is nothing."""
+    """Return a warning about `left_over` variables; empty: there are none."""
     names = ", ".join(left_over())
     why = "since neither srun nor torchrun has started this process"
     several = "several processes: --fabric.devices on this machine, or srun"
-    return f"environment: {names} is not heeded, {why} ({several})" if names else ""
+    return f"environment: {names} is ignored, {why} ({several})" if names else ""
 
 
 def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
-    """Raise `BadInput` unless `launch` is there and has started the `ranks` processes that the
-    configuration asks for. `devices`: of the configuration."""
+    """Raise `BadInput` unless the launcher still runs and has started as many processes as the
+    configuration asks for.
+
+    Args:
+        launch: of this process.
+        devices: `fabric.devices`, for the error.
+        ranks: number of processes by the configuration.
+    """
     variable = TORCHRUN[0] if launch.by == "torchrun" else SRUN[0]
     requirement = (
         f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many "

@@ -1,4 +1,4 @@
-"""The log of a run: its messages, each round, warnings of libraries and how it ended, with the
+"""Writes a run's log: its messages, rounds, warnings of libraries and its end, each with the
 time."""
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ UNITS = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB",
 
 
 def now() -> str:
-    """The date and time here, to the second."""
+    """Return the local date and time, to the second."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
 def in_bytes(size: float, like: float | None = None) -> str:
-    """Return a number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0
-    KiB`, `0 B`."""
+    """Return a number of bytes in words: `1.5 MiB`, `12.0 KiB`, `0 B`. The unit is chosen by
+    `like`, or by `size` if it is None."""
     suited = size if like is None else like
     for unit, scale in UNITS:
         least = scale if scale > 2**20 else 0.1 * scale
@@ -37,15 +37,15 @@ def in_bytes(size: float, like: float | None = None) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """Return seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
+    """Return seconds in words: `90 s`, `2.5 h`. The unit is the largest that gives at least 2."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
 
 
-class _Outliving:
-    """A stream that drops all text once its reader has gone."""
+class _PipeStream:
+    """A stream to a pipe that drops all text once the reader has closed it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text`."""
+        """Write `text`; return its length."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -62,7 +62,7 @@ class _Outliving:
             return len(text)
 
     def flush(self) -> None:
-        """Hand on what has been written."""
+        """Flush the stream."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -74,26 +74,27 @@ class _Outliving:
         os.close(nowhere)
 
 
-def outlive_readers() -> None:
-    """Drop prints once nobody reads them (`| head`): an error would end a run in the middle."""
+def ignore_closed_pipe() -> None:
+    """Have stdout and stderr drop text if they are pipes that the reader has closed (`| head`), so
+    that no error ends the run."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # a stand-in for a stream has no file
+        # an object in place of a stream has no file
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            is_new = not isinstance(stream, _Outliving)
+            is_new = not isinstance(stream, _PipeStream)
             if is_new and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-                setattr(sys, name, _Outliving(stream))
+                setattr(sys, name, _PipeStream(stream))
 
 
 class Log:
-    """A file that lines are added to; until `begin` is called they wait."""
+    """A log file. Lines are kept in memory until `begin` is called. `who`: prefix of each line."""
 
     def __init__(self, file: Path, who: str) -> None:
         self.file, self.who = file, who
         self._waiting: list[str] | None = []
 
     def add(self, line: str) -> None:
-        """Add a line."""
+        """Add a line with the time."""
         text = f"{now()} {self.who}{redact(line)}\n"
         if self._waiting is None:
             self._write(text)
@@ -101,44 +102,45 @@ class Log:
             self._waiting.append(text)
 
     def begin(self) -> None:
-        """Write the lines that have waited."""
+        """Write the lines in memory to the file; later ones are written at once."""
         if self._waiting is not None:
             self._write("".join(self._waiting))
             self._waiting = None
 
     def _write(self, text: str) -> None:
-        """Write `text`; if the disk refuses, the run goes on: its tables end it."""
+        """Write `text`. Errors of the disk are ignored: the run's tables will raise them."""
         with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 _log: ContextVar[Log | None] = ContextVar("log", default=None)
-"""The log of the run that is going on: runs that train together have a context each."""
+"""The log of the current run; runs that train together in one process have a context each."""
 
 
-def print_anything() -> None:
-    """Have stdout and stderr write characters that their encoding lacks as `\\u0141`: names of
-    clients and classes are any text, and no line that is printed may end a run."""
+def escape_unprintable() -> None:
+    """Have stdout and stderr write characters that their encoding lacks as `\\u0141`, so that
+    printing a client's or class's name never raises an error."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's streams take any character
+        if hasattr(stream, "reconfigure"):  # a notebook's streams write any character
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(line: str) -> None:
-    """Print a line on stderr, and keep it."""
+    """Print a line on stderr, and add it to the log."""
     print(line, file=sys.stderr, flush=True)
     note(line)
 
 
 def note(line: str) -> None:
-    """Keep a line in the log of the run that is going on in this process, if one is."""
+    """Add a line to the log of the current run; without a run do nothing."""
     log = _log.get()
     if log is not None:
         log.add(line)
 
 
 def write_waiting() -> None:
-    """Write the lines that have waited for the first round: the run has something to keep now."""
+    """Begin the file of the current run's log, after the first round: before, a refused start
+    should leave no file."""
     log = _log.get()
     if log is not None:
         log.begin()
@@ -146,10 +148,10 @@ def write_waiting() -> None:
 
 @contextlib.contextmanager
 def logged_to(file: Path, who: str = "") -> Iterator[None]:
-    """Log to `file` all notes within the block, with `who` before them, warnings of libraries, and
-    how the block ends.
+    """Log to `file` the messages and the libraries' warnings within the block, and how it ends.
+    `who`: prefix of each line.
 
-    A start that is refused (`BadInput`) before its first round leaves no file.
+    If `BadInput` ends the block before `write_waiting` is called, no file is written.
     """
     log = Log(file, who)
     token = _log.set(log)
@@ -169,7 +171,8 @@ def logged_to(file: Path, who: str = "") -> Iterator[None]:
 
 
 class _Listener:
-    """Notes messages and warnings of libraries while runs are going on, each once."""
+    """Adds libraries' messages and warnings to the log, each once, while at least one run is going
+    on."""
 
     def __init__(self) -> None:
         self._runs = 0
@@ -177,7 +180,7 @@ class _Listener:
         self._shown: Callable[..., None] = warnings.showwarning
 
     def begin(self) -> None:
-        """Count one run more."""
+        """Count a run that begins."""
         self._runs += 1
         if self._runs == 1:
             logging.getLogger().addHandler(self._handler)
@@ -185,7 +188,7 @@ class _Listener:
             self._shown, warnings.showwarning = warnings.showwarning, self._show
 
     def end(self) -> None:
-        """Count one run less."""
+        """Count a run that ends."""
         self._runs -= 1
         if self._runs == 0:
             logging.getLogger().removeHandler(self._handler)
@@ -200,10 +203,11 @@ class _Listener:
 
 
 class _Handler(logging.Handler):
-    """Notes messages of libraries; shows them where no other handler would, as Python does."""
+    """Adds libraries' messages to the log; prints them if no other handler does, as Python
+    would."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message."""
+        """Add a message to the log."""
         note(f"{record.levelname} of {record.name}: {record.getMessage()}")
         if logging.getLogger().handlers == [self] and logging.lastResort is not None:
             logging.lastResort.handle(record)

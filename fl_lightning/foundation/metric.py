@@ -1,7 +1,7 @@
-"""The metrics that judge a run: names in columns and keys, which way is better, and how they and
-the loss are computed.
+"""The metrics by which a run can be judged: their names in columns and keys, whether greater is
+better, and how they and the loss are computed.
 
-Nothing here imports torch before it computes: run folders are read without it.
+Torch is imported only to compute, so run folders can be read without it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ MODELS = {
     "global": "global model",
     "finetuned": "after fine-tuning",
 }
-"""Kinds of model that are scored, in words: declared here alone."""
+"""Kinds of model that are scored, with their description. The only list of them."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a client's model: a mean over samples."""
+    """A score of a client's model, which is a mean over samples."""
 
     name: str
+    """Name in columns and keys."""
     words: str
+    """Name for readers."""
     rises: bool
-    """Whether greater is better. Metrics that rise are shares, and `shown` in percent."""
+    """Whether greater is better. Such metrics are shares, and `shown` in percent."""
 
     @property
     def mean_words(self) -> str:
-        """The mean over clients, in words: `mean accuracy`."""
+        """Name of the mean over clients for readers: `mean accuracy`."""
         return self.words if self.words.startswith("mean ") else f"mean {self.words}"
 
     def of(self, statistic: str) -> str:
@@ -53,25 +55,26 @@ class Metric:
         return f"global_test_{self.by(kind)}"
 
     def merit(self, value: float) -> float:
-        """Return `value`, or its negative where lower is better."""
+        """Return `value`, negated if lower is better: greater merit is always better."""
         return value if self.rises else -value
 
     def gain(self, score: float, alone: float) -> float:
-        """Return the relative improvement of `score` on `alone`, positive where it is better
-        (FEDORA's R-Acc and R-MAE)."""
+        """Return the relative improvement of `score` over `alone`, the score of training alone;
+        positive if it is better (FEDORA's R-Acc and R-MAE)."""
         return self.merit(score - alone) / alone
 
     def shown(self, value: float) -> str:
-        """Return `value` for readers: accuracies in percent, errors in the target's unit."""
+        """Return `value` as text for readers: shares in percent, errors in the target's unit."""
         return f"{100 * value:.2f} %" if self.rises else f"{value:.4g}"
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Return the sum over the samples of a batch, shape (); divided by their number it is the
-        metric.
+        """Return the sum of the samples' scores in a batch, shape (); divided by the number of
+        samples it is the metric.
 
         Args:
-            output: of the model, (b, num_classes), or (b, 1) for regression.
-            y: class numbers int64 (b,), or targets float32 (b,). Of texts: `Accuracy`.
+            output: the model's output, (b, num_classes), or (b, 1) for regression.
+            y: class numbers int64 (b,), or targets float32 (b,). `Accuracy` has the shapes for
+                texts with a target at each position.
             num_classes: of the task; 1 for regression.
         """
         raise NotImplementedError
@@ -79,27 +82,28 @@ class Metric:
     def totals(
         self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
     ) -> list[Tensor]:
-        """`total` of each of several batches."""
+        """Return `total` of each of several batches."""
         return [self.total(output, y, num_classes) for output, y in zip(outputs, ys, strict=True)]
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the local loss, `reduction` as in torch; other arguments as in `total`."""
+        """Return the local training loss. `reduction` is torch's; other arguments as in `total`."""
         raise NotImplementedError
 
 
 NO_TARGET = -100
-"""The target of a position that has none: torch's."""
+"""Target of a position that has none; torch's value."""
 
 
 class Accuracy(Metric):
-    """Share of right answers; local loss cross-entropy.
+    """Share of right predictions; the local loss is cross-entropy.
 
-    Where every position of a sample has a target, (b, T), and scores are (b, T, classes), a
-    sample's loss and its share of right answers are means over its positions that have one.
+    In texts with a target at each position, targets are (b, T) and outputs (b, T, classes). A
+    sample's loss and its share of right predictions are then means over the positions with a
+    target.
     """
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Number of right answers, or the sum of samples' shares."""
+        """Return the number of right predictions, or the sum of the samples' shares."""
         if output.ndim > 2:
             has_target = y != NO_TARGET
             right = (output.argmax(-1) == y) & has_target
@@ -109,8 +113,8 @@ class Accuracy(Metric):
     def totals(
         self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int
     ) -> list[Tensor]:
-        """`total` of each of several batches: right answers are whole numbers, counted all at
-        once."""
+        """Return `total` of each of several batches, computed in one pass: counts are whole
+        numbers, so the result is the same."""
         if outputs[0].ndim > 2:
             return super().totals(outputs, ys, num_classes)
         import torch
@@ -119,7 +123,7 @@ class Accuracy(Metric):
         return [part.sum() for part in right.split([len(y) for y in ys])]
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         from torch.nn.functional import cross_entropy
 
         if output.ndim > 2:
@@ -132,38 +136,39 @@ class Accuracy(Metric):
 
 
 class AbsoluteError(Metric):
-    """Mean absolute error in the target's own unit; local loss mean squared error (FEDORA's
+    """Mean absolute error in the target's unit; the local loss is the mean squared error (FEDORA's
     regression)."""
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Sum of absolute errors."""
+        """Return the sum of absolute errors."""
         from torchmetrics.functional.regression import mean_absolute_error
 
         return mean_absolute_error(output[:, 0].to(y.dtype), y) * len(y)
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Squared error."""
+        """Return the squared error."""
         from torch.nn.functional import mse_loss
 
         return mse_loss(output[:, 0], y.to(output.dtype), reduction=reduction)
 
 
 class Further(Metric):
-    """A metric of a client's class scores on all of its test data at once, beside accuracy.
+    """Base class of the metrics besides accuracy, which are computed from all of a client's test
+    data at once. `total` and `loss` do not apply to them.
 
-    A subclass is all that a further metric takes: `evaluation.metrics` may name it, and tables and
-    pages have it. `total` and `loss` do not apply.
+    To add a metric, write a subclass in this file: `evaluation.metrics` then accepts it, and tables
+    and pages show it.
     """
 
     one_class = False
-    """Whether the metric is defined where all samples are of one class: a model that always
-    predicts that class would be perfect."""
+    """Whether the metric is defined if all samples have one class; false where a model that always
+    predicts this class would be perfect."""
 
     def value(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return the metric, shape (), in 0..1; NaN where it is not defined.
+        """Return the metric, shape (), from 0 to 1; NaN if it is not defined.
 
         Args:
-            scores: (n, classes), whose softmax is the model's probabilities.
+            scores: logits (n, classes).
             y: class numbers int64 (n,).
         """
         if not self.one_class and bool((y == y[0]).all()):
@@ -171,22 +176,23 @@ class Further(Metric):
         return self.of_samples(scores, y)
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return the metric where it is defined; arguments as in `value`."""
+        """Return the metric of samples for which it is defined. Subclasses implement it; arguments
+        as in `value`."""
         raise NotImplementedError
 
 
 PREDICTED = Metric("predicted_classes", "the predicted class of each sample", True)
-"""The predicted classes, kept beside accuracy, which does not show whether a model gives every
-sample the same answer."""
+"""The predicted classes. They show whether a model predicts the same class for every sample, which
+accuracy does not."""
 ONE_CLASS = "largest_class_share"
-"""The column of `final.csv` for clients whose model predicts one class of the several in their test
-part."""
+"""Column of `final.csv`, set for clients whose model predicts one class though their test part has
+several."""
 
 
 MOST_NAMED = 10
-"""Clients that a line names, at most."""
+"""Maximum number of clients that a line names."""
 SHOWS_ONE_CLASS = ("balanced_accuracy", "auroc")
-"""Further metrics by which a model that predicts one class is no better than guessing."""
+"""Metrics by which a model that always predicts one class is no better than guessing."""
 
 
 def one_class_words(
@@ -194,12 +200,13 @@ def one_class_words(
     clients: int,
     metrics: Iterable[str] = (),
 ) -> str:
-    """Name the clients whose final model predicts one class, and the metric to take.
+    """Return a warning that names the clients whose final model predicts only one class and, unless
+    the run has them, the metrics which show that.
 
     Args:
-        shares: of the largest class in the test samples of each such client, by client name.
-        clients: their number in the run.
-        metrics: further metrics of the run.
+        shares: for each such client, by name, the share of the largest class in its test samples.
+        clients: number of clients in the run.
+        metrics: names of the run's metrics besides accuracy.
     """
     names = [
         f"{name} (largest class {100 * share:.1f} %)"
@@ -217,8 +224,8 @@ def one_class_words(
 
 
 def recalls(scores: Tensor, y: Tensor) -> Tensor:
-    """Return the share of right answers among the samples of each class, float64 (classes,); NaN
-    for a class without samples."""
+    """Return the recall of each class, float64 (classes,): the share of right predictions among its
+    samples. NaN for a class without samples."""
     from torchmetrics.functional.classification import multiclass_stat_scores
 
     counts = multiclass_stat_scores(scores, y, scores.shape[1], average="none", validate_args=False)
@@ -226,36 +233,36 @@ def recalls(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
-    """Return the accuracy, shape (), on data with `counts` (classes,) samples of each class; NaN
-    where such a class has no recall."""
+    """Return the accuracy, shape (), that a model with these recalls (classes,) has on data with
+    `counts` (classes,) samples by class; NaN if a class in `counts` has no recall."""
     counted = counts > 0
     return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
 
 @dataclass(frozen=True)
 class BalancedAccuracy(Further):
-    """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in
-    predicted ones)."""
+    """Mean recall of the classes with samples, as in scikit-learn. (torchmetrics' includes classes
+    that are only predicted.)"""
 
     name: str = "balanced_accuracy"
     words: str = "balanced accuracy"
     rises: bool = True
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Mean of `recalls`."""
+        """Return the mean of `recalls`."""
         return recalls(scores, y).nanmean()
 
 
 @dataclass(frozen=True)
 class MacroF1(Further):
-    """Mean over the classes that are there or predicted."""
+    """F1, averaged over the classes that have samples or are predicted."""
 
     name: str = "f1"
     words: str = "macro F1"
     rises: bool = True
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """By torchmetrics."""
+        """Return torchmetrics' value."""
         from torchmetrics.functional.classification import multiclass_f1_score
 
         return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
@@ -263,14 +270,15 @@ class MacroF1(Further):
 
 @dataclass(frozen=True)
 class Auroc(Further):
-    """One against the rest, mean over the classes that some samples have and some have not."""
+    """AUROC of each class against the rest, averaged over the classes to which some, but not all
+    samples belong."""
 
     name: str = "auroc"
     words: str = "AUROC, one against the rest"
     rises: bool = True
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """By torchmetrics, as of several labels."""
+        """Return torchmetrics' multilabel AUROC, with one label for each of these classes."""
         from torch.nn.functional import one_hot
         from torchmetrics.functional.classification import multilabel_auroc
 
@@ -293,7 +301,7 @@ class Calibration(Further):
     one_class = True
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """By torchmetrics."""
+        """Return torchmetrics' value."""
         from torchmetrics.functional.classification import multiclass_calibration_error
 
         return multiclass_calibration_error(
@@ -303,7 +311,8 @@ class Calibration(Further):
 
 @dataclass(frozen=True)
 class ClassShareAccuracy(Further):
-    """Accuracy by the client's class shares (`by_shares`), on the test set of all clients."""
+    """Accuracy on the global test set, reweighted to the class shares of the client's own samples
+    (`by_shares`)."""
 
     name: str = "class_share_accuracy"
     words: str = "accuracy by the client's class shares"
@@ -312,7 +321,7 @@ class ClassShareAccuracy(Further):
 
 _further: list[Further] = [kind() for kind in Further.__subclasses__()]  # type: ignore[call-arg]
 FURTHER = {metric.name: metric for metric in _further}
-"""Metrics that `evaluation.metrics` may name, beside accuracy."""
+"""Metrics that `evaluation.metrics` accepts, by name."""
 CLASS_SHARE = FURTHER[ClassShareAccuracy.name]
 
 ACCURACY = Accuracy("accuracy", "accuracy", True)
@@ -321,16 +330,16 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
-    """Return the metric that judges the run with these rows of `metrics.csv`."""
+    """Return the metric by which a run is judged, from the columns in its rows of `metrics.csv`."""
     names = {name for row in rows for name in row}
     for metric in FURTHER.values():
-        if metric.of("worst") in names:  # only the chosen one has it
+        if metric.of("worst") in names:  # only the judging metric has this column
             return metric
     return MAE if MAE.of("mean") in names else ACCURACY
 
 
 JudgeMetric = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
-"""Metrics that may judge a classification."""
+"""Metrics by which a classification can be judged."""
 
 if TYPE_CHECKING:
     FurtherName = str
@@ -340,4 +349,5 @@ else:
     FurtherName = Literal[*FURTHER]
     ModelKind = Literal[*MODELS]
     JudgeKind = Literal["auto", *(kind for kind in MODELS if kind != "distilled")]
-    """A judge scores what clients are left with, which no distillation before training is."""
+    """Kinds of model that can be the judge: those that a client is left with, so not
+    `distilled`."""

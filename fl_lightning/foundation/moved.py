@@ -1,5 +1,5 @@
-"""Old import paths: files that this package has written, and users' own, name modules that have
-moved."""
+"""Keeps old import paths working for modules that have moved: files that this package has written,
+and users' code, still name them."""
 
 import sys
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ MOVED = {
     "rng": "foundation.rng",
     "search": "configuration.search",
 }
-"""New places by old ones, of modules that files outside of this package import."""
+"""New module by old name, both below `fl_lightning`, of modules that other files import."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Loads a module of today under its old name."""
+    """Loads a moved module under its old name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,13 +38,14 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def find_moved_modules() -> None:
-    """Let imports of old names find the modules of today."""
+    """Install the import hook that loads the modules of `MOVED` when their old names are
+    imported."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def _new_name(old: str) -> str:
-    """The name of the module that was called `old`, or an empty text."""
+    """Return the full name of the module that was called `old`; empty: it has not moved."""
     package, _, rest = old.partition(".")
     first, dot, further = rest.partition(".")
     if package != "fl_lightning" or first not in MOVED:

@@ -1,5 +1,4 @@
-"""Names as people and machines write them: one spelling for each, and the files of a folder that
-are data."""
+"""Gives names one spelling, and lists a folder without hidden and system files."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -13,22 +12,22 @@ SYSTEM = {
     "$RECYCLE.BIN",
     "System Volume Information",
 }
-"""Folders that systems and archivers put beside data; hidden ones begin with a point."""
+"""Folders that operating systems and archivers put next to data; hidden ones begin with a dot."""
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
-"""Files that Windows puts beside pictures, in small letters."""
+"""Files that Windows puts next to pictures, in lower case."""
 SHOWN = 5
-"""Names in a line, at most."""
+"""Maximum number of names in a line."""
 
 
 def composed(name: str) -> str:
-    """Return `name` in composed Unicode (NFC): macOS writes ü in file names as u and a mark, others
-    as one character."""
+    """Return `name` in composed Unicode (NFC). In file names macOS writes ü as u and a combining
+    mark, other systems as one character."""
     return unicodedata.normalize("NFC", name)
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is a system's, or hidden: a notebook's checkpoints, thumbnails,
-    `._scan.png`."""
+    """Return whether a file or folder is hidden or an operating system's: thumbnails, `._scan.png`,
+    `.ipynb_checkpoints`."""
     return path.name.startswith(".") or path.name in SYSTEM or path.name.lower() in SYSTEM_FILES
 
 
@@ -38,7 +37,7 @@ def entries(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def some(names: Iterable[str]) -> str:
-    """Return the first few of `names`, and how many more there are."""
+    """Return the first few `names` and how many more there are: `a, b, c, d, e and 3 more`."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -1,5 +1,5 @@
-"""Clients, not batches, are distributed over processes: the Fabric strategy, and the exchange
-between ranks."""
+"""Distributes clients, not batches, over processes (ranks): the Fabric strategy, the exchange
+between ranks, and the watch for ranks that die."""
 
 from __future__ import annotations
 
@@ -35,20 +35,19 @@ T = TypeVar("T")
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Processes of a DDP group whose unit of work is the client.
+    """A DDP process group in which each rank trains its own clients.
 
-    A model is neither wrapped nor broadcast and gradients are never averaged (stock DDP would
-    silently make all personal models one), loaders are not sharded, and a single process needs no
-    rendezvous and no port.
+    Models are not wrapped or broadcast and gradients are not averaged (plain DDP would make all
+    personal models equal), loaders are not sharded, and a single process opens no port.
     """
 
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]
-        """Return `module` as it is."""
+        """Return `module` unwrapped."""
         return module
 
     @property
     def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
-        """None: a client's data are read by its home rank alone."""
+        """None, for no distributed sampler: only a client's home rank reads its data."""
         return
 
     def _configure_launcher(self) -> None:
@@ -60,56 +59,56 @@ class ClientParallelStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def _setup_distributed(self) -> None:
-        for name in ("lightning.fabric", "lightning.pytorch"):  # which process joined which group
+        for name in ("lightning.fabric", "lightning.pytorch"):  # no line for each joining process
             logging.getLogger(name).setLevel(logging.WARNING)
         if self.num_nodes * self.num_processes == 1:
             self._set_world_ranks()
         else:
-            with port.naming_port():
+            with port.port_errors_named():
                 super()._setup_distributed()
 
 
 class TorchAccelerator(Accelerator):
-    """This machine's accelerator, of a kind that Lightning does not know (XPU) or lets train alone
-    only (MPS)."""
+    """Lightning's interface to this machine's accelerator, for kinds that Lightning does not know
+    (XPU) or allows in a single process only (MPS)."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Make `device` this process's own."""
+        """Make `device` this process's current device."""
         if device.index:
             torch.accelerator.set_device_index(device.index)
 
     def teardown(self) -> None:
-        """Nothing is to be undone."""
+        """Do nothing."""
 
     @staticmethod
     def parse_devices(devices: int | str) -> int:
-        """Return the number."""
+        """Return `devices` as a number."""
         return int(devices)
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        """Return the first `devices` of them."""
+        """Return the machine's first `devices` devices."""
         return [torch.device(TorchAccelerator.name(), k) for k in range(devices)]
 
     @staticmethod
     def auto_device_count() -> int:
-        """Count all of them."""
+        """Return the number of devices."""
         return device.count()
 
     @staticmethod
     def is_available() -> bool:
-        """Whether there is one."""
-        return device.here() is not None
+        """Return whether the machine has a device."""
+        return device.accelerator_kind() is not None
 
     @staticmethod
     def name() -> str:
-        """Torch's name of its kind."""
-        return device.here() or "cpu"
+        """Return torch's name of the accelerator's kind."""
+        return device.accelerator_kind() or "cpu"
 
 
 class _Fabric(Fabric):
-    """Fabric that does not look for callbacks of other packages: nobody would call them, and the
-    search reads the metadata of all installed packages in each run of a study."""
+    """Fabric without its search for callbacks of other packages: nothing would call them, and the
+    search would read the metadata of all installed packages in each run of a study."""
 
     @staticmethod
     def _configure_callbacks(callbacks: Any) -> list[Any]:
@@ -123,29 +122,29 @@ def fabric_of(
     num_nodes: int = 1,
     launch: launcher.Launch | None = None,
 ) -> Fabric:
-    """Return Fabric with the client-parallel strategy.
+    """Return a Fabric with `ClientParallelStrategy`.
 
     Args:
-        kind: `device.resolved`.
+        kind: kind of device, as `device.resolved` returns it.
         precision: `fabric.precision`.
-        devices: processes on each node.
-        num_nodes: machines.
-        launch: the launcher of the processes; None: Fabric starts them.
+        devices: number of processes on each node.
+        num_nodes: number of nodes.
+        launch: how a launcher has started this process; None: Fabric starts the processes.
 
     Raises:
-        BadInput: the device cannot do this precision.
+        BadInput: the device does not support this precision.
     """
-    for name in launcher.OF_LIGHTNING:  # Fabric would take them instead of these arguments
+    for name in launcher.OF_LIGHTNING:  # Fabric would use them instead of these arguments
         os.environ.pop(name, None)
-    uses_torch = kind == device.here() and kind != "cuda"
+    uses_torch = kind == device.accelerator_kind() and kind != "cuda"
     plugins: list[Any] = []
     if uses_torch and precision.endswith("-mixed"):
         try:
-            # Lightning takes every device that it does not know for CUDA
+            # Lightning treats every device that it does not know as CUDA
             plugins = [MixedPrecision(precision, kind)]
         except (RuntimeError, ValueError, NotImplementedError) as error:
             reason = str(error).replace("\n", " ")
-            problem = f"{kind} cannot scale losses ({reason}): bf16-mixed, 32-true"
+            problem = f"{kind} cannot scale losses ({reason}): use bf16-mixed or 32-true"
             raise BadInput("fabric.precision", precision, problem) from error
     start_method: Literal["popen", "spawn"] = "spawn" if launch is None else "popen"
     return _Fabric(
@@ -159,8 +158,8 @@ def fabric_of(
 
 
 def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
-    """Return Fabric for this process alone; 16-mixed, which needs a GPU, becomes bf16-mixed on a
-    CPU."""
+    """Return a Fabric for this process only. On a CPU the precision 16-mixed, which needs a GPU, is
+    replaced by bf16-mixed."""
     if precision == "16-mixed" and accelerator == "cpu":
         precision = "bf16-mixed"
     with warnings.catch_warnings():
@@ -169,10 +168,10 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
 
 
 class RankGroup:
-    """The processes (ranks) of a run, as the engine needs them. With one process nothing is sent.
+    """Communication between the processes (ranks) of a run; with one process nothing is sent.
 
-    Results must not depend on the number of ranks: what is summed, is summed in the order of
-    clients and tiles.
+    So that results do not depend on the number of ranks, callers sum in the order of clients and
+    tiles, never of ranks.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -187,8 +186,7 @@ class RankGroup:
     def watched(
         self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> Iterator[None]:
-        """Watch the other processes within the block: one without a sign of life for `timeout`
-        seconds ends this one (see `Heartbeat`)."""
+        """Run a `Heartbeat` within the block; its arguments are described there."""
         if self.size == 1:
             yield
             return
@@ -201,10 +199,10 @@ class RankGroup:
 
     @contextlib.contextmanager
     def _together(self, all_ranks: bool = True) -> Iterator[None]:
-        """Count an exchange (if `all_ranks` take part); name the processes that are lost in it.
+        """Run an exchange between ranks within the block, and count it if `all_ranks` take part.
 
         Raises:
-            RunFailed: the others did not answer.
+            MachineFailed: the exchange failed; the error names the lost ranks.
         """
         self.exchanges += all_ranks
         try:
@@ -218,8 +216,8 @@ class RankGroup:
 
     @cached_property
     def _shared(self) -> SharedMemory | None:
-        """Return the memory for exchanges of one machine's CPU processes; None: the process group
-        (gloo, NCCL) carries them."""
+        """The memory that ranks exchange data by if all use the CPU of one machine; None: the
+        process group (gloo, NCCL) does it."""
         if self.device.type != "cpu":
             return None
         return joined(self.rank, self.size, self._gathered, self._meet)
@@ -229,8 +227,8 @@ class RankGroup:
             dist.barrier()
 
     def gather_objects(self, item: Any) -> list[Any]:
-        """Return `item` of every rank, in rank order, on every rank. For small things (results,
-        sizes)."""
+        """Return the `item` of every rank, in rank order, on every rank. Made for small objects
+        (results, sizes)."""
         if self.size == 1:
             return [item]
         if self._shared is not None:
@@ -238,7 +236,8 @@ class RankGroup:
         return self._gathered(item)
 
     def gather_by_client(self, items: dict[int, T]) -> dict[int, T]:
-        """Return the `items` of all clients, each of which is on one rank, on every rank."""
+        """Return the `items` of all ranks, merged, on every rank; each client is in one rank's
+        dict."""
         gathered: dict[int, T] = {}
         for part in self.gather_objects(items):
             gathered |= part
@@ -253,10 +252,14 @@ class RankGroup:
     def all_to_all(
         self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> list[Tensor]:
-        """Exchange consecutive shares of `parts` (flat, at least one), all to all; return the
-        shares from each rank, in rank order.
+        """Send each rank its share of this rank's numbers; return the shares received, in rank
+        order. They must be read before the next exchange and not be written to.
 
-        Read them before the next exchange, and do not write to them.
+        Args:
+            parts: this rank's numbers: at least one flat tensor, all of one dtype. Joined, they are
+                the shares for rank 0, rank 1, ...
+            send_sizes: numbers in the share for each rank.
+            receive_sizes: numbers in the share from each rank.
         """
         if self._shared is not None:
             return self._shared.all_to_all(parts, send_sizes, receive_sizes)
@@ -268,8 +271,13 @@ class RankGroup:
         return list(received.split(list(receive_sizes)))
 
     def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Return the `parts` (flat, at least one) of every rank, `sizes` numbers by rank; to be
-        read as in `all_to_all`."""
+        """Send all of this rank's numbers to every rank; return those received, in rank order. They
+        must be read before the next exchange and not be written to.
+
+        Args:
+            parts: this rank's numbers: at least one flat tensor, all of one dtype.
+            sizes: numbers from each rank.
+        """
         if self._shared is not None:
             return self._shared.gather_parts(parts, sizes)
         padded = torch.cat([*parts, parts[0].new_zeros(max(sizes) - sizes[self.rank])])
@@ -279,13 +287,13 @@ class RankGroup:
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Send a tensor of any shape and type to rank `to`, which has to `receive` it."""
+        """Send a tensor to rank `to`, which must call `receive`."""
         if tensor.numel():
             with self._together(all_ranks=False):
                 dist.send(tensor.to(self.device).reshape(-1).view(torch.uint8), to)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
-        """Receive a tensor from rank `source` on this rank's device."""
+        """Return a tensor that rank `source` sends, on this rank's device."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if tensor.numel():
             with self._together(all_ranks=False):
@@ -293,8 +301,8 @@ class RankGroup:
         return tensor
 
     def send_object(self, item: Any, to: int) -> None:
-        """Send an object to rank `to`, which has to `receive_object`; references to one tensor stay
-        so."""
+        """Send an object to rank `to`, which must call `receive_object`. A tensor that occurs twice
+        in the object is sent once and stays one tensor."""
         buffer = io.BytesIO()
         torch.save(item, buffer)
         content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
@@ -302,8 +310,8 @@ class RankGroup:
         self.send(content, to)
 
     def receive_object(self, source: int) -> Any:
-        """Receive an object from rank `source`, with tensors on this rank's device, but for
-        those that were on the CPU."""
+        """Return an object that rank `source` sends. Its tensors are put on this rank's device;
+        those that were on the CPU stay there."""
         [size] = self.receive([1], torch.int64, source).tolist()
         content = io.BytesIO(self.receive([size], torch.uint8, source).cpu().numpy().tobytes())
 
@@ -320,18 +328,19 @@ class RankGroup:
 
 
 class Heartbeat:
-    """Ends this process where another one has died or hangs: nobody waits for it for ever.
+    """Ends this process if another rank has died or hangs, so that no rank waits for it forever.
 
-    Each process gives a sign of life every second, whatever its main thread is busy with: a count
-    in the group's store, which rank 0 (or torchrun) serves. One that sees no change of it for
-    `timeout` seconds names it and ends: its main thread may be waiting in an exchange that nothing
-    interrupts. To be suspended together is no death.
+    A thread of each rank writes a sign of life, a count, to the process group's store every second;
+    rank 0 (or torchrun) serves the store. A rank that sees no change of another's count for
+    `timeout` seconds reports that rank and ends itself, since its main thread may be waiting in an
+    exchange that cannot be interrupted. If all ranks were suspended together, none is ended.
 
     Args:
-        group: of the processes.
-        timeout: seconds.
-        tell: called with the error before this process ends.
-        end_lost: kill processes that hang, where all are on this machine and one waits for them.
+        group: the run's ranks.
+        timeout: seconds without a sign of life until a rank counts as lost.
+        tell: is called with the error before this process ends.
+        end_lost: whether to kill lost ranks, too; only if all ranks are on this machine and were
+            started by one parent process, which waits for them.
     """
 
     def __init__(
@@ -348,22 +357,22 @@ class Heartbeat:
         self._changed_at = [now] * group.size  # when each rank's sign was last seen to change
         self._answered_at = now  # when the store last answered
         self._left = threading.Event()
-        # two, since a store that hangs blocks the thread that asks it
+        # two threads, since a store that hangs blocks the one that reads it
         works = (self._exchange_signs, self._end_if_silent)
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
 
     def leave(self) -> None:
-        """Stop watching, and let the others know that silence means nothing from now on."""
+        """Stop watching, and tell the other ranks that this one leaves."""
         self._left.set()
-        # a thread within torch when the interpreter ends would abort the process
+        # a thread that is inside torch when the interpreter ends would abort the process
         for thread in self._threads:
             thread.join(5 * self.beat)
 
     def who_is_lost(self, error: BaseException) -> RunFailed:
-        """Wait for four beats after an exchange has failed with `error`; return the error that
-        names the lost ranks."""
+        """Return the error for the user after an exchange has failed with `error`. It waits for
+        four beats to see which ranks are lost, and names them."""
         time.sleep(4 * self.beat)
         ended = [rank for rank, sign in enumerate(self._signs) if sign == b"left"]
         lost_ranks = self._silent(3 * self.beat) or ended
@@ -375,7 +384,7 @@ class Heartbeat:
                 late_ranks.append(rank)
         if late_ranks:
             return _lost(late_ranks, "did not come to where the others waited for it")
-        # all are there and came: the device failed, or the network
+        # all ranks live and take part: the device or the network failed
         reason = redact(str(error).partition("\n")[0])
         return MachineFailed(
             f"an exchange between the ranks failed: {reason}; the run can be continued with "
@@ -386,7 +395,7 @@ class Heartbeat:
         """Write this rank's sign of life and read the others', every beat."""
         store = self._store
         keys = [f"fl_lightning/{rank}" for rank in range(self.group.size)]
-        with contextlib.suppress(RuntimeError):  # the store is gone: `_end_if_silent` will see
+        with contextlib.suppress(RuntimeError):  # without the store `_end_if_silent` ends all
             for k in count():
                 leaves = self._left.is_set()
                 sign = "left" if leaves else f"{k} {self.group.exchanges} {os.getpid()}"
@@ -402,7 +411,8 @@ class Heartbeat:
                 self._left.wait(self.beat)
 
     def _silent(self, limit: float) -> list[int]:
-        """Return the ranks without a sign for `limit` seconds; rank 0 where the store is silent."""
+        """Return the ranks without a sign of life for `limit` seconds; rank 0 if the store does not
+        answer."""
         now = time.monotonic()
         if now - self._answered_at > limit:
             return [0]
@@ -414,11 +424,11 @@ class Heartbeat:
         ]
 
     def _end_if_silent(self) -> None:
-        """End this process where another one is silent."""
+        """End this process when another rank has given no sign of life for `timeout` seconds."""
         woken_at = time.monotonic()
         while not self._left.wait(self.beat):
             now = time.monotonic()
-            if now - woken_at > self.timeout / 2:  # it was this process that slept
+            if now - woken_at > self.timeout / 2:  # this process was suspended
                 self._changed_at = [now] * self.group.size
                 self._answered_at = now
             woken_at = now
@@ -428,7 +438,7 @@ class Heartbeat:
             self.tell(_lost(lost_ranks, f"gave no sign of life for {self.timeout:g} s"))
             if self.end_lost:
                 for rank in lost_ranks:
-                    # it is gone; it never gave a sign
+                    # the rank has ended, or has never given a sign
                     with contextlib.suppress(ProcessLookupError, IndexError):
                         os.kill(int(self._signs[rank].split()[2]), signal.SIGKILL)
             os._exit(RunFailed.exit_code)
@@ -440,9 +450,9 @@ def _lost(ranks: Sequence[int], problem: str) -> RunFailed:
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:
-    """Return the home rank of every client: the largest first, each to the rank with the least work
-    so far (ties: lowest rank)."""
-    # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
+    """Return the home rank of every client. Clients are assigned in the order of their `work`, the
+    largest first, each to the rank with the least work so far (ties: lowest rank)."""
+    # a heap: searching a list takes minutes for 10^6 clients on 1,000 ranks
     loads = [(0.0, rank) for rank in range(ranks)]
     homes = [0] * len(work)
     for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):

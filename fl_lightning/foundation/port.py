@@ -1,4 +1,4 @@
-"""The port at which processes that were started from outside find each other."""
+"""Names the port in the error if processes that a launcher has started cannot connect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ NAME = "MASTER_PORT"
 
 
 @contextlib.contextmanager
-def naming_port() -> Iterator[None]:
-    """Raise `BadInput`, naming the port, where processes that were started from outside cannot meet
-    within the block."""
+def port_errors_named() -> Iterator[None]:
+    """Raise `BadInput` for MASTER_PORT if the processes cannot connect within the block."""
     try:
         yield
     except DistNetworkError as error:
         reason = str(error).partition("\n")[0]
-        problem = f"the processes cannot meet at it ({reason}): choose a port that is free"
+        problem = f"the processes cannot connect at this port ({reason}): choose a free one"
         raise BadInput(NAME, os.environ.get(NAME), problem) from error

@@ -1,5 +1,5 @@
-"""How the processes of a run find each other: started here, by torchrun or by srun
-(`foundation.launcher`)."""
+"""Lightning's cluster environments and launcher for a run's processes, which this package, torchrun
+or srun has started (`foundation.launcher`)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fl_lightning.foundation import launcher
 
 
 class OwnProcesses(LightningEnvironment):
-    """This machine's processes, all started from here, whatever another job has left in the
-    environment."""
+    """The environment of processes that this package starts on this machine; variables that another
+    job has left are ignored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class OwnProcesses(LightningEnvironment):
 
     @property
     def main_address(self) -> str:
-        """This machine: the processes of several need a launcher."""
+        """127.0.0.1: on several machines a launcher is needed."""
         return "127.0.0.1"
 
     @property
     def main_port(self) -> int:
-        """A port that was free at the first call."""
+        """A free port, chosen at the first call."""
         if self._main_port == -1:
             with socket.socket() as free:
                 free.bind((self.main_address, 0))
@@ -53,40 +53,41 @@ class OwnProcesses(LightningEnvironment):
         return self._main_port
 
     def local_rank(self) -> int:
-        """As `global_rank`."""
+        """Return the rank, which is also `global_rank`."""
         return self.number
 
     def node_rank(self) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     def teardown(self) -> None:
-        """Nothing is to be undone."""
+        """Do nothing."""
 
 
 class TasksOfSrun(SLURMEnvironment):
-    """The tasks of a step of `srun`, however many were asked for, and under whatever name the job
-    runs."""
+    """The environment of processes that `srun` has started, without Lightning's restrictions on the
+    job's name and options."""
 
     @staticmethod
     def _validate_srun_used() -> None:
-        """Nothing: `launch_of` has seen that srun was used."""
+        """Check nothing: `launch_of` has checked that srun was used."""
 
     @staticmethod
     def _validate_srun_variables() -> None:
-        """Nothing: `--ntasks` without `--ntasks-per-node` places the tasks as well."""
+        """Check nothing: Lightning refuses `--ntasks` without `--ntasks-per-node`, which works."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing: `fl_lightning.run.launch` compares the number of processes with the
+        """Check nothing: `fl_lightning.run.launch` compares the number of processes with the
         configuration."""
 
     def world_size(self) -> int:
-        """Tasks of this step; the job may have more."""
+        """Return the number of tasks of this step; the job may have more."""
         return int(os.environ["SLURM_STEP_NUM_TASKS"])
 
 
 def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
-    """Return how processes find each other that `launch` has started (None: this package)."""
+    """Return the cluster environment of the processes that `launch` describes; None: this package
+    starts them."""
     if launch is None:
         return OwnProcesses()
     if launch.by == "torchrun":
@@ -95,7 +96,8 @@ def environment_of(launch: launcher.Launch | None) -> ClusterEnvironment:
 
 
 class Spawning(_MultiProcessingLauncher):
-    """Spawns ranks, in a notebook, too: they run imported code, and nothing that a cell defines."""
+    """Spawns ranks. It works in a notebook, too, since ranks run imported code and nothing that a
+    cell defines."""
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -103,17 +105,17 @@ class Spawning(_MultiProcessingLauncher):
         return True
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function` on every rank; return rank 0's answer.
+        """Run `function` on every rank; return rank 0's result.
 
-        Ctrl-C, which a terminal sends to all processes, is left to this one, which ends the ranks:
-        a rank that is still importing would answer with a traceback.
+        The ranks ignore Ctrl-C, which a terminal sends to all processes: this process ends them. A
+        rank that is still importing would print a traceback.
         """
         _check_missing_main_guard()
         environment = self._strategy.cluster_environment
-        assert environment is not None and environment.main_port  # chosen here, for all ranks
+        assert environment is not None and environment.main_port  # chosen now, for all ranks
         answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
         arguments = [function, args, kwargs, answers, _GlobalStateSnapshot.capture()]
-        # the ranks inherit the mask
+        # the ranks inherit the blocked signal
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             ranks = start_processes(

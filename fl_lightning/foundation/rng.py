@@ -1,7 +1,7 @@
-"""Randomness as a function of (seed, purpose, client, round or absolute epoch), never of rank,
-order or history.
+"""Random numbers as a function of (seed, purpose, client, round or absolute epoch).
 
-Two runs that differ in ranks, or of which one was resumed, therefore draw the same numbers.
+They do not depend on the rank, on the order of draws or on earlier draws, so a run on several ranks
+and a resumed run draw the same numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 FEW = 12
-"""Up to so many keys `keys` makes one by one, which is as fast. Ours."""
+"""Fewer keys than this `keys` computes one by one, which is as fast. Our choice."""
 ENTROPY = 4 * 624
 """Bytes of the state of a Mersenne Twister."""
 _HEAD = 24
-"""Bytes before the state's words, of 8 bytes each, in what torch gives: seed, counters."""
+"""Bytes of torch's state (seed, counters) before the generator's words, which have 8 bytes each."""
 
 
-# ------------------------------- numpy's SeedSequence for many keys at once, its constants' names
+# ------------------------- numpy's SeedSequence for many keys at once, with its names of constants
 
 
 def _powers(first: int, factor: int, count: int) -> np.ndarray:
@@ -41,9 +41,9 @@ def _entropy(seed: int, purpose: str, ids: Sequence[int]) -> list[int]:
 
 
 def key(seed: int, purpose: str, *ids: int) -> int:
-    """A 63-bit number for (seed, purpose, ids): equal arguments, equal number."""
+    """Return a 63-bit seed that is determined by (seed, purpose, ids)."""
     words: list[int] | np.ndarray = _entropy(seed, purpose, ids)
-    # else numpy splits each word, which takes twice as long as the rest
+    # numpy would split each word of a list, which takes twice as long as the rest
     if min(words) >= 0 and max(words) < 2**32:
         words = np.array(words, dtype=np.uint32)
     low, high = np.random.SeedSequence(words).generate_state(2).tolist()
@@ -51,8 +51,8 @@ def key(seed: int, purpose: str, *ids: int) -> int:
 
 
 def keys(entropy: Sequence[tuple[int, str, int, int]]) -> list[int]:
-    """`key` of each (seed, purpose, two ids): many at once, by `np.random.SeedSequence`'s
-    documented algorithm."""
+    """Return `key` of each (seed, purpose, id, id), many at once by the documented algorithm of
+    `np.random.SeedSequence`."""
     words = np.array([_entropy(seed, purpose, ids) for seed, purpose, *ids in entropy])
     fits = words.dtype == np.int64 and words.min(initial=0) >= 0 and words.max(initial=0) < 2**32
     if len(entropy) < FEW or not fits:
@@ -69,22 +69,23 @@ def keys(entropy: Sequence[tuple[int, str, int, int]]) -> list[int]:
 
 
 def _hashed(words: np.ndarray, constants: np.ndarray) -> np.ndarray:
-    """Hash `words` (k, n) or (n,) with k + 1 `constants` (k + 1, 1): uint32 (k, n)."""
+    """Return hashes, uint32 (k, n), of `words` (k, n) or (n,) with `constants` (k + 1, 1)."""
     words = (words ^ constants[:-1]) * constants[1:]
     return words ^ words >> 16
 
 
 def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
-    """A torch generator for (seed, purpose, ids), on the CPU."""
+    """Return a torch generator on the CPU with the seed `key(seed, purpose, *ids)`."""
     return torch.Generator().manual_seed(key(seed, purpose, *ids))
 
 
 def unrepeatable(entropy: bytes | None = None) -> torch.Generator:
-    """A torch generator on the CPU whose whole state is the operating system's random numbers.
+    """Return a torch generator on the CPU whose whole state consists of the operating system's
+    random numbers.
 
-    `torch.Generator.seed` and `manual_seed` keep 32 bits of a seed, all of which can be tried in
-    hours. `entropy`: `ENTROPY` such bytes, where several processes are to draw the same; None: new
-    ones.
+    `torch.Generator.seed` and `manual_seed` use 32 bits of a seed, and all 2^32 seeds can be tried
+    in hours. `entropy`: `ENTROPY` random bytes that several processes share, to draw the same
+    numbers; None: new ones.
     """
     words = np.frombuffer(entropy or os.urandom(ENTROPY), np.uint32)
     generator = torch.Generator().manual_seed(0)
@@ -94,5 +95,5 @@ def unrepeatable(entropy: bytes | None = None) -> torch.Generator:
 
 
 def numpy_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """A numpy generator for (seed, purpose, ids)."""
+    """Return a numpy generator that is determined by (seed, purpose, ids)."""
     return np.random.default_rng(_entropy(seed, purpose, ids))

@@ -1,9 +1,9 @@
-"""Memory that the processes of one machine share: each writes its part once, and the others read it
-in place.
+"""Exchanges data between ranks on one machine by shared memory: each rank writes its part once, and
+the others read it there.
 
-Files in memory without a name (memfd, Linux): a process that dies leaves nothing behind, and the
-limit of /dev/shm, 64 MB in many containers, does not count. The others open them by process and
-file number (/proc).
+The memory is files without a name (memfd, Linux), which other processes open by /proc. A process
+that dies leaves nothing behind, and the limit of /dev/shm, 64 MB in many containers, does not
+apply.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ import torch
 from torch import Tensor
 
 _HEAD = 4096
-"""Bytes before the data: a token, and where each rank's share begins; so at most 510 ranks share
-memory."""
+"""Bytes before the data: a token, and for each rank the start of its share; enough for 510
+ranks."""
 _TOKEN = 16
 
 
 TENSORS = (0, 1)
 OBJECTS = (2, 3)
-"""Places of a rank's files, each pair written in turns."""
+"""Indices of a rank's files. The files of a pair are written alternately."""
 
 
 class SharedMemory:
-    """Files of each rank, two for tensors and two for objects, written in turns (see `joined`).
+    """The shared memory of all ranks; `joined` makes it.
 
-    All ranks `meet` between writing and reading, and none reads the parts of one exchange after its
-    next one has begun. So a file is written to only after all have read it: its writer has passed
-    another barrier in between.
+    Each rank owns four files, two for tensors and two for objects, and writes the two alternately.
+    In an exchange every rank writes its file, waits at a barrier (`meet`) and reads the others'
+    files. A rank has finished reading when it begins its next exchange, so after that one's barrier
+    the former file can be written again.
 
     Args:
         rank: of this process.
-        token: the first bytes of this process's files.
-        meet: returns when all ranks have called it.
+        token: random bytes at the start of this process's files, by which they are recognised.
+        meet: a barrier: returns when all ranks have called it.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class SharedMemory:
         self.rank = rank
         self.meet = meet
         self.files: list[list[int]] = []
-        """File numbers by rank, open in this process."""
+        """Descriptors of the open files by rank."""
         self.own_files: list[int] = []
         self._mapped: dict[int, Tensor] = {}
         self._next = {TENSORS: 0, OBJECTS: 0}
-        """The file of each pair that is written next."""
+        """By pair: which of its files, 0 or 1, is written next."""
         if sys.platform == "linux" and hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # a sandbox may forbid it
                 self.own_files = [os.memfd_create(f"fl_lightning_{rank}_{k}") for k in range(4)]
@@ -68,12 +69,13 @@ class SharedMemory:
         weakref.finalize(self, _close, self.own_files, self.files)
 
     def open(self, ranks: Sequence[tuple[int, Sequence[int], bytes]]) -> bool:
-        """Open all ranks' files; return whether they are the right ones, by their tokens.
+        """Open all ranks' files; return whether all have the right token.
 
-        On another machine or in another container the same numbers are other files, or none.
+        If a rank is on another machine or in another container, its process id and descriptors
+        belong to other files here, or to none.
 
         Args:
-            ranks: process, file numbers there, and token of each.
+            ranks: process id, file descriptors and token of each rank.
         """
         try:
             for rank, (process, numbers, _) in enumerate(ranks):
@@ -91,7 +93,7 @@ class SharedMemory:
         return all(len(files) == 4 for files in self.files)
 
     def gather_objects(self, item: Any) -> list[Any]:
-        """As `Group.gather_objects`."""
+        """See `RankGroup.gather_objects`."""
         content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
         ranks = range(len(self.files))
         place = self._write_and_meet([content], [0] * len(ranks), OBJECTS)
@@ -100,7 +102,7 @@ class SharedMemory:
     def all_to_all(
         self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> list[Tensor]:
-        """As `Group.all_to_all`."""
+        """See `RankGroup.all_to_all`."""
         begins = [0, *accumulate(send_sizes)][:-1]
         return self._exchanged(parts, begins, receive_sizes)
 
@@ -109,13 +111,14 @@ class SharedMemory:
         parts: list[Tensor],
         sizes: Sequence[int],
     ) -> list[Tensor]:
-        """As `Group.gather_parts`."""
+        """See `RankGroup.gather_parts`."""
         return self._exchanged(parts, [0] * len(sizes), sizes)
 
     def _exchanged(
         self, parts: list[Tensor], begins: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor]:
-        """Write `parts`; return from each rank its `sizes` numbers for this one."""
+        """Write `parts`, in which the share of each rank begins at the number `begins`; return the
+        shares of this rank in all ranks' parts, which have `sizes` numbers."""
         place = self._write_and_meet(parts, begins, TENSORS)
         dtype = parts[0].dtype
         return [
@@ -126,8 +129,9 @@ class SharedMemory:
     def _write_and_meet(
         self, parts: list[Tensor], begins: Sequence[int], places: tuple[int, int]
     ) -> int:
-        """Write `parts` to this rank's next file of `places`, and wait for the others; return the
-        file's place. Each rank's share begins at its number of `begins`."""
+        """Write `parts` to this rank's next file of the pair `places`, and wait at the barrier;
+        return the file's index. `begins`: the number in `parts` at which each rank's share
+        begins."""
         turn = self._next[places]
         self._next[places] = 1 - turn
         file = self.own_files[places[turn]]
@@ -143,15 +147,16 @@ class SharedMemory:
         return places[turn]
 
     def _read(self, rank: int, place: int, size: int | None = None) -> Tensor:
-        """Return the share of `rank`'s file for this rank, uint8, in place: `size` bytes, or to the
-        file's end."""
+        """Return this rank's share in a file of `rank` as uint8, without a copy: `size` bytes, or
+        all to the file's end."""
         memory = self._map(self.files[rank][place])
         start = memory[_TOKEN + 8 * self.rank :][:8].view(torch.int64)
         share = memory[_HEAD + int(start) :]
         return share if size is None else share[:size]
 
     def _map(self, file: int) -> Tensor:
-        """Return the whole file, mapped again where it has grown."""
+        """Return the file's content as a uint8 tensor in shared memory; map it again if it has
+        grown."""
         size = os.fstat(file).st_size
         if file not in self._mapped or len(self._mapped[file]) < size:
             self._mapped[file] = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
@@ -166,13 +171,13 @@ def _close(own_files: list[int], files: list[list[int]]) -> None:
 def joined(
     rank: int, size: int, gather: Callable[[Any], list[Any]], meet: Callable[[], None]
 ) -> SharedMemory | None:
-    """Open the memory that all ranks share; return None, on every rank, where they cannot.
+    """Return the memory that all ranks share; None, on every rank, if a rank cannot open it.
 
     Args:
         rank: of this process.
         size: number of ranks.
-        gather: returns all ranks' items, in rank order.
-        meet: returns when all ranks have called it.
+        gather: returns the items of all ranks, in rank order.
+        meet: a barrier: returns when all ranks have called it.
     """
     token = secrets.token_bytes(_TOKEN)
     memory = SharedMemory(rank, token, meet)

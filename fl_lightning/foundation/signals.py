@@ -1,8 +1,8 @@
-"""Signals that a block of code answers in its own way.
+"""Handles Ctrl-C and SIGTERM for blocks of code.
 
-On Ctrl-C and SIGTERM a process unwinds its stack (`unwinding`), with two exceptions. Before a run
-or study has begun it ends at once (`leaving`). While it writes a checkpoint it finishes that first
-(`undisturbed`).
+Usually they raise an exception that unwinds the stack (`unwinding`). Before a run or study has
+begun they end the process at once (`exit_at_signal`). While a checkpoint is written they wait until
+it is complete (`undisturbed`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from types import FrameType
 from typing import Any
 
 PATIENCE = 10.0
-"""Seconds that interrupted ranks have to close what is open."""
+"""Seconds until interrupted ranks are killed."""
 
 
 @contextlib.contextmanager
 def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Call `answer` when one of these signals comes within the block; then restore the handlers.
+    """Call `answer` when a signal of these `numbers` arrives within the block; restore the handlers
+    after it.
 
-    Beside the main thread, where Python takes no signals, nothing changes: the caller handles them.
+    Outside of the main thread, where Python sets no handlers, nothing changes.
     """
     try:
         before = {number: signal.signal(number, answer) for number in numbers}
@@ -44,41 +45,41 @@ class Terminated(BaseException):
 
 
 _came: list[int] = []
-"""Signals that `unwind` has been called with since `unwinding` was entered."""
+"""Signals that have arrived since `unwinding` was entered."""
 
 
 def unwind(number: int, frame: FrameType | None) -> None:
-    """Unwind the stack, so that what must be closed is closed: for Ctrl-C and SIGTERM."""
+    """Raise `KeyboardInterrupt` for Ctrl-C and `Terminated` for SIGTERM. A signal handler."""
     _came.append(number)
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Unwind the stack on Ctrl-C, unless this process ignores it (a background job of a shell), and
-    on SIGTERM."""
+    """Have Ctrl-C and SIGTERM raise an exception within the block; Ctrl-C not if this process
+    ignores it, as a shell's background jobs do."""
     _came.clear()
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with answered(unwind, *([signal.SIGINT] if hears else []), signal.SIGTERM):
         yield
 
 
-def came() -> int | None:
-    """The first signal that has come within `unwinding`; None: none."""
+def received_signal() -> int | None:
+    """Return the first signal that has arrived within `unwinding`; None: none."""
     return _came[0] if _came else None
 
 
 def raise_swallowed() -> None:
-    """Raise the error of a signal again if a library has caught it, as many do around an optional
-    import."""
+    """Raise a signal's exception again if a library has caught and dropped it, as many do around an
+    optional import."""
     if _came and signal.getsignal(signal.SIGTERM) is unwind:
         raise KeyboardInterrupt if _came[0] == signal.SIGINT else Terminated
 
 
 @contextlib.contextmanager
-def leaving(line: Callable[[], str]) -> Iterator[None]:
-    """End the process at once, with `line`, at a signal that would unwind the stack: no library can
-    catch that. For blocks that have nothing to close."""
+def exit_at_signal(line: Callable[[], str]) -> Iterator[None]:
+    """Have signals that would unwind the stack print `line()` and end the process at once within
+    the block, where no library can catch an exception. For blocks that have nothing to close."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{line()}\n".encode())
@@ -91,7 +92,7 @@ def leaving(line: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of the block (in the main thread)."""
+    """Delay Ctrl-C and SIGTERM until the end of the block (in the main thread)."""
     arrived: list[int] = []
     try:
         with answered(lambda number, _: arrived.append(number), signal.SIGINT, signal.SIGTERM):
@@ -102,8 +103,8 @@ def undisturbed() -> Iterator[None]:
 
 
 def stop_ranks(but: Collection[BaseProcess] = ()) -> None:
-    """End the processes that the run has started, `but` those of others: at exit Python would wait
-    for them."""
+    """End the child processes that the run has started; Python would wait for them at exit. `but`:
+    children that are not the run's."""
     ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:

@@ -11,7 +11,7 @@ from fl_lightning.configuration.resolve import resolve, start_of
 from fl_lightning.configuration.tables import check_first_rows
 from fl_lightning.foundation import command, signals
 from fl_lightning.results import opening
-from fl_lightning.results.provenance import name_of
+from fl_lightning.results.provenance import run_name
 
 
 def train(layers: list[Layer], config_name: str | None) -> Path:
@@ -27,28 +27,30 @@ def train(layers: list[Layer], config_name: str | None) -> Path:
     """
     start = start_of(layers)
     # resolving a config imports torch, which takes seconds
-    with signals.leaving(lambda: "fl-train: stopped before the run began; nothing is written"):
+    with signals.exit_at_signal(
+        lambda: "fl-train: stopped before the run began; nothing is written"
+    ):
         opening.check_name(start)
         opening.check_first_start(start, config_name is not None)
-        saved = opening.saved_of(start)
+        saved = opening.settings_to_resume(start)
         if saved is None:
             check_first_rows(layers)
         config = config_of_run(layers, config_name, saved)
         opening.check_no_key(config)
         if saved is not None:
             place = Path(start.out) / str(start.name)
-            opening.check_goes_on(saved, config, place, start.accept_changed_code)
+            opening.check_resumable(saved, config, place, start.accept_changed_code)
     # the command that resumes the run, if it was typed like that
     again = command.line() if command.words and start.name and start.resume else None
-    stem = Path(config_name or "").stem or name_of(config)
-    with opening.opened(start, stem, config) as folder:
-        goes_on = partial(opening.goes_on, folder, again)
-        with signals.leaving(goes_on):  # the imports take seconds
+    stem = Path(config_name or "").stem or run_name(config)
+    with opening.open_run_folder(start, stem, config) as folder:
+        goes_on = partial(opening.resume_line, folder, again)
+        with signals.exit_at_signal(goes_on):  # the imports take seconds
             from fl_lightning.lab.datacheck.telling import assemble_with_findings
             from fl_lightning.run import fit
         # a new run also prints suspicious columns of its table
         put_together = None if saved else assemble_with_findings
-        with opening.when_stopped(goes_on):
+        with opening.say_when_stopped(goes_on):
             fit(config, folder, start.resume, put_together=put_together)
     return folder
 

@@ -133,7 +133,7 @@ def join(
 def _check_importable(run: Path) -> None:
     """Raise `BadInput` if the run's config names a class that was defined in a script
     (`__main__`)."""
-    for _, path in flat(opening.saved_layer(run) or {}):
+    for _, path in flat(opening.saved_settings(run) or {}):
         if str(path).startswith("__main__."):
             name = path.rpartition(".")[2]
             raise BadInput(
@@ -187,10 +187,9 @@ def _with_loader(
     facts: dict[str, Any],
     format: str = "safetensors",
 ) -> Exported:
-    """Writes the loader of `model` and returns both; `whose` says whose model it is."""
-    from fl_lightning.exporting.loader import loader as code_of
+    from fl_lightning.exporting.loader import loader_source
 
-    code = code_of(run, whose, model, facts, format)
+    code = loader_source(run, whose, model, facts, format)
     try:
         write_whole(loader, code)
     except RunFailed:  # a full disk: leave both names free for another try

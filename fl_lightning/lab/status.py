@@ -81,7 +81,7 @@ def standing(
         return unreadable
     done, rounds = run.rounds_done, run.rounds_asked
     mean = run.metric.of("mean")
-    judged = run.judged(mean)
+    judged = run.rows_with(mean)
     last_write = max(
         p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists()
     )

@@ -20,7 +20,7 @@ from fl_lightning.configuration.resolve import resolve, start_of
 from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.lab import queue
 from fl_lightning.results import opening
-from fl_lightning.results.provenance import name_of
+from fl_lightning.results.provenance import run_name
 
 FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
 """Keys of `fit` that the job sets itself."""
@@ -375,7 +375,7 @@ def _resolved_point(
     else:
         unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
         parts = [_name_part(key, value) for key, value in point.items() if key not in unnamed]
-        stem = start.name or name_of(config, _name_stem(flags))
+        stem = start.name or run_name(config, _name_stem(flags))
         name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
     opening.check_name(replace(start, out=str(out), name=name))
     job.check_ranks(config.clients)

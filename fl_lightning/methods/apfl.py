@@ -24,17 +24,17 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class APFL(PlainSteps):
-    """FedAvg, and a personal model v of which a mixture alpha v + (1 - alpha) w with the local
-    model w is scored.
+    """FedAvg, plus a personal model v for each client; a learned mixture of v and the local model w
+    is scored.
 
-    Step, with g the gradient at the mixture: w <- w - lr grad f(w), v <- v - lr alpha g, alpha <-
-    alpha - lr <v - w, g>, clipped to [0, 1]; all on the same batch, from the values before the
-    step.
+    The mixture is alpha v + (1 - alpha) w. One step, with g the gradient of the loss at the
+    mixture: w <- w - lr grad f(w), v <- v - lr alpha g, alpha <- alpha - lr <v - w, g>, clipped to
+    [0, 1]. All three use the same batch and the values before the step.
 
     Args:
-        alpha: weight of v at first. 0.5: the authors' code.
-        adaptive: whether each client learns its alpha, in every step as in the paper (the authors'
-            code: in a round's first, and only if it is asked to).
+        alpha: initial weight of v. 0.5: the authors' code.
+        adaptive: whether each client learns its alpha, in every step as in the paper. (The authors'
+            code learns it in the first step of a round, and only on request.)
     """
 
     traits = Traits(
@@ -51,15 +51,15 @@ class APFL(PlainSteps):
         return {"personal": Slot()}
 
     def init_client(self, run: RunContext) -> Tensors:
-        """`alpha`, shape ()."""
+        """The mixture's weight `alpha`, a scalar tensor in the client's memory."""
         return {"alpha": torch.tensor(self.alpha, dtype=torch.float64)}
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """A step on each batch."""
+        """Return one phase that takes `step` on each batch."""
         return [Phase(step=self.step, by_gradient=True)]
 
     def step(self, client: Client, batch: Batch) -> Tensor:
-        """One step of w, v and alpha; returns the task loss at w, as FedAvg's."""
+        """Take one step of w, v and alpha; return the task loss at w, as FedAvg reports it."""
         w = client["model"]
         v = client["personal"]
         mixture = self.personal(client)
@@ -77,8 +77,8 @@ class APFL(PlainSteps):
         return loss
 
     def personal(self, client: Client) -> Tensor:
-        """The mixture, exact at both ends. Its running statistics are kept with v: those of its own
-        passes."""
+        """Return the mixture; it equals w bit for bit for alpha 0, and v for alpha 1. Its running
+        statistics come from the mixture's own forward passes, and are stored with v."""
         mixture = client["personal"].clone()
         columns = client.layout.parameters
         w = client["model"][columns]

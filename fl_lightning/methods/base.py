@@ -1,5 +1,4 @@
-"""What a method of personalised federated learning is: a frozen object that states only its
-difference from FedAvg."""
+"""The base of all methods: a frozen dataclass that states only how it differs from FedAvg."""
 
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -35,26 +34,26 @@ Scope = Literal["shared", "personal", "uploaded"]
 TRAITS = {field.name for field in fields(Traits)}
 
 _LIKE = 0.8
-"""How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what
-the methods here call their own helpers is below 0.75."""
+"""Similarity (difflib's ratio) from which on a function's name counts as a misspelt hook: `recieve`
+has 0.86; the helpers of the methods here are below 0.75."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """FedAvg, and the base of all methods: each overrides what it does differently.
+    """FedAvg, and the base of all methods: a subclass overrides the hooks in which it differs.
 
-    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command
-    line. Those that are `searched` say where `fl-train tune` looks for their value. A method holds
-    no state (it is frozen): what survives a round lies in the clients' vectors and memory and in
-    the server's.
+    Fields of a subclass are its hyper-parameters: arguments in YAML and on the command line. A
+    field with a default of `searched(...)` also states the range in which `fl-train tune` looks for
+    its value. A method has no state of its own (it is frozen): values that outlast a round are kept
+    in the clients' vectors and memory and in the server's.
 
     Raises:
-        TypeError: a subclass has a function named nearly as a hook, which nobody would call, or
-            declares a trait as a class variable.
+        TypeError: a subclass has a function whose name is a misspelt hook's, which would never be
+            called, or declares a trait as a class variable.
     """
 
     traits: ClassVar[Traits] = Traits()
-    """What it declares; a variant of another method changes some of that one's by `replace`."""
+    """The method's declarations; a variant of another method changes some of them by `replace`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,54 +66,55 @@ class Method:
                 continue
             if like := get_close_matches(name, hooks, 1, _LIKE):
                 raise TypeError(
-                    f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it "
-                    f"with _"
+                    f"{cls.__name__}.{name} would never be called: rename it to {like[0]}, or let "
+                    f"its name begin with _"
                 )
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument that its type, or a rule of its traits, does not allow
-        (`ranges`)."""
+        """Raise `BadInput` for an argument that its type, or a rule among the traits (`needs`),
+        forbids."""
         check_ranges(self, "method")
         for rule in self.traits.needs:
             rule.check(vars(self), "method")
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where the method cannot work on this run.
+        """Raise `BadInput` if the method cannot work with the run's settings, data or models.
 
-        The engine refuses a regression itself where `traits.classes` is set.
+        The engine itself refuses regression where the trait `classes` is set.
         """
 
     # ---------------------------------------------------------------- the model
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """The network that clients train: the user's, or one with modules added (a second
-        classifier, a gate)."""
+        """Return the network that clients train: the user's, or the user's with modules added (a
+        second classifier, a gate)."""
         return model
 
     def slots(self) -> dict[str, Slot]:
-        """Model-shaped vectors that every client owns beside `model`."""
+        """Declare further vectors of the model's size that every client keeps, by name."""
         return {}
 
     def scope(self, block: Block) -> Scope:
-        """How one tensor of the model travels: `shared` both ways, `uploaded` to the server only,
-        `personal` never."""
+        """Return how a tensor of the model is exchanged: `shared` in both directions, `uploaded` to
+        the server only, or `personal`, never."""
         return "shared"
 
     # ---------------------------------------------------------------- the server: on every rank
 
     def relation(self) -> Relation:
-        """Who receives whose model: what the default `broadcast` and `aggregate` go by."""
+        """Return the `Relation`, which gives the weights of each client's model in what each client
+        receives. The default `broadcast` and `aggregate` mix by it."""
         return SampleCounts()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Named tensors that the server keeps in its memory, equal on every rank, with their first
-        values."""
+        """Return the initial values of named tensors that the server keeps in its memory, equal on
+        all ranks."""
         return {}
 
     @sees_only_the_mean
     def broadcast(self, server: Server) -> Payloads:
-        """What each client of the cohort is sent (this rank's): the global model, or its own mix by
-        the relation."""
+        """Return what the server sends to each client of the cohort on this rank: the global model,
+        or the client's own mix by the relation."""
         relation = server.run.relation
         payloads: Payloads = {}
         for group in server.groups:
@@ -126,8 +126,11 @@ class Method:
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """The relation learns from the round's uploads; then the new global model, where there is
-        one. At least one client has answered: otherwise the engine ends the run."""
+        """Let the relation learn from the round's uploads; then compute the new global model, if
+        the method has one.
+
+        At least one client has answered; otherwise the engine ends the run.
+        """
         relation = server.run.relation
         relation.learn(server)
         for group in server.groups:
@@ -137,68 +140,83 @@ class Method:
     # ---------------------------------------------------------------- a client: on its home rank
 
     def init_client(self, run: RunContext) -> Tensors:
-        """Named tensors (on the CPU) that a client keeps in its memory, with their first values
-        (`client_memory`)."""
+        """Return the initial values of named tensors that a client keeps in its memory, on the CPU.
+        The trait `client_memory` declares them."""
         return {}
 
     def receive(self, client: Client, payload: Payload) -> Phases | None:
-        """`payload` has arrived. The client's model is then scored as `before`; a method that must
-        train for it yields phases."""
+        """Install what the client has received in its model, before the model is scored as
+        `before`.
+
+        A method that trains before this score yields its phases, as in `phases`. The default
+        overwrites the received blocks if the trait `starts` is `server`.
+        """
         if self.traits.starts == "server":
             client.overwrite(payload)
         return None
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Local training. Where this is a generator, what follows a `yield` runs when that phase is
-        done (`client.fits[-1]` is what it came to)."""
+        """Return the phases of local training, or yield them: the code after a `yield` runs when
+        that phase has ended, with its result in `client.fits[-1]`."""
         return [Phase()]
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """What goes to the server."""
+        """Return what the client sends to the server."""
         return Payload(client.layout, client["model"], client.group.up_mask.copy())
 
     def beside(self) -> dict[str, Beside]:
-        """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be
-        protected."""
+        """Declare each named tensor of `Payload.statistics` and `Payload.extra` in the client's
+        uploads. Local privacy refuses to run with tensors that are not declared."""
         return {}
 
     def private_phases(self) -> tuple[float | None, ...] | str:
-        """Tell whether noise on steps (`optimizer.privacy`) covers the method.
+        """Tell whether DP-SGD (`optimizer.privacy`) covers the method.
+
+        It does if everything that the client keeps and uploads follows from the optimiser's steps
+        on the task loss, with all of the client's samples.
 
         Returns:
-            Where it does, the epochs of each phase of a round (None: the federation's length). It
-            does if all that is kept and uploaded follows from the optimiser's steps down the task
-            loss on all of the client's samples. Else a string, what else the method makes of
-            samples, with which the run is refused.
+            If it does, the epochs of each phase of a round (None: as configured for local
+            training). If not, a text that names the method's other use of samples: the run is
+            refused with it.
         """
         if not is_shipped(self):
-            return (
-                "is a class of your own whose private_phases does not say what it makes of samples"
-            )
+            return "is a class of your own whose private_phases does not say how it uses samples"
         return self.traits.sample_use or (None,)
 
     # ----------------------------------------------------------- a client that has been in no round
 
     def admit(self, server: Server, client: Client) -> None:
-        """A newcomer is about to take part: what the server sets for it (every rank). Its model
-        begins as the global one, or as the mean of all; the tensors of `init_server` have room for
-        one client more."""
+        """Set up the server's tensors for a newcomer: a client that joins after the last round.
+
+        Called on every rank, before the newcomer's first download. By then the tensors of
+        `init_server` that have a row for each client have one more, and the newcomer's model is the
+        global one or the mean of all clients'.
+        """
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
-        """A newcomer's local training."""
+        """Return the phases of a newcomer's local training (see `admit`), or yield them."""
         return self.phases(client, payload)
 
     # ---------------------------------------------------------------- scores
 
     def personal(self, client: Client) -> Tensor:
-        """The vector (D,) that is scored before and after local training. It is also the model that
-        is exported, and where there is no global model the one that fine-tuning begins from."""
+        """Return the vector (D,) that is scored before and after local training, and exported.
+        Fine-tuning starts from it if there is no global model."""
         return client["model"]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
-        """The vector (D,) that is scored as the client's global model, after aggregation. None:
-        there is none, as the relation mixes for each client, or as parts are not sent that train
-        (those that never train, `traits.still`, everybody has)."""
+        """Return the vector (D,) that is scored as the client's global model after aggregation, or
+        None if there is none.
+
+        The default has none if the relation mixes a model for each client, or if some parameters
+        are trained and not sent. Parameters that never train (trait `still`) are the same
+        everywhere and need not be sent.
+
+        Args:
+            group: the server's handle of the clients that share the client's architecture.
+            client: its number.
+        """
         is_sent = group.group.down_mask[group.layout.is_parameter].all()
         is_shared = is_sent or self.traits.still
         return group["model"] if group.server.run.relation.is_global and is_shared else None
@@ -209,8 +227,8 @@ class Method:
         vector: Tensor,
         kind: str,
     ) -> Tensors:
-        """What `outputs` needs beside the model `vector` (D,), which is about to be scored as
-        `kind`: made once, it is kept in `client.prepared`."""
+        """Return tensors that `outputs` needs to score `vector` (D,) as `kind`. They are computed
+        once for each scoring, and kept in `client.prepared`."""
         return {}
 
     def outputs(
@@ -219,106 +237,128 @@ class Method:
         x: Tensor,
         kind: str,
     ) -> Tensor:
-        """Class scores (batch, classes) of the bound model, which is scored as `kind` (before,
-        after, global, ...)."""
+        """Return class scores (batch, classes) of inputs `x` by the client's network, into which
+        the scored vector has been loaded.
+
+        Args:
+            client: whose network it is.
+            x: a batch of inputs.
+            kind: the model that is scored: before, after, global, ...
+        """
         scores: Tensor = client.module.model(x)
         return scores
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """What `summary.json` gains at the end."""
+        """Return entries that are added to `summary.json` at the end of the run."""
         return {}
 
 
 @dataclass(frozen=True)
 class WithoutModels(Method):
-    """Base: no model travels; what clients tell each other, if anything, travels beside it."""
+    """Base: clients and server never exchange models; a subclass may exchange other tensors, such
+    as predictions."""
 
     def relation(self) -> Relation:
-        """Nobody receives a model."""
+        """Return the relation in which every client keeps its own model."""
         return Alone()
 
     def scope(self, block: Block) -> Scope:
-        """No tensor of the model travels."""
         return "personal"
 
 
 @dataclass(frozen=True)
 class OwnClassifier(Method):
-    """Base: everything travels both ways but the classifier, which is never sent."""
+    """Base: the classifier stays at the client; everything else is shared."""
 
     def scope(self, block: Block) -> Scope:
-        """The classifier stays."""
         return "personal" if block.head else "shared"
 
 
 @dataclass(frozen=True)
 class OwnStatistics(Method):
-    """Base: parameters travel; running statistics stay each client's own, since mixes of them
-    belong to no model."""
+    """Base: parameters are shared; running statistics stay at the client, since a mix of them fits
+    no mixed model."""
 
     def scope(self, block: Block) -> Scope:
-        """Running statistics stay."""
         return "shared" if block.kind == "parameter" else "personal"
 
 
 @dataclass(frozen=True)
 class PlainMean(Method):
-    """Base: the global model is the plain mean, in which clients weigh the same whatever their
-    samples."""
+    """Base: the global model is the mean in which all clients weigh the same, whatever their number
+    of samples."""
 
     def relation(self) -> Relation:
-        """The plain mean."""
         return Uniform()
 
 
 @dataclass(frozen=True)
 class PlainSteps(Method):
-    """Base: clients take steps w - lr g of the method's own, so the optimiser's steps must be
-    such."""
+    """Base: clients take gradient steps w - lr g of the method's own, and the configured optimiser
+    must be plain SGD, which steps in the same way."""
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for an optimiser with other steps."""
+        """Raise `BadInput` unless the optimiser is plain SGD."""
         check_plain_steps(run)
 
 
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:
-    """Scale the server's step: the group's new global model becomes old + size (new - old) on its
-    parameters; exact where `size`, the server's learning rate, is 0 or 1.
+    """Apply the server's learning rate: replace the parameters of the group's new global model by
+    old + size (new - old).
 
-    Running statistics stay what they are: beyond the new ones a variance might be negative.
+    Exact for `size` 0 and 1. Running statistics stay as aggregated: extrapolated variances could
+    become negative.
+
+    Args:
+        group: whose global model has just been aggregated.
+        old: the global model (D,) before aggregation.
+        size: the server's learning rate.
     """
     columns = group.layout.parameters
     group["model"][columns] = torch.lerp(old[columns], group["model"][columns], size)
 
 
 def check_sgd(run: RunContext, why: str, **values: object) -> None:
-    """Raise `BadInput` unless steps are those of SGD, with losses that are not scaled.
+    """Raise `BadInput` unless the optimiser is SGD, its momentum is not kept between rounds, and
+    losses are not scaled.
 
     Args:
-        run: of the method.
-        why: the method needs them, in words.
-        values: of the optimiser's keys, by name, where they must have one.
+        run: whose settings are checked.
+        why: the reason, which begins the message.
+        values: further keys of `optimizer` and the values that they must have.
     """
     config = run.config.optimizer
     for key, value in {"name": "sgd", **values}.items():
         setting = getattr(config, key)
-        requirement = f"{why}: it must be {'null' if value is None else value}"
-        check(f"optimizer.{key}", setting, setting == value, requirement)
-    carried = bool(config.keep_state and config.momentum)
-    requirement = f"{why}: it must be false beside momentum"
-    check("optimizer.keep_state", config.keep_state, not carried, requirement)
+        check(
+            f"optimizer.{key}",
+            setting,
+            setting == value,
+            f"{why}; set it to {'null' if value is None else value}",
+        )
+    is_kept = bool(config.keep_state and config.momentum)
+    check(
+        "optimizer.keep_state",
+        config.keep_state,
+        not is_kept,
+        f"{why}; set it to false, or optimizer.momentum to 0",
+    )
     check_no_scaling(run)
 
 
 def check_plain_steps(run: RunContext) -> None:
-    """Raise `BadInput` unless the optimiser's step is w - lr g, as a method's own steps are."""
-    why = f"{run.method_name} takes steps w - lr g of its own"
+    """Raise `BadInput` unless the optimiser is plain SGD, whose step is w - lr g."""
+    why = f"{run.method_name} takes plain steps w - lr g of its own"
     check_sgd(run, why, momentum=0, weight_decay=0, clip_norm=None)
 
 
 def check_no_scaling(run: RunContext) -> None:
-    """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may
-    be left out."""
+    """Raise `BadInput` for the precision 16-mixed, which scales losses and skips steps whose
+    gradients overflow: gradients that a method computes itself are not scaled."""
     precision = run.config.fabric.precision
-    requirement = f"{run.method_name} cannot work with scaled losses: use bf16-mixed or 32-true"
-    check("fabric.precision", precision, precision != "16-mixed", requirement)
+    check(
+        "fabric.precision",
+        precision,
+        precision != "16-mixed",
+        f"{run.method_name} cannot work with scaled losses; use bf16-mixed or 32-true",
+    )

@@ -13,19 +13,19 @@ from fl_lightning.methods.clustered import Clustered
 
 @dataclass(frozen=True)
 class CFL(Clustered):
-    """FedAvg within clusters; a cluster whose mean update is small, but a client's update large, is
-    split by angle.
+    """FedAvg within clusters; a cluster is split in two by the angles between its clients' updates,
+    once its mean update is small and one client's update is large.
 
-    That is if ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates
-    are changes of the parameters in this round. Means are weighted by samples, as FedAvg's (the
-    authors' code: plain). Clients that have not answered in that round stay with the half that
+    A cluster of more than two clients is split if ||mean update|| < eps1 and max ||update|| > eps2;
+    updates are changes of the parameters in this round. Means are weighted by samples, as FedAvg's
+    (the authors' code: plain). Clients that have not answered in that round stay in the half that
     keeps the cluster's number. Scored: the cluster's model.
 
     Args:
-        eps1: the mean's bound. 0.4: the authors' code.
-        eps2: the largest update's bound. 1.6: the authors' code. Both depend on model, learning
-            rate and epochs.
-        first_round: no split before. 21: the authors' code.
+        eps1: upper bound on the mean update's norm. 0.4: the authors' code.
+        eps2: lower bound on the largest update's norm. 1.6: the authors' code. Both bounds depend
+            on model, learning rate and epochs.
+        first_round: first round with splits. 21: the authors' code.
     """
 
     eps1: NonNegativeFloat = searched(
@@ -37,30 +37,34 @@ class CFL(Clustered):
     )
 
     def aggregate(self, server: Server) -> None:
-        """Split, then the mean of each cluster."""
+        """Split clusters, then average each cluster's models."""
         cluster = server.memory["cluster"].clone()
-        who = torch.tensor(server.answered)
-        for k in cluster[who].unique().tolist():
-            members = who[cluster[who] == k].tolist()
-            cluster[self.leaving(server, members)] = int(cluster.max()) + 1
+        answered = torch.tensor(server.answered)
+        for k in cluster[answered].unique().tolist():
+            members = answered[cluster[answered] == k].tolist()
+            cluster[self.split_off(server, members)] = int(cluster.max()) + 1
         self.average(server, cluster, server.answered)
 
-    def leaving(self, server: Server, who: list[int]) -> list[int]:
-        """Those of a cluster's clients (who have answered) that leave it now: one of two halves, or
-        nobody."""
-        if server.round < self.first_round or len(who) <= 2:
+    def split_off(self, server: Server, members: list[int]) -> list[int]:
+        """Return the clients among a cluster's answering `members` that move to a new cluster; none
+        if the cluster is not split."""
+        if server.round < self.first_round or len(members) <= 2:
             return []
         group = server.only
-        shares = server.shares(who)
-        G = group.gram(who, group.layout.is_parameter, "sent").full[0]
+        shares = server.shares(members)
+        G = group.gram(members, group.layout.is_parameter, "sent").full[0]
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
-        return [client for client, half in zip(who, halves(G), strict=True) if half]
+        return [client for client, half in zip(members, halves(G), strict=True) if half]
 
 
 def halves(G: Tensor) -> list[int]:
-    """Which of two clusters, 0 or 1, each of n updates is in: complete linkage on 1 - cosine; G (n,
-    n): products."""
+    """Divide n updates into two clusters, by complete linkage on 1 - cosine; return the cluster, 0
+    or 1, of each.
+
+    Args:
+        G: inner products of the updates, (n, n).
+    """
     from sklearn.cluster import AgglomerativeClustering
 
     norm = G.diagonal().clamp_min(0).sqrt().clamp_min(1e-30)

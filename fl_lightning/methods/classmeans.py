@@ -1,8 +1,8 @@
-"""Class means: what FedProto, FedTGP, FedHKD, FedPAC and FPL have in common, and FedAS in part.
+"""Class means: shared code of FedProto, FedTGP, FedHKD, FedPAC and FPL, and in part of FedAS.
 
-Clients exchange means by class of features (what the classifier sees) and of soft predictions.
-Classes are C, the width of a feature is d. A class without samples has a zero row; `known` (C,)
-marks the others.
+Clients exchange the mean, for each class, of their features (the classifier's inputs) and of their
+soft predictions. There are C classes and d features. A class without samples has a row of zeros;
+`known` (C,) marks the classes that have a mean.
 """
 
 from abc import ABC, abstractmethod
@@ -36,8 +36,8 @@ from fl_lightning.methods.common.basics import norms, wide, wide_type
 
 @dataclass(frozen=True)
 class ClassMeans(Method, ABC):
-    """Base: after local training clients upload mean features by class; the server sends the means
-    of these to all."""
+    """Base: after local training clients upload the mean features of their classes; the server
+    averages these and sends the averages to all."""
 
     traits = Traits(
         family="prototypes and distillation",
@@ -49,20 +49,21 @@ class ClassMeans(Method, ABC):
         sample_use="uploads class means of samples",
     )
     names: ClassVar[tuple[str, ...]] = ("features",)
-    """What is exchanged of every class: its mean feature, and its mean soft prediction."""
+    """The means that are exchanged of each class: of its features, and also of its soft
+    `predictions`."""
     forget = False
-    """Whether the server forgets a class of which no mean arrived in a round; else its last mean
-    stays."""
+    """Whether the server drops a class for which no mean arrived in a round; otherwise the class
+    keeps its last mean."""
 
     @property
     def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same, and not by their samples of the
-        class."""
+        """Whether the server's mean of a class gives clients equal weights; otherwise by their
+        samples of the class."""
         return False
 
     @property
-    def adds(self) -> bool:
-        """Whether received means add anything to the local loss."""
+    def uses_means(self) -> bool:
+        """Whether the local loss has a term with the received means."""
         return True
 
     @abstractmethod
@@ -72,19 +73,25 @@ class ClassMeans(Method, ABC):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss and what the received `means` (`features`, ... (C, ...), `known` (C,)) add
-        to it, shape ()."""
+        """Return the task loss plus the method's terms with the received means, shape ().
+
+        Args:
+            means: tables by name, (C, ...) each: `features` (and `predictions`), and `known` (C,).
+            module: holds the client's model.
+            batch: inputs and labels.
+        """
 
     def means(self, client: Client) -> Tensors:
-        """The `class_means` that the client uploads; `counts` are 0 where it uploads none."""
+        """Return the class means to upload, as `class_means` does. Classes with `counts` 0 are not
+        uploaded."""
         return class_means(client)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The means of `names`, and `means.known`."""
-        return no_means(run, self.names)
+        """Return zeros for the class means, with no class known yet."""
+        return zero_means(run, self.names)
 
     def broadcast(self, server: Server) -> Payloads:
-        """Also send the class means that are known."""
+        """Also send the known class means."""
         payloads = super().broadcast(server)
         has_mean = server.memory["means.known"]
         tables = {name: server.memory[f"means.{name}"] for name in self.names}
@@ -94,16 +101,18 @@ class ClassMeans(Method, ABC):
         return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
-        """`loss` with the received means, if there are any; else the task loss."""
+        """Return the objective of local training: `loss` with the received means, or the task loss
+        alone if there are none or the method does not use them."""
         means = received_means(payload, client.run)
-        return Objective(loss=PureLoss(self.loss, means)) if means and self.adds else Objective()
+        return (
+            Objective(loss=PureLoss(self.loss, means)) if means and self.uses_means else Objective()
+        )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Local training down `objective`."""
+        """Return one phase that minimises `objective`."""
         return [Phase(objective=self.objective(client, payload))]
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         entries = {
             "classes": Beside("counts", "which classes the client has", "classes"),
             "counts": Beside("counts", "samples of each class", "class_counts"),
@@ -113,7 +122,7 @@ class ClassMeans(Method, ABC):
         return entries
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the means of the client's classes, and how many samples they come from."""
+        """Also upload the means of the client's classes and the numbers of their samples."""
         upload = super().upload(client, payload)
         means = self.means(client)
         counts = means["counts"]
@@ -122,7 +131,8 @@ class ClassMeans(Method, ABC):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Weighted means over the clients that uploaded a class; a line says where none did."""
+        """Also average the uploaded means of each class; if no client has uploaded any, print a
+        line to the log."""
         super().aggregate(server)
         memory = server.memory
         nobody = not any(len(upload["classes"]) for upload in server.statistics.values())
@@ -152,17 +162,19 @@ class ClassMeans(Method, ABC):
 def class_means(
     client: Client,
     temperature: float = 1.0,
-    bounded: Callable[[Tensor], Tensor] = lambda features: features,
+    transform: Callable[[Tensor], Tensor] = lambda features: features,
 ) -> Tensors:
-    """Class means of the client's model over its training data, in evaluation mode.
+    """Compute class means of features and soft predictions over a client's training data, in
+    evaluation mode.
 
     Args:
-        client: at its visit.
+        client: whose model and data are used.
         temperature: T of the predictions softmax(z / T).
-        bounded: features of single samples (batch, d) as they enter the mean.
+        transform: maps the features (batch, d) of single samples before they are averaged, such as
+            a clip.
 
     Returns:
-        `features` (C, d) and `predictions` (C, C), in 32 bits at least; `counts` of samples (C,),
+        `features` (C, d) and `predictions` (C, C), in float32 or wider; `counts` of samples (C,),
         int64; all on the CPU.
     """
     run = client.run
@@ -172,7 +184,7 @@ def class_means(
     for features, scores, y in client.passes(client.data.train):
         predictions = (wide(scores)[:, :classes] / temperature).softmax(1)
         ones = predictions.new_ones(len(y), 1)
-        sums.index_add_(0, y, torch.cat([bounded(wide(features)), predictions, ones], 1))
+        sums.index_add_(0, y, torch.cat([transform(wide(features)), predictions, ones], 1))
     counts = sums[:, -1:]
     means = (sums / counts.clamp_min(1)).cpu()
     features, predictions, _ = means.split([width, classes, 1], 1)
@@ -180,14 +192,15 @@ def class_means(
 
 
 def add_rows(payload: Payload, tables: Tensors, present: Tensor) -> None:
-    """Put the rows of `tables` (C, ...) whose class is `present` (bool (C,)) into `payload`."""
+    """Add the rows of the classes that are `present` (bool (C,)) to `payload`, from each of the
+    `tables` (C, ...)."""
     payload.statistics["classes"] = present.nonzero()[:, 0].int()
     payload.extra |= {name: table[present] for name, table in tables.items()}
 
 
 def received_means(payload: Payload, run: RunContext) -> Tensors:
-    """The means in `payload`, by class again (C, ...), and `known`, on the device; empty if it has
-    none."""
+    """Return the payload's rows as tables (C, ...) again, with the mask `known` (C,), on the
+    client's device; empty if the payload has no class means."""
     if "features" not in payload.extra:
         return {}
     classes = payload.statistics["classes"].long()
@@ -206,11 +219,16 @@ def distance_to_means(
     means: Tensors,
     distance: Literal["means", "norm", "squared"],
 ) -> Tensor:
-    """Distance of a batch of `features` (batch, d) to their class's mean, shape (); a class without
-    a mean adds 0.
+    """Return the distance between a batch's features and their classes' means, shape (). Samples of
+    a class without a mean add 0.
 
-    `norm` and `squared`: the mean over the batch; `means`: the sum over its classes of the norm of
-    their mean gap.
+    Args:
+        features: (batch, d).
+        labels: (batch,).
+        means: tables `features` (C, d) and `known` (C,).
+        distance: `norm`: mean over samples of ||z - mean||; `squared`: mean over samples and
+            coordinates of (z - mean)^2; `means`: sum over the batch's classes of ||mean z of the
+            class - mean||.
     """
     gaps = wide(features) - means["features"][labels]
     has_mean = means["known"]
@@ -223,17 +241,17 @@ def distance_to_means(
 
 
 def by_class(labels: Tensor, classes: int) -> Tensor:
-    """How many of the labels are of each class, (classes,): `bincount`, which `torch.func` cannot
-    stack."""
+    """Count the labels of each class, (classes,). Unlike `bincount`, it works under
+    `torch.func.vmap`."""
     return labels.new_zeros(classes).index_add(0, labels, torch.ones_like(labels))
 
 
 # ---------------------------------------------------------------- at the server
 
 
-def no_means(run: RunContext, names: Sequence[str]) -> Tensors:
-    """The server's tensors at first: `means.NAME` (C, d or C) for each of `names`, and
-    `means.known` (C,)."""
+def zero_means(run: RunContext, names: Sequence[str]) -> Tensors:
+    """Return the server's initial tensors: zeros `means.NAME` (C, width) for each of `names`, and
+    `means.known` (C,), all False."""
     classes = run.data.num_classes
     width = {"features": run.feature_width, "predictions": classes}
     tables = {"means.known": torch.zeros(classes, dtype=torch.bool)}
@@ -242,17 +260,18 @@ def no_means(run: RunContext, names: Sequence[str]) -> Tensors:
     return tables
 
 
-def no_uploads(run: RunContext) -> Tensors:
-    """The tensors of `last_uploads` before any upload: `last.features` (N, C, d) and `last.counts`
-    (N, C)."""
-    of_class = no_means(run, ["features"])["means.features"]
+def empty_upload_tables(run: RunContext) -> Tensors:
+    """Return zeros for the tables in which the server stores each client's last upload:
+    `last.features` (N, C, d) and `last.counts` (N, C)."""
+    of_class = zero_means(run, ["features"])["means.features"]
     counts = torch.zeros(run.clients, len(of_class), dtype=torch.int32)
     return {"last.features": of_class.repeat(run.clients, 1, 1), "last.counts": counts}
 
 
 def last_uploads(server: Server) -> Sequence[Tensors]:
-    """The class means that the server works with, of each client: this round's uploads or, where it
-    has `no_uploads`, each client's last upload, of this round or an earlier one."""
+    """Return the clients' class means that the server aggregates: this round's uploads or, if the
+    server's memory has the tables of `empty_upload_tables`, each client's latest upload of any
+    round."""
     memory = server.memory
     if "last.counts" not in memory:
         return list(server.statistics.values())

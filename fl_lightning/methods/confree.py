@@ -24,20 +24,23 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class ConFREE(PlainMean):
-    """FedPer whose server keeps conflicting updates from cancelling, and goes further for the
-    client worst off.
+    """FedPer whose server removes conflicts between the clients' updates, and adds a step that
+    favours the client that gains least.
 
-    Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its
-    projections on the D_j with <D_i, D_j> < 0; v minimises <d, D_v> + c ||d|| ||D_v|| on the
-    simplex, D_v = sum_j v_j D_j. So of all steps within c ||d|| of d it is the one whose least
-    <step, D_j> is greatest. Running statistics: the plain mean.
+    Let D_i be the clients' updates. The guidance vector d is the mean of the D_i, after subtracting
+    from each its projections on all D_j with <D_i, D_j> < 0. The server sets w <- w + d + c ||d||
+    D_v / ||D_v||, with D_v = sum_j v_j D_j; v minimises <d, D_v> + c ||d|| ||D_v|| over the
+    simplex. Of all steps within the distance c ||d|| of d, this is the step whose least <step, D_j>
+    is greatest. Running statistics are the plain mean.
 
     Args:
-        c: radius about the guidance vector d. 0.5: our choice, the middle of the paper's (0, 1).
-        by: one step for all that is exchanged (`model`: the paper's formula), or one for each
-            `layer` (the authors' code: each tensor).
-        classifier: each client's `own`, as in methods that the paper adds this to, or `shared`.
-        rescaled: the step is divided by 1 + c^2 (the authors' code).
+        c: radius of the ball around d, in units of ||d||. 0.5: our choice, the middle of the
+            paper's (0, 1).
+        by: one step for the whole exchanged part (`model`: the paper's formula), or one for each
+            `layer` (the authors' code: for each tensor).
+        classifier: each client's `own`, as in the methods that the paper combines with this one, or
+            `shared`.
+        rescaled: whether the step is divided by 1 + c^2 (the authors' code).
     """
 
     traits = Traits(family="partial sharing", judge="after", several=False)
@@ -48,25 +51,28 @@ class ConFREE(PlainMean):
     rescaled: bool = False
 
     def scope(self, block: Block) -> Scope:
-        """All, or all but the classifier."""
         return "personal" if block.head and self.classifier == "own" else "shared"
 
     def aggregate(self, server: Server) -> None:
-        """The conflict-free step."""
+        """Move the global model by the conflict-free step."""
         group = server.only
         layout = group.layout
-        who = server.answered
+        clients = server.answered
         old = group["model"]
         received = group.group.down_mask
         parameters = layout.is_parameter & received
         by_layer = self.by == "layer"
-        plain = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
-        mean = group.mean(plain, who, like=old)
-        gram = group.gram(who, parameters, "sent", by_layer=by_layer).full
-        steps = torch.stack([conflict_free(G, self.c, rescaled=self.rescaled) for G in gram])
-        spare = 1 - steps.sum(1)  # of weights that sum to 1: so much of the mean is taken back
+        plain = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+        mean = group.mean(plain, clients, like=old)
+        gram = group.gram(clients, parameters, "sent", by_layer=by_layer).full
+        steps = torch.stack(
+            [conflict_free_weights(G, self.c, rescaled=self.rescaled) for G in gram]
+        )
+        spare = 1 - steps.sum(
+            1
+        )  # `mean` below wants weights that sum to 1; this share is subtracted again
         weights = steps + spare[:, None] * plain
-        new = group.mean(weights, who, by_layer=by_layer, like=old)
+        new = group.mean(weights, clients, by_layer=by_layer, like=old)
         for s in layout.segments(parameters, by_layer=by_layer):
             new[s.columns] -= float(spare[s.layer]) * (mean - old)[s.columns]
         for s in layout.segments(received & ~parameters):
@@ -75,19 +81,23 @@ class ConFREE(PlainMean):
 
 
 RIDGE = 1e-9
-"""Of the mean squared norm of updates: makes the weights unique where updates depend on each other;
-updates of less are none."""
+"""In units of the updates' mean squared norm: added to inner products, so that the weights are
+unique if updates are linearly dependent. A smaller squared norm counts as no update."""
 
 
 HALVINGS = 60
-"""Of the interval in which the norm of the answer lies: to the last bit of float64."""
+"""Bisection steps for the norm of D_w: enough for float64's last bit."""
 
 
-def guidance(G: Tensor) -> Tensor:
-    """The mean of the updates, each less its projections on those that it conflicts with (<D_i,
-    D_j> below 0).
+def guidance_weights(G: Tensor) -> Tensor:
+    """Return the weights (n,) of the updates D_j in the guidance vector d, the mean of
+    conflict-free updates.
 
-    Who has next to no update (`RIDGE`) is in conflict with nobody: its direction is rounding.
+    From each update, its projections on all updates with a negative inner product are subtracted.
+    An update that is nearly 0 (`RIDGE`) conflicts with none, since rounding decides its direction.
+
+    Args:
+        G: inner products of the updates, (n, n).
     """
     squares = G.diagonal()
     itself = torch.eye(len(G), dtype=G.dtype)
@@ -96,11 +106,16 @@ def guidance(G: Tensor) -> Tensor:
 
 
 def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
-    """The weights w (n,) on the simplex that minimise <d, D_w> + c ||d|| ||D_w||, D_w = sum_j w_j
-    D_j, d the `guide`.
+    """Return the weights w (n,) on the simplex that minimise <d, D_w> + c ||d|| ||D_w||, with D_w =
+    sum_j w_j D_j.
 
-    ||D_w||^2 / (2 s) + s / 2 is at least ||D_w||, and equal where s = ||D_w||: the best s is found
-    by halving, and for each s the weights solve a quadratic problem.
+    ||D_w|| is the minimum over s > 0 of ||D_w||^2 / (2 s) + s / 2, at s = ||D_w||. Bisection finds
+    s; for each s the weights solve a quadratic problem.
+
+    Args:
+        G: inner products of the updates, (n, n).
+        guide: weights (n,) of the updates in d.
+        c: radius in units of ||d||.
     """
     G = G + RIDGE * torch.eye(len(G), dtype=G.dtype)
     b = G @ guide
@@ -121,18 +136,24 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
 
 
 def length(G: Tensor, weights: Tensor) -> float:
-    """Norm of the sum of updates by `weights` (n,), from their inner products `G` (n, n)."""
+    """Return the norm of the sum of updates weighted by `weights` (n,), given their inner products
+    `G` (n, n)."""
     return float((weights @ G @ weights).clamp_min(0).sqrt())
 
 
 RADIUS = 1e-7
-"""Below so small a radius the step's second part is lost in float32's rounding, and its weights
-cannot be found."""
+"""Smallest radius c for which the step's second part is computed; below, it is lost in float32's
+rounding."""
 
 
-def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
-    """d + c ||d|| D_w / ||D_w||, of the guidance vector d and the `worst_off` w; over 1 + c^2 where
-    it is `rescaled`.
+def conflict_free_weights(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
+    """Return the weights (n,) of the updates in the server's step d + c ||d|| D_w / ||D_w||, with
+    the guidance vector d and the `worst_off` weights w.
+
+    Args:
+        G: inner products of the updates, (n, n).
+        c: radius in units of ||d||.
+        rescaled: whether to divide by 1 + c^2.
 
     Raises:
         RunFailed: an update is not finite.
@@ -142,7 +163,7 @@ def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
     if scale <= 0:
         return torch.full((len(G),), 1 / len(G), dtype=G.dtype)
     G = (G + G.T) / (2 * scale)
-    step = guidance(G)
+    step = guidance_weights(G)
     if c < RADIUS:
         return step
     w = worst_off(G, step, c)

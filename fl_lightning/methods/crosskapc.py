@@ -1,5 +1,5 @@
-"""KAPC that groups clients where held-out losses say so, in one layer or the fewest that gain, and
-judges shrunk steps (ours)."""
+"""KAPC that mixes within groups of clients where held-out losses show a gain, in as few layers as
+needed, and scores shrunk steps (ours)."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -37,25 +37,26 @@ from fl_lightning.methods.common.halves import (
 
 @dataclass(frozen=True)
 class CrossKAPC(Method):
-    """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed
-    within groups, or in deeper networks several.
+    """FedAvg until clients turn out to conflict; then one layer, the first or the last (in deeper
+    networks: several), is mixed within groups of clients.
 
-    Server: groups are read off the cosines of clients' steps in rounds 1 to 3, or off means of
-    features by class in round 3 where these are more distinct. If groups are distinct, rounds 4 to
-    6 try them: each client begins once from FedAvg's model, once from that with the mean of its
-    group in the last layer, and once with it in the first, each mean without its own model. It
-    reports losses on samples that its training has not seen, and the best start stays. If that is
-    FedAvg's, three rounds more try the last and the first 2 layers, then 4 and so on, up to half of
-    them. Where class means conflict, FedAvg's start does not stay: the better end does. Scored: the
-    step from what was received, made smaller by the share of noise in it, which two halves of the
-    samples give in round 1.
+    Rounds 1 to 3 look for groups, by the cosines of clients' steps or, in round 3, by the mean
+    features of each class if those separate groups better. Rounds 4 to 6 try the groups, if they
+    are distinct: each client starts one round from FedAvg's model, one with the last layer replaced
+    by its group's mean, and one with the first, where the group's mean leaves out the client's own
+    model. In each it reports losses on samples that were not used in training. The grouped start is
+    kept if these losses are clearly below those of FedAvg's start. If not, three more rounds try
+    the last and the first 2 layers, then 4 and so on, up to half of all layers. If the means of
+    classes conflict, the better grouped start of the last trial is kept in any case. Scored: the
+    received model plus the client's step, shrunk by the share of noise in it, which training on two
+    halves of the samples measures in round 1.
 
     Args:
-        guard: groups are tried only if their separation d' exceeds this (one normal sample has
-            2.7); where it is too great to be exceeded, the method is FedAvg judged by shrunk steps.
-            4: our choice, on validation data (docs/decisions/0031).
-        exponent: a step counts (1 - share of noise)^exponent times. 1 is James and Stein's; 0:
-            judged as trained. 0.5: our choice, likewise.
+        guard: least separation d' of the groups for which they are tried (a single normal sample
+            has 2.7); no group passes a very large value, and the method is then FedAvg with shrunk
+            steps. 4: our choice, on validation data (docs/decisions/0031).
+        exponent: a step is multiplied by (1 - share of noise)^exponent. 1: James and Stein's; 0:
+            steps are scored as trained. 0.5: our choice, likewise.
     """
 
     traits = Traits(
@@ -64,7 +65,7 @@ class CrossKAPC(Method):
         statistics=True,
         several=False,
         client_memory=True,
-        newcomers=Rule("FedAvg's model, but of a grouped layer its own; local training"),
+        newcomers=Rule("FedAvg's model, with its group's mean in grouped layers; local training"),
         receives_beside="the share of noise in its step by layer",
         sample_use="uploads class means, and measures of its noise and losses on halves of samples",
     )
@@ -73,39 +74,41 @@ class CrossKAPC(Method):
     exponent: NonNegativeFloat = 0.5
 
     def slots(self) -> dict[str, Slot]:
-        """`start`: what the client received last."""
+        """The vector `start`: the model that the client received last."""
         return {"start": Slot()}
 
     def init_client(self, run: RunContext) -> Tensors:
-        """`share` (L,): of noise in the client's step; 0 until the server has told it."""
+        """`share` (L,): the share of noise in each layer of the client's step; 0 until the server
+        sends it."""
         return {"share": torch.zeros(len(run.layer_names))}
 
     def relation(self) -> CrossFittedCube:
-        """FedAvg's rows, or those of groups in one layer."""
+        """Return the relation that finds and tries the groups: FedAvg's rows, or rows within groups
+        in some layers."""
         return CrossFittedCube(self.guard)
 
     def broadcast(self, server: Server) -> Payloads:
-        """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to
-        report losses."""
+        """Send FedAvg's model or the client's own mix; once also its share of noise, and in trial
+        rounds the request for losses."""
         return cast(CrossFittedCube, server.run.relation).sent(server)
 
     def aggregate(self, server: Server) -> None:
-        """The relation learns; FedAvg's model, which groups do not change, is the mean by
-        samples."""
+        """Let the relation learn; then update FedAvg's model, the mean by samples, which groups do
+        not change."""
         server.run.relation.learn(server)
-        who = server.answered
-        server["model"] = server.only.mean(server.shares(who), who, like=server["model"])
+        answered = server.answered
+        server["model"] = server.only.mean(server.shares(answered), answered, like=server["model"])
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Begin from what was received, and keep that as `start`; keep the `share` of noise once
-        the server tells it."""
+        """Start from the received model, keep it as `start`, and keep the share of noise if the
+        server has sent it."""
         super().receive(client, payload)
         client["start"].copy_(client["model"])
         client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Local training; in the first round and where losses are asked for of two halves, whose
-        mean is kept."""
+        """Train locally; on two halves of the samples in the first round, and in rounds for which
+        the server asks for losses."""
         trial = TRIAL in payload.statistics
         if client.round == COMPARED and has_classes(client.run):
             client.scratch["classes"] = class_table(client)
@@ -119,7 +122,6 @@ class CrossKAPC(Method):
                 client.scratch["step"] = step_of(client, client["start"])
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         step = "squared norms of the client's first step by layer"
         noise = "variance of the client's step by layer"
         return {
@@ -130,21 +132,22 @@ class CrossKAPC(Method):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The model, and beside it the measures that `phases` left."""
+        """Upload the model and the measurements of `phases`."""
         return replace(super().upload(client, payload), statistics=dict(client.scratch))
 
     def personal(self, client: Client) -> Tensor:
-        """The received model, and the part of the step from it that is not noise."""
+        """Return the received model plus the client's step, shrunk by its share of noise."""
         factors = (1 - client.memory["share"]) ** self.exponent
         return shrunk(client, client["start"], client["model"], factors)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """`grouped_layers`, and `client_groups` where there are any."""
+        """Return `grouped_layers`, and `client_groups` if there are groups."""
         return cast(CrossFittedCube, run.relation).chosen(run)
 
 
 def has_classes(run: RunContext) -> bool:
-    """Whether each sample is of a class."""
+    """Whether each sample has one class label: not in regression, nor in texts with a label at each
+    position."""
     text = run.data.text
     per_position = text is not None and text.per_position
     return run.config.data.task == "classification" and not per_position
@@ -152,8 +155,11 @@ def has_classes(run: RunContext) -> bool:
 
 @torch.no_grad()
 def class_table(client: Client) -> Tensor:
-    """Of each class the client's samples, their squared distance from their mean, and that mean, of
-    what the classifier of the client's model sees: float32 (C, 2 + d)."""
+    """Return, for each class, the client's number of samples, the sum of their squared distances
+    from their mean, and that mean: float32 (C, 2 + d).
+
+    Samples are represented by the inputs of the classifier of the client's model.
+    """
     inputs: list[Tensor] = []
     labels: list[Tensor] = []
     model = client.bind().model.eval()

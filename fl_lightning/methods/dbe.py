@@ -33,17 +33,18 @@ from fl_lightning.methods.common.classifiers import NewClassifier, PersonalPart,
 
 @dataclass(frozen=True)
 class DBE(PersonalPart):
-    """FedAvg whose clients each add a personal vector to the features, and draw the features' mean
-    to a global mean.
+    """FedAvg whose clients each add a personal vector to the features, and pull the mean of their
+    features towards a global mean.
 
-    Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i +
-    momentum (mean z of the batch) begins a round at 0; m_i is never sent. u is the clients' mean
-    u_i, by samples, of a first round in which all train the initial model on CE alone and upload
-    nothing else: training begins with the second round. A batch with fewer samples than the others
-    trains on CE alone and leaves u_i as it is.
+    Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, with features z and the personal
+    vector m_i, which is never sent. The running mean u_i starts each round at 0, and each batch
+    sets u_i <- (1 - momentum) u_i + momentum (mean z of the batch). In the first round all clients
+    train the initial model on CE alone, and upload only u_i; u is their mean by samples. Training
+    begins with the second round. A batch that is smaller than the others trains on CE alone and
+    leaves u_i unchanged.
 
     Args:
-        kappa: weight of the mean's distance. 50: the authors' run script for a CNN.
+        kappa: weight of the distance between the means. 50: the authors' run script for a CNN.
         momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last
             complete batch).
     """
@@ -68,16 +69,16 @@ class DBE(PersonalPart):
     )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With the vector m_i."""
+        """Return the network with a personal vector m_i added to the features."""
         return NewClassifier(model, Shifted, "dbe")
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`mean` u, (d,)."""
+        """`mean` (d,): the global mean u of features, 0 at first."""
         head: Any = run.groups[0].head
         return {"mean": torch.zeros(head.personal.numel())}
 
     def broadcast(self, server: Server) -> Payloads:
-        """Also send u, once it is known."""
+        """Also send u, from the second round on."""
         payloads = super().broadcast(server)
         if server.round > 1:
             for payload in payloads.values():
@@ -85,7 +86,8 @@ class DBE(PersonalPart):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """In the first round without m_i, and without u, which is not known yet."""
+        """Yield one phase with DBE's loss; in the first round with the task loss alone, and without
+        m_i."""
         u = None
         if self.kappa and "mean" in payload.extra:
             u = payload.extra["mean"].to(client["model"])
@@ -96,11 +98,10 @@ class DBE(PersonalPart):
         client.scratch["mean"] = pull.running.float().cpu()
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The model; in the first round u_i in its place."""
+        """Upload the model; in the first round only u_i."""
         upload = super().upload(client, payload)
         if client.round == 1:
             upload.sent[:] = False
@@ -108,8 +109,8 @@ class DBE(PersonalPart):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Also average u, after the first round (in which nobody has uploaded a model: the mean is
-        still the initial one)."""
+        """Average the models. After the first round, to which clients uploaded only u_i, compute u;
+        the model is still the initial one."""
         super().aggregate(server)
         if server.round == 1:
             means = torch.stack([server.statistics[c]["mean"] for c in server.answered])
@@ -117,16 +118,16 @@ class DBE(PersonalPart):
 
 
 class MeanPull:
-    """A local loss: the task's + kappa / 2 mean_d (u_i - u)^2, where u_i runs over the features of
-    batches (DBE: Zhang et al., NeurIPS 2023).
+    """A local loss: the task loss + kappa / 2 mean_d (u_i - u)^2, with the running mean u_i of the
+    batches' features (DBE: Zhang et al., NeurIPS 2023).
 
     Args:
         kappa: weight of the distance.
-        momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
-        u: (d,); None: u_i runs, and nothing is added to the loss.
-        complete: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss:
-            with mu = 1 a round's u_i would be the mean of its remainder, which may be a single
-            sample (the authors drop such batches).
+        momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which starts at 0.
+        u: (d,); None: u_i is measured, and the loss is the task loss.
+        complete: samples of a complete batch. A smaller batch neither changes u_i nor adds to the
+            loss: with mu = 1, u_i would be the mean of a remainder, perhaps of a single sample (the
+            authors drop such batches).
     """
 
     def __init__(
@@ -141,10 +142,10 @@ class MeanPull:
         self.u = u
         self.complete = complete
         self.running = torch.zeros(())
-        """u_i."""
+        """The running mean u_i."""
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:
-        """Shape (); past batches have no gradient."""
+        """Return the loss, shape (). No gradient flows to earlier batches."""
         task = module.task_loss(batch)
         if len(batch[1]) < self.complete:
             return task
@@ -157,7 +158,7 @@ class MeanPull:
 
 
 class Shifted(nn.Module):
-    """A classifier of features to which a vector `personal` (d,) is added, 0 at first (DBE)."""
+    """A classifier of features plus a vector `personal` (d,), which starts at 0 (DBE)."""
 
     def __init__(self, classifier: nn.Linear) -> None:
         super().__init__()
@@ -165,6 +166,5 @@ class Shifted(nn.Module):
         self.personal = nn.Parameter(torch.zeros(classifier.in_features))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Features (batch, d) to scores."""
         scores: Tensor = self.generic(z + self.personal)
         return scores

@@ -21,17 +21,17 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and a personal model with a proximal term towards the global model as it was
-    received.
+    """FedAvg, plus a personal model for each client with a proximal term towards the received
+    global model.
 
-    Client: FedAvg's w, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same batches.
-    Scored: v.
+    A client trains w as in FedAvg, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same
+    batches. Scored: v.
 
     Args:
         lam: weight of (lam/2) ||v - w||^2; 0 is local training. 1: the middle of the authors' 0.1,
             1 and 2.
-        personal_epochs: of the personal model; null: as long as the other one trains (the authors'
-            code).
+        personal_epochs: epochs of the personal model; null: as many as the local model's (the
+            authors' code).
     """
 
     traits = Traits(family="two models", judge="after")
@@ -44,17 +44,16 @@ class Ditto(Method):
         return {"personal": Slot()}
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """The received model on the task, then the personal one, pulled towards what was
-        received."""
+        """Return two phases: the received model on the task loss, then the personal model with its
+        proximal term."""
         return [
             Phase(),
             Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs),
         ]
 
     def private_phases(self) -> tuple[float | None, ...]:
-        """Epochs of each phase."""
+        """Return the epochs of both phases, for DP-SGD."""
         return None, self.personal_epochs
 
     def personal(self, client: Client) -> Tensor:
-        """The vector v."""
         return client["personal"]

@@ -31,32 +31,31 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    """FedAvg whose clients begin from their own mix, number by number, of the global and of their
-    last model.
+    """FedAvg whose clients start from their own elementwise mix of the global model and their last
+    local model.
 
-    In the top layers w^ = w_i + (w - w_i) W with weights W <- clip(W - eta grad f(w^) (w - w_i), 0,
-    1), learned on a part of the client's data; below w^ = w. From w^ training goes as in FedAvg.
-    Scored: w^, before it.
+    The mix is w^ = w_i + (w - w_i) W in the top layers and w^ = w below. The weights W <- clip(W -
+    eta grad f(w^) (w - w_i), 0, 1) are learned on a part of the client's data. From w^ training
+    goes on as in FedAvg. Scored: w^, before that training.
 
     Args:
-        eta: step on W. 1: the authors' code.
-        share: of the client's data, in batches, on which W is learned in a round. 0.8: the authors'
-            code.
-        layers: top layers that are mixed. 1: the authors' code, where two tensors are meant.
-        threshold: at first W is learned until the losses of the last passes deviate by less. 0.1:
-            the authors' code.
-        window: so many passes are looked at. 10: the authors' code.
-        looks_at: the `mean` loss of a pass (our choice), or that of its `last` batch (the authors'
-            code).
-        most: passes at most at first; later it is one. 50: our choice, the authors' code has no
-            bound.
+        eta: step size of W. 1: the authors' code.
+        share: share of the client's data on which W is learned in a round. 0.8: the authors' code.
+        layers: number of top layers that are mixed. 1: the authors' code, which counts two tensors.
+        threshold: in a client's second round, W is learned until the standard deviation of the last
+            passes' losses is below this. 0.1: the authors' code.
+        window: number of last passes that `threshold` compares. 10: the authors' code.
+        looks_at: loss of a pass: the `mean` over its batches (our choice), or its `last` batch's
+            (the authors' code).
+        most: greatest number of passes in a client's second round; in later rounds there is one
+            pass. 50: our choice, the authors' code has no bound.
     """
 
     traits = Traits(
         family="mixing",
         judge="before",
         starts="both",
-        newcomers=Rule("global model, mixed number by number with its own; then local training"),
+        newcomers=Rule("global model, mixed elementwise with its own; then local training"),
         sample_use="learns its mix on samples, in steps of its own",
     )
 
@@ -69,22 +68,23 @@ class FedALA(Method):
     most: PositiveInt = 50
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where losses are scaled: its steps on W are its own."""
+        """Raise `BadInput` if losses are scaled, since the steps on W are the method's own."""
         check_no_scaling(run)
 
     def slots(self) -> dict[str, Slot]:
-        """The weights W, 1 at first: the global model."""
+        """The mixing weights W; 1, which means the global model, at first."""
         return {"blend": Slot("ones")}
 
     def receive(self, client: Client, payload: Payload) -> Phases:
-        """Learn W (not in the client's first round: there is no last model), then mix."""
+        """Learn W, except in the client's first round, which has no last model; then start from the
+        mix."""
         model = client["model"]
         blend = client["blend"]
         received = client.composed(payload)
         top = client.columns(lambda block: block.above < self.layers)
 
         def mix() -> Tensor:
-            # exact where W is 0 or 1
+            # exact for W 0 and 1
             return torch.where(top, torch.lerp(model, received, blend), received)
 
         def step(_: Client, batch: Batch) -> Tensor:
@@ -95,7 +95,7 @@ class FedALA(Method):
 
         losses: list[float] = []
         batch_losses: list[Tensor] = []
-        # none in its first round, up to `most` in the second, then one
+        # no pass in the client's first round, up to `most` in its second, then one
         passes = {0: 0, 1: self.most}.get(client.rounds, 1)
         for _ in range(passes):
             yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")

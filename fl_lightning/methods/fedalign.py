@@ -39,40 +39,41 @@ from fl_lightning.methods.common.basics import wide
 
 @dataclass(frozen=True)
 class FedAlign(Method):
-    """FedAvg whose local loss draws the Lipschitz constant of a slimmed last block to the whole
-    block's.
+    """FedAvg whose local loss pulls the Lipschitz constant of a slimmed last block towards the
+    whole block's.
 
-    Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k), k the spectral norm of a
-    b^T / (H W) of a block's input a and output b. The slim block is the block's first channels, on
-    the first channels of its own input; neither that nor k, of the whole block, has a gradient.
+    Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k). k is the spectral norm of
+    a b^T / (H W), for a block's input a and output b. The slim block consists of the first channels
+    of the block, and takes the first channels of its input. Neither that input nor k of the whole
+    block has a gradient.
 
     Args:
         mu: weight of the term, whose value is mu times CE; 0 is FedAvg. 0.45: paper.
-        width: share of the channels that are left. 0.25: paper.
-        block: dotted name of the block; null: the network's last own module before the classifier
-            (ResNet: `layer4`).
+        width: share of the channels in the slim block. 0.25: paper.
+        block: dotted name of the block; null: the last of the network's own modules before the
+            classifier (ResNet: `layer4`).
     """
 
     traits = Traits(
         family="one global model",
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
     mu: NonNegativeFloat = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: PositiveShare = 0.25
     block: str | None = None
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where a part of the block's channels cannot work without the rest."""
+        """Raise `BadInput` if the block cannot run on a part of its channels."""
         if self.mu:
             for group in run.groups:
                 self._try_block(run, group.module)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Down the task loss and the term."""
+        """Return one phase that minimises the task loss plus the Lipschitz term."""
         if not self.mu:
             return [Phase()]
         forward = _FLOPS.get(client.module.model)
-        if forward is None:  # at a site of a deployment, where nothing has been checked
+        if forward is None:  # at a site of a deployment, where `check` has not run
             forward = self._try_block(client.run, client.module)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
@@ -82,10 +83,10 @@ class FedAlign(Method):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss and the term, shape ()."""
+        """Return the task loss plus the Lipschitz term, shape ()."""
         name = self._block(module)
         block = module.model.get_submodule(name)
-        with watched(block) as calls:
+        with recorded_calls(block) as calls:
             task = module.task_loss(batch)
         gap = stretch_gap(block, *calls[-1], self.width, name)
         return task + self.mu * (task / gap.clamp_min(1e-30)).detach() * gap
@@ -95,22 +96,33 @@ class FedAlign(Method):
 
     @torch.no_grad()
     def _try_block(self, run: RunContext, module: Module) -> float:
-        """Note and return the term's operations for a sample, forward.
+        """Run the block and its slim copy once; store and return the term's operations of a forward
+        pass, for one sample.
 
         Raises:
-            BadInput: the model does not call its block, or a part of its channels will not do.
+            BadInput: the model has no such block or never calls it, or the block cannot be slimmed.
         """
         model = module.model
         name = self._block(module)
         blocks = dict(model.named_modules())
-        check("method.block", name, name in blocks, "it must name a module of the model")
+        check(
+            "method.block",
+            name,
+            name in blocks,
+            "the model has no such module; give a dotted name of one",
+        )
         block = blocks[name]
         x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
         training = model.training
-        with watched(block) as calls, _ended_by(block):
+        with recorded_calls(block) as calls, _ended_by(block):
             model.eval()(x)
         model.train(training)
-        check("method.block", name, bool(calls), "the model must call it")
+        check(
+            "method.block",
+            name,
+            bool(calls),
+            "the model never calls this module; name one that it calls",
+        )
         with FlopCounterMode(display=False) as counter:
             stretch_gap(block, *calls[-1], self.width, name)
         flops = float(counter.get_total_flops()) / len(x)
@@ -119,27 +131,29 @@ class FedAlign(Method):
 
 
 _FLOPS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
-"""Of the term, forward, for a sample: by the model of a run."""
+"""Operations of the term's forward pass for one sample, by model."""
 
 
 def last_block(model: nn.Module, head: str) -> str:
-    """Dotted name of the last of the network's own modules with parameters that is not, and does
-    not hold, its `head`.
-
-    Of lists of modules that is the last one in it.
-    """
+    """Return the dotted name of the last child of the network that has parameters and does not
+    contain its `head`; if that child is a ModuleList, of the list's last module."""
     last = ""
     for name, module in model.named_children():
         if any(True for _ in module.parameters()) and not f"{head}.".startswith(f"{name}."):
             last = f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name
-    requirement = f"{type(model).__name__} has none before its classifier {head}"
-    check("method.block", None, bool(last), requirement)
+    check(
+        "method.block",
+        None,
+        bool(last),
+        f"{type(model).__name__} has no block before its classifier {head}; use another model",
+    )
     return last
 
 
 @contextlib.contextmanager
-def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Collect the inputs and outputs of `block` within, without a way back."""
+def recorded_calls(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Record the inputs and outputs of `block`, detached; the yielded list grows with each call
+    within the `with` block."""
     calls: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -150,13 +164,13 @@ def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 
 class _Reached(Exception):
-    """The block has been called."""
+    """Raised at the block's call, to end the forward pass."""
 
 
 @contextlib.contextmanager
 def _ended_by(block: nn.Module) -> Iterator[None]:
-    """Within, the first call of `block` ends the pass, which then does not count among a
-    client's."""
+    """End a forward pass at the first call of `block` within the `with` block; the pass is then not
+    counted among the client's."""
 
     def end(*_: object) -> None:
         raise _Reached
@@ -170,10 +184,18 @@ def stretch_gap(
     a: Tensor,
     b: Tensor,
     width: float,
-    name: str = "",
+    name: str,
 ) -> Tensor:
-    """Mean squared difference, shape (), of `stretch` of the slimmed block, on its part of `a`, and
-    of the whole."""
+    """Return the mean squared difference between the Lipschitz constants (`stretch`) of the slimmed
+    block and of the whole block, shape ().
+
+    Args:
+        block: the whole block.
+        a: its input.
+        b: its output.
+        width: share of the channels in the slim block, which takes the first channels of `a`.
+        name: the block's dotted name, for messages.
+    """
     if a.ndim != b.ndim:
         raise _unfit(name, f"it makes {b.ndim} axes of {a.ndim}")
     part = a[:, : kept(a.shape[1], width)]
@@ -187,12 +209,12 @@ def slimmed(
     width: float,
     name: str = "",
 ) -> Tensor:
-    """What `block` makes of `x`, the first channels of its input, with the first inputs and outputs
-    of all its layers, a share `width` of them. Running statistics are left as they are.
+    """Run `block` with the first inputs and outputs of all its layers, a share `width` of them, on
+    `x`, the first channels of its input. Running statistics are not updated.
 
     Raises:
-        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is
-            another kind of block.
+        BadInput: the block cannot be slimmed, as it groups channels or flattens; the message has
+            its dotted `name`.
     """
 
     def cut(tensor: Tensor) -> Tensor:
@@ -210,20 +232,23 @@ def slimmed(
 
 
 def _unfit(name: str, why: str) -> BadInput:
-    requirement = f"a block whose layers all take a part of their channels: {why}"
-    return BadInput("method.block", name, requirement)
+    return BadInput(
+        "method.block",
+        name,
+        f"it cannot run on a part of its channels ({why}); name another block",
+    )
 
 
 def kept(channels: int, width: float) -> int:
-    """How many of the channels are left."""
+    """Return the number of channels in the slim block."""
     return math.ceil(width * channels)
 
 
 def transmitting(a: Tensor, b: Tensor) -> Tensor:
-    """T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and output
-    `b` (n, k, ...).
+    """Return T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and
+    output `b` (n, k, ...).
 
-    Images of a larger input are pooled to the output's size.
+    An input image that is larger than the output is pooled to the output's size.
     """
     if a.ndim == 4 and a.shape[2] > b.shape[2]:
         a = adaptive_avg_pool2d(a, (b.shape[2], b.shape[3]))
@@ -233,8 +258,9 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
 
 
 def stretch(a: Tensor, b: Tensor) -> Tensor:
-    """Spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T from ones."""
-    # squares of products: half precision has no room for them
+    """Return the spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T
+    from a vector of ones."""
+    # squares of products overflow in half precision
     with torch.autocast(a.device.type, enabled=False):
         T = transmitting(wide(a), wide(b))
         K = T @ T.mT

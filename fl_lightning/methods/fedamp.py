@@ -29,16 +29,16 @@ class FedAMP(OwnStatistics):
     weigh more.
 
     Args:
-        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With sigma None
-            alpha has no unit, and lam with it.)
-        alpha: step of the message passing, in units of sigma while that is None. 0.05: own weight
-            stays above one half with ten clients.
-        sigma: scale of squared distances between models; None takes the mean squared distance of
-            the round. (With the sigma = 1 of popular code every weight underflows and FedAMP is
-            local training.)
-        sources: whose models are mixed; `known`, everyone who has uploaded and the cohort, is the
-            paper's; `cohort`; or `uploaded`: as `known`, but a client that has not uploaded yet
-            (its model is the initial one) counts for itself alone.
+        lam: weight of the proximal term (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With
+            sigma null, alpha has no unit, nor has lam.)
+        alpha: step of the message passing, in units of sigma if sigma is null. 0.05: with ten
+            clients the own weight stays above one half.
+        sigma: scale of squared distances between models; null: the round's mean squared distance.
+            (With the sigma = 1 of popular code every weight underflows and FedAMP is local
+            training.)
+        sources: clients whose models are mixed: `known`: the cohort and all that have ever uploaded
+            (paper); `cohort`; `uploaded`: as `known`, but a client that has not uploaded yet, whose
+            model is the initial one, counts in its own mix only.
     """
 
     traits = Traits(family="mixing", judge="after", starts="own")
@@ -51,13 +51,18 @@ class FedAMP(OwnStatistics):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.lam / (2 * self.alpha) < FLOAT32
-        check("method.lam", self.lam, fits, "lam / (2 alpha) must be a number of 32 bits")
+        check(
+            "method.lam",
+            self.lam,
+            fits,
+            "lam / (2 alpha) is too large for float32; lower lam or raise alpha",
+        )
 
     def relation(self) -> Relation:
-        """Attention by distance between models."""
+        """Return the attention weights by distance between models."""
         return Attention(self.alpha, self.sigma, self.sources)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every
-        parameter."""
+        """Return one phase from the client's own model, with a proximal term of weight lam / (2
+        alpha) towards its mix."""
         return [Phase(objective=client.proximal(payload, self.lam / (2 * self.alpha)))]

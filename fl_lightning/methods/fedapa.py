@@ -30,15 +30,15 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FedAPA(Method):
-    """Every client begins from its own mix m_i = sum_j a_ij w_j; the server learns a_i by how
-    training moved the mix.
+    """Every client starts from its own mix m_i = sum_j a_ij w_j; the server learns the weights a_i
+    from how training changes the mix.
 
-    When client i has trained m_i to w_i, a_ij steps down <w_j, m_i - w_i>, the gradient of ||m_i -
-    w_i||^2 / 2 with w_i constant; it stays within [0, 1]. Before the next mix a_ii is set to 1 and
-    the row divided by its sum.
+    After client i has trained m_i to w_i, a_ij takes a step down <w_j, m_i - w_i>, the gradient of
+    ||m_i - w_i||^2 / 2 with w_i constant, and is clipped to [0, 1]. Before the next mix a_ii is set
+    to 1 and the row divided by its sum.
 
     Args:
-        eta: step on the weights. 0.01: the authors' config.
+        eta: step size of the weights. 0.01: the authors' config.
         momentum: of that step. 0: the paper's update; 0.9: the authors' code.
         classifier: each client's `own` (the authors' code), or `mixed` with the body.
     """
@@ -48,7 +48,7 @@ class FedAPA(Method):
         judge="after",
         several=False,
         newcomers=Rule(
-            "the mean of all, then its own mix by weights that it has moved; local training",
+            "mean of all models, then its own mix with learned weights; local training",
             remembers=True,
         ),
     )
@@ -58,19 +58,19 @@ class FedAPA(Method):
     classifier: Literal["own", "mixed"] = "own"
 
     def relation(self) -> Relation:
-        """Rows that step."""
+        """Return the relation whose rows the server learns."""
         return SteppedRows(self.eta, self.momentum)
 
     def scope(self, block: Block) -> Scope:
-        """Parameters travel, the classifier's if it is mixed; running statistics stay: mixes of
-        them fit no model."""
+        """Share parameters, the classifier's only if it is mixed; running statistics are personal,
+        since a mix of them fits no mixed model."""
         if block.kind == "buffer" or (block.head and self.classifier == "own"):
             return "personal"
         return "shared"
 
     def broadcast(self, server: Server) -> Payloads:
-        """The mix; the models of the cohort that are mixed are kept until the weights have learned
-        of it."""
+        """Send the mixes; keep the cohort's models until the weights have learned from the
+        round."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
@@ -81,35 +81,34 @@ class FedAPA(Method):
 
 @dataclass
 class SteppedRows(Relation):
-    """Each client's own weight is set to 1 and its row divided by the sum; others' weights step
-    within [0, 1].
+    """Learned rows of weights: a client's own weight is 1, the others are learned within [0, 1],
+    and each row is divided by its sum before mixing.
 
     Args:
-        eta: the step.
-        momentum: of the step, in a client's own rounds.
+        eta: step size.
+        momentum: of the step, over the rounds in which a client takes part.
     """
 
     sources = "uploaded"
-    fixed = "its rows step on from those that were mixed by, and changes of them would pile up"
+    fixed = "its rows are learned from those that mixed, and changes of them would accumulate"
 
     eta: float
     momentum: float
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`weights` (N, N), receivers by sources, at first 0 for others; `weights.moment` (N, N):
-        their momentum."""
+        """`weights` (N, N), receivers by sources, and their momentum `weights.moment` (N, N); all
+        0."""
         zeros = torch.zeros(run.clients, run.clients, dtype=torch.float64)
         return {"weights": zeros, "weights.moment": zeros.clone()}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Shape (1, m, n)."""
         rows = inputs.memory["weights"][inputs.receivers][:, inputs.sources]
         rows[torch.arange(len(rows)), inputs.places] = 1
         return (rows / rows.sum(1, keepdim=True))[None]
 
     def learn(self, server: Server) -> None:
-        """A step of the rows of those who have answered, from the weights of the round's mixes, by
-        how training moved these."""
+        """Take a gradient step on the rows of the clients that have answered, from the round's
+        mixing weights, by how training changed the mixes."""
         group = server.only
         memory = server.memory
         mixed = group.weighed

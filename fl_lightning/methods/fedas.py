@@ -35,21 +35,21 @@ from fl_lightning.methods.common.basics import check_batches, wide
 
 @dataclass(frozen=True)
 class FedAS(OwnClassifier):
-    """FedPer whose received bodies are aligned with the old ones first, and averaged by clients'
-    Fisher information.
+    """FedPer whose clients first align the received body with their old one, and whose server
+    weighs bodies by Fisher information.
 
-    Before its own training a client trains what it has received, for an epoch on sum_k mean ||z -
-    mu_k||^2 / d over the classes k of a batch, with mu_k the mean features that its own old body
-    gives. The server weighs bodies by t_i, the sum over the client's batches of ||grad||^2 of the
-    mean loss after training. Scored: after local training.
+    Before local training a client trains the received body for an epoch on sum_k mean ||z -
+    mu_k||^2 / d over the classes k of a batch, with mu_k the class's mean features under the
+    client's old body. The server weighs bodies by t_i, the sum over the client's batches of
+    ||grad||^2 of the mean loss after training. Scored: after local training.
 
     Args:
-        align_epochs: of the alignment; 0: none. 1: the authors' code, as the next two.
-        align_lr: its learning rate (the run's optimiser takes the steps). 0.01.
-        align_batch_size: its batches. 16.
+        align_epochs: epochs of the alignment; 0: none. 1: the authors' code, as the next two.
+        align_lr: learning rate of the alignment, with the run's optimiser. 0.01.
+        align_batch_size: samples of its batches. 16.
         weighting: of bodies: `fisher` (paper) or `samples` (FedPer's).
-        batches: which t_i sums over: `all`, or the `whole` ones (the authors' code drops an
-            incomplete last one).
+        batches: batches in t_i: `all`, or only `whole` ones (the authors' code drops an incomplete
+            last one).
     """
 
     traits = Traits(
@@ -70,15 +70,15 @@ class FedAS(OwnClassifier):
     batches: Literal["all", "whole"] = "all"
 
     def check(self, run: RunContext) -> None:
-        """The network must be able to train on the batches; what is uploaded is a gradient of no
-        scaled loss."""
+        """Raise `BadInput` if losses are scaled, as t_i is computed from gradients, or if a network
+        with BatchNorm would align on single samples."""
         check_no_scaling(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
 
     def receive(self, client: Client, payload: Payload) -> Phases:
-        """The received body, aligned with the old one's class means (in a copy of the client's
-        own)."""
+        """Install the received body, and yield the phase that aligns it with the class means of the
+        client's old model."""
         if not self.align_epochs:
             client.overwrite(payload)
             return
@@ -94,20 +94,18 @@ class FedAS(OwnClassifier):
         )
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The body and t_i."""
+        """Also upload t_i."""
         upload = super().upload(client, payload)
         upload.statistics["fisher"] = self._fisher(client)
         return upload
 
     def _fisher(self, client: Client) -> Tensor:
-        """t_i: sum over the batches of ||grad||^2 of the mean loss, shape (), float64.
+        """Return t_i: the sum over batches of ||grad||^2 of the mean loss, shape (), float64.
 
-        With `whole` an incomplete last batch, whose mean over few samples counts like any other's,
-        is left out; it stays where there is no other.
+        With `batches whole` an incomplete last batch is left out, unless it is the only one.
         """
         total = 0.0
         part = client.data.train
@@ -120,24 +118,27 @@ class FedAS(OwnClassifier):
         return torch.tensor(total, dtype=torch.float64)
 
     def aggregate(self, server: Server) -> None:
-        """The mean of bodies by `weighting`; plain where nobody's loss has any slope."""
+        """Average the bodies by `weighting`; with equal weights if all t_i are 0."""
         if self.weighting == "samples":
             return super().aggregate(server)
         for group in server.groups:
-            if who := group.answered:
-                t = torch.stack([server.statistics[client]["fisher"] for client in who])
+            if answered := group.answered:
+                t = torch.stack([server.statistics[client]["fisher"] for client in answered])
                 weights = t / t.sum() if t.sum() > 0 else torch.full_like(t, 1 / len(t))
-                group["model"] = group.mean(weights, who, like=group["model"])
-                group.weighed = Weights(group.group, weights.expand(1, len(t), -1), who, who)
+                group["model"] = group.mean(weights, answered, like=group["model"])
+                group.weighed = Weights(
+                    group.group, weights.expand(1, len(t), -1), answered, answered
+                )
 
 
 def distance_by_class(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
-    """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over samples of k, shape ().
+    """Return the sum over a batch's classes k of the mean over samples of k of ||z - m_k||^2 / d,
+    shape ().
 
     Args:
         tensors: `means` m, (C, d).
-        module: whose features z (batch, d) are pulled.
-        batch: of its inputs and labels.
+        module: holds the model that gives the features z (batch, d).
+        batch: inputs and labels.
     """
     x, labels = batch
     means = tensors["means"]

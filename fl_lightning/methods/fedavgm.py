@@ -15,8 +15,8 @@ class FedAvgM(ServerOptimizer):
     """FedAvg with momentum on the server: v <- beta v + mean change, w <- w + server_lr v.
 
     Args:
-        server_lr: the server's step. 1: paper (Section 4.2), where momentum alone differs from
-            FedAvg.
+        server_lr: the server's learning rate. 1: paper (Section 4.2), where momentum alone differs
+            from FedAvg.
         momentum: beta. 0.9: the paper's best of {0, 0.7, 0.9, 0.97, 0.99, 0.997} for most settings;
             0 is FedAvg.
     """
@@ -26,5 +26,5 @@ class FedAvgM(ServerOptimizer):
     )
 
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """v."""
+        """Return the updated momentum vector v."""
         return self.average(server, "velocity", self.momentum, change)

@@ -9,10 +9,11 @@ from fl_lightning.methods import Client, OwnClassifier, Payload, Phase, Phases, 
 @dataclass(frozen=True)
 class FedBABU(OwnClassifier):
     """FedAvg of the body alone, with the initial classifier fixed; after the last round clients
-    fine-tune everything.
+    fine-tune the whole model.
 
-    Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as
-    `global`: these unchanged. The mean is by samples, as FedAvg's (the authors' code: plain).
+    Scored: a copy of body and initial classifier after fine-tuning (`evaluation.finetune_epochs`);
+    as `global`: body and initial classifier without it. The mean is by samples, as FedAvg's (the
+    authors' code: plain).
     """
 
     traits = Traits(
@@ -23,10 +24,10 @@ class FedBABU(OwnClassifier):
     )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """The body; the classifier is left out of the optimiser, whose decay or momentum would move
-        it."""
+        """Return one phase that trains the body. The classifier is left out of the optimiser, whose
+        weight decay or momentum would change it."""
         return [Phase(trains=client.mask(lambda b: not b.head))]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
-        """The whole model."""
+        """Return one phase that fine-tunes the whole model, as clients do after the last round."""
         return [Phase(purpose="finetune")]

@@ -16,5 +16,4 @@ class FedBN(Method):
     traits = Traits(family="partial sharing", judge="after")
 
     def scope(self, block: Block) -> Scope:
-        """Normalisation is found by its type, with its running statistics, and is never sent."""
         return "personal" if block.normalisation else "shared"

@@ -37,24 +37,24 @@ from fl_lightning.methods.common.basics import packed, unpacked
 
 @dataclass(frozen=True)
 class FedCAC(Method):
-    """FedAvg, except each client's critical parameters, averaged only with clients whose critical
-    ones are alike.
+    """FedAvg, except that each client's critical parameters are averaged only with clients whose
+    critical parameters overlap with its own.
 
-    After local training those numbers are critical whose |(w_i - w) w_i| is among a tensor's
-    greatest tau. A client receives FedAvg's mean, and in place of its critical numbers the plain
-    mean of its own model and of those j whose O_ij = 1 - |M_i - M_j| / (2 |M_i|) reaches mean O +
-    (t / beta) (max O - mean O); after beta rounds it is nearly alone. Models and masks are those
-    last uploaded; who has uploaded none receives the mean. The server puts both together: one model
-    comes down. Scored: after local training.
+    After local training, a client's critical parameters are those whose |(w_i - w) w_i| is among
+    the greatest share tau of their tensor; the mask M_i marks them. A client receives FedAvg's
+    mean, with its critical parameters replaced by a plain mean over itself and all clients j whose
+    overlap O_ij = 1 - |M_i - M_j| / (2 |M_i|) is at least mean O + (t / beta) (max O - mean O);
+    after beta rounds this is nearly its own model. Models and masks are the last uploaded ones; a
+    client that has never uploaded receives FedAvg's mean. The server combines both means, so one
+    model is sent to each client. Scored: after local training.
 
     Args:
-        tau: share of critical numbers. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100); 0
-            is FedAvg.
+        tau: share of critical parameters. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100);
+            0 is FedAvg.
         beta: rounds until the threshold is the greatest overlap. 100: the authors' code for
-            CIFAR-10 (170).
-        statistics_of: running statistics of BatchNorm are those of the `server`'s mean, as
-            FedAvg's, or stay each `client`'s own and do not travel (the authors' code); what
-            becomes of them the paper leaves open.
+            CIFAR-10 (for CIFAR-100: 170).
+        statistics_of: BatchNorm's running statistics are the `server`'s mean, as FedAvg's, or each
+            `client`'s own and never sent (the authors' code); the paper does not say.
     """
 
     traits = Traits(
@@ -63,11 +63,11 @@ class FedCAC(Method):
         statistics=True,
         several=False,
         newcomers=Rule(
-            "global model; its critical numbers from clients like it; then local training",
+            "global model, critical parameters from similar clients; then local training",
             remembers=True,
         ),
-        receives="the mean of models, and of those like its own",
-        sample_use="chooses critical numbers by gradients of samples",
+        receives="the mean of models, and of similar clients' models",
+        sample_use="chooses critical parameters by training on samples",
     )
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
@@ -77,22 +77,24 @@ class FedCAC(Method):
     statistics_of: Literal["server", "client"] = "server"
 
     def scope(self, block: Block) -> Scope:
-        """All of the model travels, or all but running statistics."""
+        """Share all, or all but running statistics."""
         return "personal" if block.kind == "buffer" and self.statistics_of == "client" else "shared"
 
     def relation(self) -> Relation:
-        """Each client receives a model of its own, which no weights of whole tensors describe."""
+        """Return the relation without mixing: `broadcast` builds each client's model, which no
+        weights of whole tensors can describe."""
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models
-        the mean is of."""
+        """`critical` (N, ceil(D / 8)): the clients' masks, eight bits to a byte; `told`: numbers of
+        the clients whose models the next mean averages, none at first."""
         size = run.groups[0].layout.size
         masks = torch.zeros(run.clients, -(-size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """FedAvg's mean, and the mean of those alike where a number is critical."""
+        """Send FedAvg's mean, with each client's critical parameters replaced by the mean of
+        clients with a similar mask."""
         group = server.only
         memory = server.memory
         uploaders = sorted(server.run.server.uploaded)
@@ -104,7 +106,7 @@ class FedCAC(Method):
             masks = memory["critical"]
             places = [uploaders.index(client) for client in receivers]
             progress = (server.round - 1) / self.beta
-            weights = alike(overlaps(masks[uploaders]), progress)[None, places]
+            weights = collaboration_rows(overlaps(masks[uploaders]), progress)[None, places]
             group.weighed = Weights(group.group, weights, receivers, uploaders)
             for client, mix in group.mix(weights, receivers, uploaders).items():
                 mask = unpacked(masks[client], len(mix)).to(mix.device)
@@ -112,12 +114,11 @@ class FedCAC(Method):
         return group.send(vectors)
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
-        words = "a bit for each number that matters to the client"
+        words = "a bit for each parameter: whether it is critical"
         return {"critical": Beside("critical", words, None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The model, and which of its numbers are critical, a bit each."""
+        """Also upload the mask of critical parameters, packed into bits."""
         upload = super().upload(client, payload)
         w = client["model"]
         importance = ((w - client.reference) * w).abs()
@@ -125,7 +126,8 @@ class FedCAC(Method):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Note who has answered, and their masks."""
+        """Store the masks and the clients that have answered; `broadcast` averages their models in
+        the next round."""
         masks = server.memory["critical"].clone()
         for client, upload in server.statistics.items():
             masks[client] = upload["critical"]
@@ -133,12 +135,12 @@ class FedCAC(Method):
 
 
 ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
-"""Of each byte, how many of its bits are 1."""
+"""Number of bits that are 1, for each byte."""
 
 
 def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
-    """The numbers of greatest `importance` (D,), int(share n) of the n in each parameter: a mask
-    (D,)."""
+    """Return a mask (D,) of the parameters with the greatest `importance` (D,): int(share n) of the
+    n in each tensor."""
     mask = torch.zeros(layout.size, dtype=torch.bool, device=importance.device)
     for block in layout.blocks:
         if block.kind == "parameter":
@@ -148,8 +150,8 @@ def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
 
 
 def overlaps(masks: Tensor) -> Tensor:
-    """O_ij = 1 - |M_i - M_j| / (2 |M_i|), float64 (m, m), of packed masks (m, bytes); an empty mask
-    overlaps none."""
+    """Return O_ij = 1 - |M_i - M_j| / (2 |M_i|), float64 (m, m), of packed masks (m, bytes). An
+    empty mask has overlap 0 with all."""
     bits = masks.numpy()
     differences = [ONES[row ^ bits].sum(1, dtype=np.int64) for row in bits]
     differing = torch.from_numpy(np.stack(differences))
@@ -157,18 +159,22 @@ def overlaps(masks: Tensor) -> Tensor:
     return torch.where(sizes > 0, 1 - differing / (2 * sizes.clamp_min(1)), 0.0).double()
 
 
-def alike(overlap: Tensor, progress: float) -> Tensor:
-    """Rows (m, m), sums 1: the plain mean of oneself and of those j with O_ij >= mean + progress
-    (max - mean).
+def collaboration_rows(overlap: Tensor, progress: float) -> Tensor:
+    """Return the rows (m, m) of a plain mean over each client itself and all clients j with O_ij >=
+    mean + progress (max - mean).
 
-    Mean and maximum are over all pairs of different clients. Where all overlaps are equal, all are
-    alike.
+    Mean and maximum are over all pairs of different clients. If all overlaps are equal, each row
+    averages all clients.
+
+    Args:
+        overlap: O, (m, m).
+        progress: share of the `beta` rounds that have passed; above 1 after them.
     """
     others = ~torch.eye(len(overlap), dtype=torch.bool)
     if len(overlap) == 1:
         return torch.ones_like(overlap)
     most = overlap[others].max()
-    # rounding may lift the mean of equal numbers above them
+    # rounding may raise the mean of equal numbers above them
     mean = overlap[others].mean().clamp_max(most)
     threshold = mean + progress * (most - mean)
     friends = ((overlap >= threshold) | ~others).double()

@@ -25,7 +25,7 @@ from fl_lightning.methods import (
     searched,
 )
 from fl_lightning.methods.common.classifiers import (
-    InContext,
+    ContextClassifier,
     NewClassifier,
     PersonalPart,
     is_personal,
@@ -37,14 +37,15 @@ class FedCP(PersonalPart):
     """A gate divides each sample's features between a classifier of the client's own and a frozen
     global one.
 
-    (r, s) = softmax over the two of gate(z v / ||v||), v the sum of the rows of the own classifier
-    h as the round begins; loss CE(h(r z) + g(s z)) + lam MMD(z, z_g), where z_g are the features
-    under the received body. Body, gate and (h + g) / 2 go up and are averaged by samples; h stays.
-    Scored with v of the present h, before training.
+    (r, s) = softmax over the two of gate(z v / ||v||), where v is the sum of the rows of the
+    client's own classifier h at the start of the round. Loss: CE(h(r z) + g(s z)) + lam MMD(z,
+    z_g), where z_g are the features under the received body. Body, gate and (h + g) / 2 are
+    uploaded and averaged by samples; h is never sent. Scored with v of the current h, before
+    training.
 
     Args:
         lam: weight of the MMD. 5: the authors' run script (their program's own default: 0).
-        gumbel: Gumbel noise in the softmax while training (the authors' code, which has it in
+        gumbel: whether the softmax has Gumbel noise in training (the authors' code, which has it in
             scoring too).
     """
 
@@ -53,7 +54,7 @@ class FedCP(PersonalPart):
         judge="before",
         features=True,
         changes_upload=True,
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     lam: NonNegativeFloat = searched(
@@ -62,11 +63,11 @@ class FedCP(PersonalPart):
     gumbel: bool = False
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With two classifiers and a gate."""
+        """Return the network with its classifier replaced by a gate and two classifiers."""
         return NewClassifier(model, lambda own: Separated(own, self.gumbel), "fedcp")
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Everything but the global classifier, which is frozen."""
+        """Return one phase that trains everything but the global classifier, which is frozen."""
         tensors = {"received": client["model"].clone(), "v": client.bind().head.own_context()}
         return [Phase(objective=Objective(loss=PureLoss(self.loss, tensors)))]
 
@@ -76,14 +77,14 @@ class FedCP(PersonalPart):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss in the context `v`, and the distance to features under the `received`
+        """Return the task loss with the context `v`, plus the MMD to features under the `received`
         model, shape ()."""
         with module.head.using(tensors["v"]):
             task = module.task_loss(batch)
         z = module.features
         if not self.lam:
             return task
-        received, _ = module.under(tensors["received"], batch[0])
+        received, _ = module.outputs_at(tensors["received"], batch[0])
         return task + self.lam * mmd(z, received)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -97,16 +98,16 @@ class FedCP(PersonalPart):
         return upload
 
 
-class Separated(InContext):
+class Separated(ContextClassifier):
     """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen
     global one g (FedCP).
 
-    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of
-    h's current rows, or the one in use.
+    (r, s) is the softmax over the two of gate(z v / ||v||), by feature. The context v is set by
+    `using`; without it, v is the sum of h's current rows.
 
     Args:
-        own: what both classifiers begin as.
-        gumbel: in training the softmax has Gumbel noise.
+        classifier: the initial value of both classifiers.
+        gumbel: whether the softmax has Gumbel noise in training.
     """
 
     def __init__(self, classifier: nn.Linear, gumbel: bool = False) -> None:
@@ -118,26 +119,26 @@ class Separated(InContext):
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:
-        """v of the current h, (d,)."""
+        """Return v of the current h, (d,)."""
         return self.personal.weight.detach().sum(0)
 
     def shares(self, z: Tensor) -> Tensor:
-        """r and s of features (batch, d): (batch, 2, d)."""
+        """Return r and s of features z (batch, d), stacked: (batch, 2, d)."""
         v = self.own_context() if self.context is None else self.context
         rows = self.gate(z * normalize(v, dim=0)).unflatten(1, (2, -1))
         return gumbel_softmax(rows, dim=1) if self.gumbel and self.training else softmax(rows, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Features (batch, d) to scores."""
         r, s = self.shares(z).unbind(1)
         scores: Tensor = self.personal(r * z) + self.received(s * z)
         return scores
 
 
 def mmd(x: Tensor, y: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape (), of a sum of
-    Gaussian kernels exp(-||a - b||^2 / (2 width)) with widths 10, 15, 20 and 50; the mean over all
-    pairs, a sample with itself included (the authors' code of FedCP).
+    """Return the squared maximum mean discrepancy of samples `x` (n, d) and `y` (m, d), shape ().
+
+    The kernel is a sum of Gaussians exp(-||a - b||^2 / (2 width)) with widths 10, 15, 20 and 50.
+    Means are over all pairs, a sample with itself included (the authors' code of FedCP).
     """
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from fl_lightning.methods import (
 from fl_lightning.methods.common.predictions import (
     check_public,
     class_scores,
-    gap,
+    distillation_loss,
     predicted,
     public_subset,
 )
@@ -34,22 +34,23 @@ from fl_lightning.methods.common.predictions import (
 
 @dataclass(frozen=True)
 class FedDF(Method):
-    """FedAvg of each architecture, whose mean the server then distils from all received models on
+    """FedAvg of each architecture; the server then distils each mean from all received models on
     public data.
 
-    Minimised by Adam: KL(softmax(mean_i z_i(x)) || softmax(z(x))) over public x, with z_i the class
+    Adam minimises KL(softmax(mean_i z_i(x)) || softmax(z(x))) over public x, with z_i the class
     scores of every client that has answered, whatever its architecture. Scored: the distilled model
     of the client's architecture.
 
     Args:
         steps: of the distillation; 0 is FedAvg. 1000: our choice (the authors': up to 10,000, until
             the server's validation set, which ours does not have, has seen no gain for 1,000).
-        samples: of the public data, drawn anew each round; null: all of them (paper).
-        server_lr: of Adam at first; it falls to 0 along a cosine. 0.001: the authors' code.
-        batch_size: of a step. 128: the authors' code.
-        ensemble: teachers' `scores` are averaged (paper), or their `probabilities`, which has the
-            gradient of the mean of each teacher's KL (the default of the authors' code, which their
-            commands change).
+        samples: number of public samples, drawn anew each round; null: all of them (paper).
+        server_lr: initial learning rate of Adam; it falls to 0 along a cosine. 0.001: the authors'
+            code.
+        batch_size: samples of a distillation step. 128: the authors' code.
+        ensemble: whether the teachers' `scores` are averaged (paper), or their `probabilities`,
+            which has the gradient of the mean of each teacher's KL (the default of the authors'
+            code, which their commands change).
         weighting: of models in the mean that is distilled: by `samples` (FedAvg's), or `uniform`
             (the authors' code).
     """
@@ -64,16 +65,18 @@ class FedDF(Method):
     weighting: Literal["samples", "uniform"] = "samples"
 
     def check(self, run: RunContext) -> None:
-        """Classes are needed, and public data; distilling scales no loss."""
+        """Raise `BadInput` without public data, or with the precision 16-mixed, as the distillation
+        does not scale its loss."""
         check_no_scaling(run)
         check_public(run, self.samples)
 
     def relation(self) -> Relation:
-        """The mean that is distilled."""
+        """Return the weights of models in the mean that is distilled."""
         return mean_relation(self.weighting)
 
     def aggregate(self, server: Server) -> None:
-        """The means, then a student of all from each."""
+        """Average the models of each architecture, then distil each mean from the ensemble of all
+        uploads."""
         super().aggregate(server)
         run = server.run
         steps = min(self.steps, run.most_batches or self.steps)
@@ -85,23 +88,69 @@ class FedDF(Method):
         teacher = teacher.to(x.device)
         for group in server.groups:
             if group.answered:
-                place = server.round, group.group.index
-                draws = generator(run.config.seed, "server batches", *place)
-                lr = self.server_lr
-                size = self.batch_size
-                model = group["model"]
-                group["model"] = distilled(group, model, x, teacher, steps, lr, size, draws)
+                group["model"] = self.distil(group, x, teacher, steps)
+
+    def distil(
+        self,
+        group: GroupServer,
+        x: Tensor,
+        teacher: Tensor,
+        steps: int,
+    ) -> Tensor:
+        """Train a copy of the group's global model by Adam on KL(teacher || student); return it, on
+        every rank.
+
+        The student is in evaluation mode as its teachers were, so running statistics stay, and a
+        student equal to its teachers has gradient 0. The learning rate falls to 0 along a cosine.
+        Rank 0 takes the steps for all ranks.
+
+        Args:
+            group: of the student's architecture.
+            x: public inputs (n, ...).
+            teacher: probabilities (n, C).
+            steps: number of batches; they run through x in a random order, then in another, and so
+                on.
+        """
+        run = group.server.run
+        module = group.group.module
+        student = group["model"].clone()
+        size = self.batch_size
+        if run.is_main:
+            module.binding.rebind(student, group.group.first_buffers())
+            module.model.eval()
+            trained = [p for p in module.binding.parameters if p.requires_grad]
+            optimizer = torch.optim.Adam(trained, self.server_lr)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+            place = group.server.round, group.group.index
+            draws = generator(run.config.seed, "server batches", *place)
+            for index in _batches(len(x), size, steps, draws):
+                with module.cast():
+                    loss = distillation_loss(
+                        class_scores(module, x[index]), teacher[index], "kl", 1.0
+                    )
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(trained, CLIP)
+                optimizer.step()
+                schedule.step()
+            optimizer.zero_grad()
+        samples = steps * min(size, len(x))
+        _count(group, forward=samples, backward=samples)
+        trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
+        gathered = run.processes.gather_objects(trained_model)
+        return student if run.is_main else gathered[0].to(run.device)
 
 
 CLIP = 5.0
-"""Greatest norm of a step's gradient: the authors' code."""
+"""Greatest norm of a distillation step's gradient: the authors' code."""
 
 
 def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
-    """Class scores (n, C) on x (n, ...), in evaluation mode, of the models that the server has
-    received in this round.
+    """Compute class scores (n, C) on x (n, ...) of all models that the server has received in this
+    round, in evaluation mode.
 
-    By client, ascending, and on every rank: each rank sends x through the models that lie there.
+    Each rank scores the models that it stores; all ranks get all scores, by client in ascending
+    order.
     """
     run = group.server.run
     module = group.group.module
@@ -113,59 +162,6 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
             scores[client] = predicted(module, x, run.config.evaluation.batch_size).cpu()
     _count(group, forward=len(x) * len(group.answered))
     return dict(sorted(run.processes.gather_by_client(scores).items()))
-
-
-def distilled(
-    group: GroupServer,
-    vector: Tensor,
-    x: Tensor,
-    teacher: Tensor,
-    steps: int,
-    lr: float,
-    size: int,
-    draws: torch.Generator,
-) -> Tensor:
-    """A model that began as `vector` (D,) after `steps` steps of Adam on KL(teacher || student), on
-    every rank.
-
-    The student is in evaluation mode as its teachers were: running statistics stay, and where it
-    equals its teachers there is no slope. The learning rate falls from `lr` along a cosine. Rank 0
-    takes the steps for all.
-
-    Args:
-        group: of the architecture.
-        vector: not written to.
-        x: public inputs (n, ...).
-        teacher: probabilities (n, C).
-        steps: batches, each of `size` at most, through orders of x drawn by `draws` one after the
-            other.
-        lr: of the first step.
-        size: of a batch.
-        draws: of the orders.
-    """
-    run = group.server.run
-    module = group.group.module
-    student = vector.clone()
-    if run.is_main and steps:
-        module.binding.rebind(student, group.group.first_buffers())
-        module.model.eval()
-        trained = [p for p in module.binding.parameters if p.requires_grad]
-        optimizer = torch.optim.Adam(trained, lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for index in _batches(len(x), size, steps, draws):
-            with module.cast():
-                loss = gap(class_scores(module, x[index]), teacher[index], "kl", 1.0)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, CLIP)
-            optimizer.step()
-            schedule.step()
-        optimizer.zero_grad()
-    samples = steps * min(size, len(x))
-    _count(group, forward=samples, backward=samples)
-    trained_model = student.cpu() if run.is_main and run.world_size > 1 else None
-    gathered = run.processes.gather_objects(trained_model)
-    return student if run.is_main else gathered[0].to(run.device)
 
 
 def _batches(
@@ -182,7 +178,8 @@ def _batches(
 
 
 def _count(group: GroupServer, forward: int, backward: int = 0) -> None:
-    """Count so many samples' passes as operations of the server, where a pass's are known."""
+    """Count the passes of `forward` and `backward` samples as operations of the server, if a pass's
+    operations are known."""
     cost = group.group.cost
     if cost is not None:
         group.server.flops += round(cost.forward * forward + cost.backward * backward)

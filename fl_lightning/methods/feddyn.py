@@ -34,16 +34,17 @@ class FedDyn(PlainMean):
     """FedAvg with a dynamic regulariser on local losses: f(w) - <g_i, w> + alpha/2 ||w -
     w_global||^2.
 
-    After training g_i <- g_i - alpha (w_i - w_global). Server: h <- h - alpha / N sum of the
-    cohort's w_i - w_global, w = mean of w_i - h / alpha. Means are plain. Running statistics are
-    the plain mean.
+    After training, g_i <- g_i - alpha (w_i - w_global). The server sets h <- h - alpha / N sum of
+    the cohort's w_i - w_global, and w = mean of w_i - h / alpha. Means are plain, those of running
+    statistics too.
 
     Args:
-        alpha: 0.01: the best of the paper's {0.1, 0.01, 0.001} in most of its settings.
-        alphas: of clients: `equal` (paper), or by `samples`, alpha times the clients' mean number
-            of training samples over the client's own (the authors' code).
-        scored: as the global model: the `server`'s, which clients receive, or the plain `mean` of
-            the round's uploads, the same without - h / alpha (the authors' code).
+        alpha: weight of the regulariser. 0.01: the best of the paper's {0.1, 0.01, 0.001} in most
+            of its settings.
+        alphas: of clients: `equal` (paper), or by `samples`: alpha times the clients' mean number
+            of training samples over the client's own number (the authors' code).
+        scored: model that is scored as the global model: the `server`'s w, which clients receive,
+            or the plain `mean` of the round's uploads, without - h / alpha (the authors' code).
     """
 
     traits = Traits(family="one global model", several=False)
@@ -55,20 +56,22 @@ class FedDyn(PlainMean):
     scored: Literal["server", "mean"] = "server"
 
     def check(self, run: RunContext) -> None:
-        """The mean is no model that clients begin a round with."""
-        requirement = (
-            "evaluation.judge before asks for what clients begin a round with: server, or judge "
-            "global"
+        """Raise `BadInput` if the mean is scored (`scored`) and the judge scores models before
+        local training: clients start from the server's w, never from the mean."""
+        check(
+            "method.scored",
+            self.scored,
+            self.scored == "server" or run.judge != "before",
+            "evaluation.judge before scores the model from which clients start, which is never the "
+            "mean; use scored server, or judge global",
         )
-        can_judge = self.scored == "server" or run.judge != "before"
-        check("method.scored", self.scored, can_judge, requirement)
 
     def slots(self) -> dict[str, Slot]:
-        """The gradient g_i."""
+        """The gradient g_i, 0 at first."""
         return {"gradient": Slot("zeros")}
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Steps down the bent loss; then g_i."""
+        """Yield one phase that minimises the regularised loss; then update g_i."""
         columns = client.layout.parameters
         alpha = self.alpha_of(client)
         received = client["model"][columns].clone()
@@ -77,7 +80,6 @@ class FedDyn(PlainMean):
         client["gradient"][columns] -= alpha * (client["model"][columns] - received)
 
     def alpha_of(self, client: Client) -> float:
-        """The client's alpha."""
         if self.alphas == "equal":
             return self.alpha
         sizes = client.run.data.train_sizes
@@ -86,7 +88,7 @@ class FedDyn(PlainMean):
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """w = mean - h / alpha; `correction` is h / alpha."""
+        """Update h / alpha, stored as `correction`, and w = mean - h / alpha."""
         group = server.only
         columns = group.layout.parameters
         old = group["model"]
@@ -102,5 +104,5 @@ class FedDyn(PlainMean):
         server.flops += 4 * (columns.stop - columns.start)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
-        """The server's model, or the mean of the last uploads."""
+        """Return the server's w, or with `scored mean` the mean of the last uploads."""
         return group["mean"] if "mean" in group else super().global_model(group, client)

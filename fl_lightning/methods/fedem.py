@@ -29,17 +29,17 @@ from fl_lightning.models import freshly_drawn, head_of
 
 @dataclass(frozen=True)
 class FedEM(Method):
-    """K models for all, and for each client weights pi of them: expectation-maximisation, whose
-    M-step is FedAvg.
+    """A mixture of K models that all clients share, with weights pi of each client's own:
+    expectation-maximisation, whose M-step is FedAvg.
 
-    With what it has received a client finds q_k(x, y) ~ pi_k p_k(y|x) for its training samples,
-    sets pi to their mean and trains all models on sum_k q_k CE_k, q fixed. Scored: sum_k pi_k p_k;
-    as `global`: plain weights. Each model's mean is FedAvg's over the cohort (the authors' code:
-    over all clients, those that took no part with the last round's).
+    Given the received models, a client computes q_k(x, y) ~ pi_k p_k(y|x) for its training samples,
+    sets pi to their mean, and trains all models on sum_k q_k CE_k with q fixed. Scored: sum_k pi_k
+    p_k; as `global`: with equal weights. Each model's mean is FedAvg's over the cohort (the
+    authors' code: over all clients, with the last round's models of those that took no part).
 
     Args:
-        components: K; 1 is FedAvg. 3: the authors' code. The first begins as the run's first model,
-            the others apart.
+        components: K; 1 is FedAvg. 3: the authors' code. The first starts as the run's initial
+            model, the others from other draws.
     """
 
     traits = Traits(
@@ -48,30 +48,30 @@ class FedEM(Method):
         adapts=True,
         classes=True,
         client_memory=True,
-        newcomers=Rule("own weights of the global components, which stay"),
+        newcomers=Rule("global components, unchanged, with weights of its own"),
         sample_use="weighs components by their losses on samples",
     )
 
     components: PositiveInt = 3
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """K of them, as one network."""
+        """Return the K models as one network."""
         return Mixture(model, self.components)
 
     def init_client(self, run: RunContext) -> Tensors:
-        """`pi` (K,), float64: the client's weights."""
+        """`pi` (K,), float64: the client's weights, 1 / K at first."""
         return {"pi": torch.full((self.components,), 1 / self.components, dtype=torch.float64)}
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """E-step, then a phase on labels that weigh as much as a component is responsible for the
-        sample."""
+        """Take the E-step, which sets pi; return one phase in which each component is trained on
+        all samples, weighted by its responsibilities."""
         q, targets = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.cpu().double().mean(0)
         weighted = q[:, :, None] * targets[:, None]
         return [Phase(objective=Objective(loss=PureLoss(self.loss)), targets=weighted)]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
-        """E-steps alone."""
+        """Fit pi by E-steps; return no phase."""
         client.memory["pi"] = fitted_weights(client)
         return []
 
@@ -81,8 +81,8 @@ class FedEM(Method):
         module: Module,
         batch: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches
-        another."""
+        """Return sum_k mean q_k CE_k, shape (), of labels weighted by q, (batch, K, C). A
+        component's cross entropy gives no gradient to the other components."""
         x, target = batch
         logs: Tensor = module.model.log_probabilities(x)
         return -(target * logs).sum() / len(target)
@@ -93,7 +93,8 @@ class FedEM(Method):
         x: Tensor,
         kind: str,
     ) -> Tensor:
-        """Log probabilities of the client's mixture."""
+        """Return log probabilities (batch, C) of the client's mixture; for the kind `global`, of
+        the mixture with equal weights."""
         pi = client.memory["pi"]
         if kind == "global":
             pi = torch.full_like(pi, 1 / len(pi))
@@ -101,13 +102,11 @@ class FedEM(Method):
 
 
 class Mixture(nn.Module):
-    """`count` networks of one kind: the given one, and others like it that begin with weights of
-    their own.
-
-    Those are drawn from torch's generator in its current state.
+    """`count` networks of one architecture: `model`, and others with initial weights of their own,
+    drawn from torch's global generator.
 
     Raises:
-        BadInput: the network has a training step of its own.
+        BadInput: the network defines a `training_step`, which the method would bypass.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
@@ -117,33 +116,34 @@ class Mixture(nn.Module):
         self.head = f"components.0.{head_of(model)}"
 
     def log_probabilities(self, x: Tensor) -> Tensor:
-        """Log probabilities by component (batch, K, C)."""
+        """Return log probabilities by component (batch, K, C)."""
         scores = torch.stack([component(x) for component in self.components], 1)
         return wide(scores).log_softmax(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log probabilities (batch, C) of the mixture in which all components weigh the same."""
+        """Return log probabilities (batch, C) of the mixture with equal weights."""
         logs = self.log_probabilities(x)
         return mixed(logs, logs.new_full(logs.shape[1:2], 1 / logs.shape[1]))
 
 
 def mixed(logs: Tensor, weights: Tensor) -> Tensor:
-    """log sum_k weights_k exp(logs_k), (batch, C), of log probabilities (batch, K, C) and weights
-    (K,)."""
+    """Return log sum_k weights_k exp(logs_k), (batch, C), of log probabilities (batch, K, C) and
+    weights (K,)."""
     return (logs + weights.to(logs).log()[:, None]).logsumexp(1)
 
 
 @torch.no_grad()
 def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """How likely each component made each training sample of the client: the E-step.
+    """Return how likely each component is to have made each training sample of the client: the
+    E-step.
 
     Args:
-        client: its model is a `Mixture`; the passes are in evaluation mode.
+        client: its model is a `Mixture`, used in evaluation mode.
         weights: of the components, (K,).
 
     Returns:
-        q (n, K), rows summing to 1, in proportion to weights_k p_k(y|x); and the labels as one-hot
-        rows (n, C).
+        q (n, K), proportional to weights_k p_k(y|x), with rows that sum to 1; and the labels as
+        one-hot rows (n, C).
     """
     model = client.bind().model.eval()
     q = []
@@ -157,8 +157,8 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fitted_weights(client: Client) -> Tensor:
-    """Weights (K,), float64, of components that stay as they are: `STEPS` steps of
-    expectation-maximisation from equal ones, on the client's training samples."""
+    """Fit the weights (K,), float64, of fixed components on the client's training samples, by
+    `STEPS` steps of expectation-maximisation from equal weights."""
     pi = client.memory["pi"]
     weights = torch.full_like(pi, 1 / len(pi))
     likelihood = responsibilities(client, weights)[0].double().cpu()
@@ -169,4 +169,4 @@ def fitted_weights(client: Client) -> Tensor:
 
 
 STEPS = 100
-"""Of expectation-maximisation for a newcomer. Ours: weights come to rest long before."""
+"""Steps of expectation-maximisation for a newcomer. Ours: the weights converge long before."""

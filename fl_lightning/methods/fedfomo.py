@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.vectors import fetched
+from fl_lightning.core.vectors import copy_models
 from fl_lightning.data.part import Part
 from fl_lightning.foundation.rng import numpy_rng
 from fl_lightning.methods import (
@@ -37,24 +37,24 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Every client fetches a few models of others and moves towards those that do better on its
-    validation data.
+    """Every client receives a few other clients' models and moves towards those that do better on
+    its validation data.
 
-    With theta the model before the client's last training and candidates theta_j, its own trained
-    one among them: a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, theta <- theta + sum_j w_j
-    (theta_j - theta), w = max(a, 0) over its sum; where no a_j is above 0, theta stays. The server
-    fetches those with the greatest sums of a_j so far.
+    With theta the model before the client's last training, and candidates theta_j (the received
+    models and its own trained one): a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, and theta
+    <- theta + sum_j w_j (theta_j - theta) with w = max(a, 0) over its sum. If no a_j is above 0,
+    theta stays. The server sends a client the models with the greatest sums of a_j so far.
 
     Args:
-        models: of others that a client fetches. 4: the authors' readme's "5 models"
-            (--num_update_clients 4), one's own trained one being the fifth (the default of their
-            code, before any command, is 8).
-        epsilon: probability of any model in place of the best that is left. 0.3: the authors'
+        models: number of other clients' models that a client receives. 4: the authors' readme's "5
+            models" (--num_update_clients 4), with the client's own as the fifth (the default of
+            their code, before any command, is 8).
+        epsilon: probability of a random model in place of the best remaining one. 0.3: the authors'
             readme.
-        epsilon_decay: what is taken off it in each round. 0.05: the authors' readme.
-        gains: a_j and their sums as in the `paper` (Euclidean norm), or as in the authors' `code`:
-            the norm is the sum of absolutes, and what a client adds to its sums in a round is a_j /
-            |sum_k a_k|.
+        epsilon_decay: subtracted from epsilon in each round. 0.05: the authors' readme.
+        gains: how a_j and their sums are computed: as in the `paper` (Euclidean norm), or as in the
+            authors' `code`: with the 1-norm, and in each round a client's a_j are divided by |sum_k
+            a_k| before they are added.
     """
 
     traits = Traits(
@@ -65,7 +65,7 @@ class FedFomo(Method):
         several=False,
         changes_download=True,
         newcomers=Rule(
-            "mean of all, towards who does better on its validation data; then local training",
+            "mean of all models, moved towards those better on its validation data; local training",
             remembers=True,
         ),
         receives_beside="models of other clients",
@@ -80,23 +80,23 @@ class FedFomo(Method):
     gains: Literal["paper", "code"] = "paper"
 
     def check(self, run: RunContext) -> None:
-        """Validation data are needed."""
+        """Raise `BadInput` unless every client has validation data."""
         run.check_validation("weighs models by their loss on validation data")
 
     def slots(self) -> dict[str, Slot]:
-        """The model before the last training."""
+        """The model before the client's last training."""
         return {"previous": Slot()}
 
     def relation(self) -> Relation:
-        """The server mixes nothing."""
+        """Return the relation without mixing: clients combine models themselves."""
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`affinity` (N, N), float64: sums of a_j; a client's own entry is not used."""
+        """`affinity` (N, N), float64: each client's sums of a_j. Diagonal entries are not used."""
         return {"affinity": torch.eye(run.clients, dtype=torch.float64)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """The candidates of each client, and no other model."""
+        """Send each client its candidates, and no other model."""
         epsilon = max(self.epsilon - self.epsilon_decay * (server.round - 1), 0.0)
         run = server.run
         group = server.only
@@ -107,13 +107,13 @@ class FedFomo(Method):
             scores = server.memory["affinity"][c]
             sources[c] = epsilon_greedy(scores, others, self.models, epsilon, rng)
         payloads = group.send(dict.fromkeys(group.here, group.initial))
-        for c, models in fetched(group, sources).items():
+        for c, models in copy_models(group, sources).items():
             payloads[c].sent[:] = False  # no block of it: the candidates alone travel
             payloads[c].further = group.send(models)
         return payloads
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Go towards the candidates that do better."""
+        """Move the client's model towards the candidates that do better."""
         start = client["previous"]
         models = [*map(client.composed, payload.further.values()), client["model"]]
         norm = 1 if self.gains == "code" else 2
@@ -124,7 +124,6 @@ class FedFomo(Method):
         start.copy_(client["model"])
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         words = "a relation that the client computes: what each model is worth to it"
         return {
             "candidates": Beside("candidates", "whose models the client has tried", "public"),
@@ -132,14 +131,14 @@ class FedFomo(Method):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload what each candidate was worth."""
+        """Also upload the numbers of the candidates and their a_j."""
         upload = super().upload(client, payload)
         upload.statistics |= client.scratch
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Add the uploaded gains to `affinity`: with `gains code` each client's over |their sum|,
-        so that a round counts as much as any other."""
+        """Add the uploaded a_j to `affinity`. With `gains code`, a client's are first divided by
+        the absolute value of their sum, so that all rounds weigh the same."""
         affinity = server.memory["affinity"]
         gains = torch.zeros_like(affinity)
         for client, upload in server.statistics.items():
@@ -147,7 +146,7 @@ class FedFomo(Method):
         if self.gains == "code":
             gains = gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9)
         shares = positive_shares(gains)
-        rows = shares + torch.diag(1 - shares.sum(1))  # no gain: the own model
+        rows = shares + torch.diag(1 - shares.sum(1))  # without a gain: the own model
         group = server.only
         mixed = rows[None, server.answered]
         group.weighed = Weights(group.group, mixed, server.answered, [*range(server.clients)])
@@ -161,10 +160,18 @@ def epsilon_greedy(
     epsilon: float,
     rng: np.random.Generator,
 ) -> list[int]:
-    """`count` of `among`, by `scores` (N,): each the best that remains, or with probability
-    `epsilon` any that remains."""
+    """Choose `count` clients: in turn the remaining one with the highest score or, with probability
+    `epsilon`, any remaining one.
+
+    Args:
+        scores: of all clients, (N,).
+        among: numbers of the clients to choose from.
+        count: how many are chosen.
+        epsilon: probability of a random choice.
+        rng: of the choices and of ties.
+    """
     remaining = rng.permutation(sorted(among)).tolist()
-    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties stay as they were drawn
+    remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties keep their random order
     chosen = []
     for _ in among[:count]:
         place = rng.integers(len(remaining)) if rng.random() < epsilon else 0
@@ -179,11 +186,17 @@ def first_order_gains(
     models: Sequence[Tensor],
     norm: int = 2,
 ) -> Tensor:
-    """(L(start) - L(model)) / ||model - start|| of each of the `models` (D,) on `part`, float64
+    """Return (L(start) - L(model)) / ||model - start|| of each of the `models` on `part`, float64
     (models,).
 
-    0 where a model is the start, or its loss is not finite. `norm`: 2 for the Euclidean, 1 for the
-    sum of absolutes.
+    The gain is 0 if the model equals the start, or its loss is not finite.
+
+    Args:
+        client: computes the losses.
+        part: its validation data.
+        start: a model (D,).
+        models: of shape (D,) each.
+        norm: 2: Euclidean; 1: sum of absolute values.
     """
     base = client.loss(part, start)
     columns = client.layout.parameters
@@ -196,14 +209,14 @@ def first_order_gains(
 
 
 def positive_shares(gains: Tensor) -> Tensor:
-    """max(gain, 0) over their sum, over the last dimension; all 0 where no gain is above 0."""
+    """Return max(gain, 0) divided by its sum over the last dimension; all 0 if no gain is above
+    0."""
     positive = gains.clamp_min(0.0)
     return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(gains.dtype).tiny)
 
 
 def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
-    """start + sum of shares (model - start), a new vector (D,); where all shares are 0 it is the
-    start."""
+    """Return start + sum_j share_j (model_j - start), a new vector (D,)."""
     moved = start.clone()
     for model, share in zip(models, shares.tolist(), strict=True):
         if share:

@@ -41,28 +41,29 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg with a generator of features, trained on the server by clients' classifiers; its
-    features train clients.
+    """FedAvg with a generator of features: the server trains it with the clients' classifiers, and
+    its features help to train clients.
 
-    Client, from the second round: CE + ratio alpha CE(head(G(y', e)), y') + beta KL(head(G(y, e))
-    || model(x)), with y' drawn as labels are in the cohort that taught, y those of the batch.
-    Server: Adam on the cross entropy of the mean scores of the cohort's classifiers on G(y', e), +
-    eta exp(-mean |e_a - e_b|^2 |G_a - G_b|).
+    Client, from the second round on: CE + ratio alpha CE(head(G(y', e)), y') + beta KL(head(G(y,
+    e)) || model(x)), with classes y' drawn as often as in the cohort that trained the generator,
+    and the batch's classes y. Server: Adam on the cross entropy of the mean scores of the cohort's
+    classifiers on G(y', e), + eta exp(-mean |e_a - e_b|^2 |G_a - G_b|).
 
     Args:
-        alpha, beta, decay: weights of generated samples and of the distillation, and what is left
-            of both in each next round. 1, 0 and 1: paper (Eq. 5); the authors' code: 10, 10 and
-            0.98.
-        ratio, eta: generated samples for each of the batch, and the weight of diversity. 1: the
-            authors' code.
-        teacher: cross entropy of the `mean` scores (paper, Eq. 4), or the `weighted` mean of the
-            clients' own, by their shares of the class (the authors' code).
-        generator: `paper` (normal noise, classes drawn as often as the cohort has them), or as the
-            authors' `code` has it: uniform noise, BatchNorm behind the hidden layer, classes that
-            the cohort holds drawn evenly, and for Adam a weight decay of 0.01 and a rate that falls
-            by 0.98 a round.
-        generator_lr, generator_steps, generator_batch: of Adam in a round. 3e-4, 50 and 32: the
-            authors' code. A batch has 2 samples at least, since diversity compares them.
+        alpha, beta, decay: weights of generated samples and of the distillation, and the factor on
+            both from round to round. 1, 0 and 1: paper (Eq. 5); the authors' code: 10, 10 and 0.98.
+        ratio, eta: generated samples for each sample of the batch, and the weight of the diversity
+            loss. 1: the authors' code.
+        teacher: cross entropy of the clients' `mean` scores (paper, Eq. 4), or the `weighted` mean
+            of each client's cross entropy, by their shares of the class's samples (the authors'
+            code).
+        generator: `paper` (normal noise, classes drawn as often as the cohort has them), or as in
+            the authors' `code`: uniform noise, BatchNorm after the hidden layer, all classes of the
+            cohort drawn equally often, and for Adam a weight decay of 0.01 and a learning rate that
+            falls by 0.98 a round.
+        generator_lr, generator_steps, generator_batch: learning rate, steps and batch size of Adam
+            in a round. 3e-4, 50 and 32: the authors' code. A batch has 2 samples at least, since
+            the diversity loss compares them.
         noise, hidden: widths of e, and of the generator's hidden layer. 32 and 256: the authors'
             code (MNIST).
     """
@@ -95,11 +96,12 @@ class FedGen(Method):
     hidden: PositiveInt = 256
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The generator."""
-        return self._generator(run).at_first(rng.generator(run.config.seed, "generator"))
+        """The initial generator and the state of its optimiser, as `Generator.initial_tensors`
+        returns them."""
+        return self._generator(run).initial_tensors(rng.generator(run.config.seed, "generator"))
 
     def broadcast(self, server: Server) -> Payloads:
-        """Also send the generator and how often classes are, once it has been taught."""
+        """Also send the generator and its class frequencies, once it has been trained."""
         payloads = super().broadcast(server)
         memory = server.memory
         if memory["labels"].any():
@@ -109,13 +111,14 @@ class FedGen(Method):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """With what the generator adds to the loss, if it does."""
+        """Return one phase; its loss has the generator's terms if the client has received a
+        generator and a term has a weight."""
         if "generator" not in payload.extra or not (self.alpha or self.beta):
             return [Phase()]
-        return [Phase(objective=Objective(loss=self.lesson(client, payload)))]
+        return [Phase(objective=Objective(loss=self.local_loss(client, payload)))]
 
-    def lesson(self, client: Client, payload: Payload) -> Callable[[Module, Batch], Tensor]:
-        """The client's local loss: the task's, and what the generator in `payload` adds."""
+    def local_loss(self, client: Client, payload: Payload) -> Callable[[Module, Batch], Tensor]:
+        """Return the local loss: the task loss plus the terms of the generator in `payload`."""
         G = self._generator(client.run)
         fade = self.decay ** (client.round - 1)
         alpha = self.alpha * fade
@@ -127,34 +130,33 @@ class FedGen(Method):
             task = module.task_loss(batch)
             size = len(batch[1])
             count = max(1, round(self.ratio * size))
-            client.flops += 2 * G.products * (count * (alpha > 0) + size * (beta > 0))
+            client.flops += 2 * G.multiply_adds * (count * (alpha > 0) + size * (beta > 0))
             weights = {"alpha": self.ratio * alpha, "beta": beta}
-            return task + learned(G, theta, module, batch[1], prior, count=count, **weights)
+            return task + generator_loss(G, theta, module, batch[1], prior, count=count, **weights)
 
         return loss
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {"labels": Beside("counts", "samples of each class", "counts")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload how many samples the client has of each class."""
+        """Also upload the number of the client's samples in each class."""
         upload = super().upload(client, payload)
         upload.statistics["labels"] = client.class_counts.int()
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The classifiers of those who have answered teach the generator; then FedAvg's mean."""
+        """Train the generator with the uploaded classifiers; then average the models as FedAvg."""
         G = self._generator(server.run)
-        who = server.answered
-        labels = torch.stack([server.statistics[c]["labels"] for c in who])
+        answered = server.answered
+        labels = torch.stack([server.statistics[c]["labels"] for c in answered])
         draws = rng.generator(server.run.config.seed, "generator", server.round)
-        heads = uploaded_heads(server.only, who)
-        server.memory |= self.taught(G, server.memory, heads, labels, draws)
-        server.flops += 6 * G.products * self.generator_steps * self.generator_batch
+        heads = uploaded_heads(server.only, answered)
+        server.memory |= self.train_generator(G, server.memory, heads, labels, draws)
+        server.flops += 6 * G.multiply_adds * self.generator_steps * self.generator_batch
         super().aggregate(server)
 
-    def taught(
+    def train_generator(
         self,
         G: Generator,
         memory: Tensors,
@@ -162,18 +164,18 @@ class FedGen(Method):
         labels: Tensor,
         draws: torch.Generator,
     ) -> Tensors:
-        """What the server keeps after the clients' `heads` have taught the generator.
+        """Train the generator with the clients' classifiers; return the server's new tensors.
 
-        With `generator code` Adam has a weight decay of 0.01, its rate falls by 0.98 with each
-        call, and classes that have samples are drawn evenly (`labels` are 1 for each) in place of
-        by their samples.
+        With `generator code`, Adam has a weight decay of 0.01 and a rate that falls by 0.98 with
+        each call, and all classes with samples are drawn equally often (the returned `labels` are 1
+        for each).
 
         Args:
-            G: which one.
-            memory: `at_first`, or the last answer.
-            heads: as `uploaded_heads`.
-            labels: samples of each class, (k, C), by client.
-            draws: of classes and noise.
+            G: computes features from the parameters in `memory`.
+            memory: the tensors of `Generator.initial_tensors`, or of this method's last call.
+            heads: as from `uploaded_heads`.
+            labels: samples of each class, by client, (k, C).
+            draws: generator of classes and noise.
         """
         adam = {key: memory[f"adam.{name}"].clone() for key, name in ADAM.items()}
         count = len(adam["exp_avg"])
@@ -190,8 +192,8 @@ class FedGen(Method):
         optimizer = torch.optim.Adam([theta], lr, weight_decay=decay)
         optimizer.state[theta] = adam
         for _ in range(self.generator_steps):
-            drawn = G.draw(theta, prior, self.generator_batch, draws, moving)
-            loss = ensemble_loss(drawn, heads, shares) + self.eta * alike(drawn)
+            generated = G.sample_features(theta, prior, self.generator_batch, draws, moving)
+            loss = ensemble_loss(generated, heads, shares) + self.eta * diversity_loss(generated)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -204,22 +206,21 @@ class FedGen(Method):
 
 
 ADAM = {"step": "steps", "exp_avg": "first", "exp_avg_sq": "second"}
-"""The server's names `adam.NAME` of Adam's state, by torch's names."""
+"""Names `adam.NAME` in the server's memory of Adam's state, by torch's names."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """G(y, eps): a class and noise to features, by two linear layers with a ReLU between them. All
-    of it is in `theta` (n,), which is given with every call.
+    """G(y, eps): features from a class and noise, by two linear layers with a ReLU between them.
+    All parameters are in a vector `theta` (n,), an argument of each call.
 
     Args:
         classes: C.
         features: d.
         noise: width of eps.
         hidden: width of the hidden layer.
-        code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and
-            BatchNorm between the hidden layer and its ReLU, whose weight, bias and running
-            statistics are the end of `theta`.
+        code: as in the authors' code: noise is uniform in [0, 1) instead of normal, and BatchNorm
+            precedes the ReLU; its weight, bias and running statistics are the end of `theta`.
     """
 
     classes: int
@@ -228,16 +229,17 @@ class Generator:
     hidden: int
     code: bool = False
 
-    def at_first(self, draws: torch.Generator) -> Tensors:
-        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1
-        / sqrt(inputs)), the steps and moments of Adam, and `labels` (C,), how many samples of each
-        class those have who have taught it."""
+    def initial_tensors(self, draws: torch.Generator) -> Tensors:
+        """Return the server's initial tensors: `generator`, with linear layers as torch initialises
+        them (uniform within 1 / sqrt(inputs)); Adam's step count and moments; `labels` (C,), the
+        samples of each class of the clients whose classifiers have trained the generator, 0 at
+        first."""
         parts = []
         for rows, columns in self._shapes():
             inputs = self.noise + self.classes if rows == self.hidden else self.hidden
             parts.append(inputs**-0.5 * (2 * torch.rand(rows * columns, generator=draws) - 1))
         moments = sum(map(len, parts))
-        if self.code:  # weight and bias, which Adam moves, mean and variance
+        if self.code:  # BatchNorm's weight and bias, which Adam trains; mean and variance
             moments += 2 * self.hidden
             parts += [torch.full((self.hidden,), value) for value in (1.0, 0.0, 0.0, 1.0)]
         return {
@@ -254,35 +256,45 @@ class Generator:
         return [(h, self.noise + self.classes), (h, 1), (d, h), (d, 1)]
 
     @property
-    def products(self) -> int:
-        """Multiply-adds of one pass of a sample."""
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a forward pass of one sample."""
         return self.hidden * (self.noise + self.classes + self.features)
 
-    def draw(
+    def sample_features(
         self,
         theta: Tensor,
         prior: Tensor,
         count: int,
         draws: torch.Generator | None = None,
         moving: Tensor | None = None,
-    ) -> Drawn:
-        """Features, their classes, which are drawn by `prior` (C,), and their noise; `draws` None:
-        the step's own."""
-        y = torch.multinomial(prior, count, replacement=True, generator=draws)
-        return self.given(theta, y, draws, moving)
+    ) -> Generated:
+        """Draw classes and generate their features.
 
-    def given(
+        Args:
+            theta: the generator's parameters.
+            prior: relative frequencies of the classes, (C,).
+            count: number of samples.
+            draws: random generator; None: the training step's own.
+            moving: as in `features_of`.
+        """
+        y = torch.multinomial(prior, count, replacement=True, generator=draws)
+        return self.features_of(theta, y, draws, moving)
+
+    def features_of(
         self,
         theta: Tensor,
         y: Tensor,
         draws: torch.Generator | None = None,
         moving: Tensor | None = None,
-    ) -> Drawn:
-        """Features of the classes `y` (batch,), and their noise.
+    ) -> Generated:
+        """Generate features of the classes `y` (batch,).
 
-        With `moving` (2 hidden,), running means and variances, BatchNorm is in training: it
-        normalises by the batch, and moves them in place. Without, it normalises by those in
-        `theta`.
+        Args:
+            theta: the generator's parameters.
+            y: classes, (batch,).
+            draws: random generator of the noise; None: the training step's own.
+            moving: running means and variances of BatchNorm, (2 hidden,): it normalises by the
+                batch, and updates them in place. None: it normalises by those in `theta`.
         """
         noise = torch.rand if self.code else torch.randn
         eps = noise(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)
@@ -295,11 +307,11 @@ class Generator:
             weight, bias, *statistics = normalisation.view(-1, self.hidden)
             mean, variance = statistics if moving is None else moving.view(2, -1)
             h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
-        return Drawn(linear(h.relu(), V, c[:, 0]), y, eps)
+        return Generated(linear(h.relu(), V, c[:, 0]), y, eps)
 
 
-class Drawn(NamedTuple):
-    """What has been generated."""
+class Generated(NamedTuple):
+    """Generated features, their classes and the noise that they were made from."""
 
     features: Tensor
     """(n, d)."""
@@ -309,18 +321,17 @@ class Drawn(NamedTuple):
     """Noise, (n, noise)."""
 
 
-def alike(drawn: Drawn) -> Tensor:
-    """exp(-mean over pairs of (mean squared distance of noise) (mean distance of features)), shape
-    (): the diversity loss of FedGen's authors, 1 where all features are equal.
-    """
-    features = (drawn.features[:, None] - drawn.features).abs().mean(2)
-    noise = (drawn.eps[:, None] - drawn.eps).square().mean(2)
+def diversity_loss(generated: Generated) -> Tensor:
+    """Return exp(-mean over pairs of (mean squared distance of noise) (mean absolute distance of
+    features)), shape (): the diversity loss of FedGen's authors, 1 if all features are equal."""
+    features = (generated.features[:, None] - generated.features).abs().mean(2)
+    noise = (generated.eps[:, None] - generated.eps).square().mean(2)
     return torch.exp(-(noise * features).mean())
 
 
 def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that `clients`
-    uploaded last."""
+    """Return weights (k, C, d) and biases (k, C) of the classifiers, one linear layer each, that
+    `clients` uploaded last."""
     vectors = [group.vector(client) for client in clients]
     tensors = {}
     for block in group.layout.blocks:
@@ -331,25 +342,27 @@ def uploaded_heads(group: GroupServer, clients: Sequence[int]) -> tuple[Tensor, 
     return weights, tensors.get("bias", weights.new_zeros(weights.shape[:2]))
 
 
-def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | None) -> Tensor:
-    """How little the clients' classifiers take what is `drawn` for its classes, shape ().
+def ensemble_loss(
+    generated: Generated, heads: tuple[Tensor, Tensor], shares: Tensor | None
+) -> Tensor:
+    """Return the cross entropy of the clients' classifiers on generated features, shape ().
 
     Args:
-        drawn: generated.
-        heads: weights (k, C, d) and biases (k, C) of the clients.
-        shares: (k, C), each client's share of the samples of a class: the mean cross entropy,
-            weighed so. None: the cross entropy of the mean scores.
+        generated: features and their classes.
+        heads: weights (k, C, d) and biases (k, C) of the clients' classifiers.
+        shares: each client's share of the samples of a class, (k, C): the clients' cross entropies
+            are weighted by them. None: the cross entropy of the mean scores.
     """
     weights, biases = heads
-    y = drawn.y
-    scores = torch.einsum("bd,kcd->kbc", drawn.features, weights) + biases[:, None]
+    y = generated.y
+    scores = torch.einsum("bd,kcd->kbc", generated.features, weights) + biases[:, None]
     if shares is None:
         return cross_entropy(scores.mean(0), y)
     losses = torch.stack([cross_entropy(s, y, reduction="none") for s in scores])
     return (shares[:, y] * losses).sum(0).mean()
 
 
-def learned(
+def generator_loss(
     G: Generator,
     theta: Tensor,
     module: Module,
@@ -360,27 +373,28 @@ def learned(
     alpha: float,
     beta: float,
 ) -> Tensor:
-    """What the generator adds to a client's loss, shape ().
+    """Return the generator's terms of a client's loss, shape ().
 
     Args:
-        G: which one.
-        theta: what it is now.
-        module: the client's, after its pass on a batch; its classifier is one linear layer.
-        y: the classes of the batch.
-        prior: how often each class is drawn, (C,).
-        count: how many features are drawn.
-        alpha: weight of the classifier's cross entropy on them.
+        G: computes features from `theta`.
+        theta: the received parameters of the generator.
+        module: holds the client's model, after its pass on the batch; its classifier is one linear
+            layer.
+        y: classes of the batch.
+        prior: relative frequencies of the classes to draw, (C,).
+        count: number of features to draw.
+        alpha: weight of the classifier's cross entropy on drawn features.
         beta: weight of KL(classifier on features generated for `y` || model on the batch); the
-            first is constant.
+            first distribution has no gradient.
     """
     head = module.head
     total = theta.new_zeros(())
     if alpha:
-        generated = G.draw(theta, prior, count)
+        generated = G.sample_features(theta, prior, count)
         scores = linear(generated.features, head.weight, head.bias)
         total = total + alpha * cross_entropy(scores, generated.y)
     if beta:
-        features = G.given(theta, y).features
+        features = G.features_of(theta, y).features
         teacher = linear(features, head.weight, head.bias).detach().softmax(1)
         student = log_softmax(linear(module.features, head.weight, head.bias), 1)
         total = total + beta * kl_div(student, teacher, reduction="batchmean")

@@ -30,29 +30,31 @@ from fl_lightning.methods.common.basics import norms, wide
 
 @dataclass(frozen=True)
 class FedHKD(ClassMeans):
-    """FedAvg whose clients also exchange, class by class, a noisy mean feature and a mean soft
+    """FedAvg whose clients also exchange, for each class, a noisy mean feature and a mean soft
     prediction.
 
-    The local loss gains lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over the known classes and
-    gamma (1/B) sum_k ||R(x_k) - H_y(k)||, where R gives features, G is the classifier, H and Q are
-    the global means. FedHKD* is gamma = 0. Class means are weighted by the samples of the class,
-    N_i^j / N^j over those who told it, and models by all samples.
+    The local loss adds lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over the known classes and gamma
+    (1/B) sum_k ||R(x_k) - H_y(k)||, with features R, classifier G, and global means H and Q.
+    FedHKD* is gamma = 0. Class means are weighted by samples of the class, N_i^j / N^j over the
+    clients that uploaded the class; models are weighted by all samples.
 
     Args:
         lam: weight of the classifier's term. 0.05: paper.
         gamma: weight of the features' term. 0.05: paper; 0 is FedHKD*.
         temperature: T of soft predictions. 0.5: paper.
-        nu: a client tells the means of classes that make up at least this share of its data. 0.25:
-            paper, where it cannot have been in use on CIFAR-100 (docs/results/class-knowledge.md).
-        sigma: noise, in units of the class's sensitivity 2 zeta / N. 7: paper. 0: none.
+        nu: least share of a client's samples that a class must have for its means to be uploaded.
+            0.25: paper, where it cannot have been in use on CIFAR-100
+            (docs/results/class-knowledge.md).
+        sigma: standard deviation of the noise, in units of the class's sensitivity 2 zeta / N. 7:
+            paper. 0: none.
         zeta: bound on a sample's feature. 3: paper.
-        clip: bring features within zeta before the mean. Our addition: without it nothing
-            guarantees the bound.
-        bound: what zeta bounds: a feature's `norm`, or each `coordinate` (paper, Lemma 1 and
-            section 4.3). norm: our choice, since epsilon then covers the whole vector; for a
-            coordinate's it covers that coordinate alone, and for all d together the noise counts
-            sqrt(d) times less (docs/decisions/0014).
-        delta: at which the privacy report gives epsilon. 1e-5: our choice, below one over the
+        clip: whether features are clipped to the bound before they are averaged. Our addition:
+            without it nothing guarantees the bound.
+        bound: quantity that zeta bounds: a feature's `norm`, or each `coordinate` (paper, Lemma 1
+            and section 4.3). norm: our choice, since epsilon then covers the whole vector; a
+            coordinate's epsilon covers that coordinate alone, and for all d together the noise
+            counts sqrt(d) times less (docs/decisions/0014).
+        delta: for which the privacy report gives epsilon. 1e-5: our choice, below one over the
             samples of any client.
     """
 
@@ -70,13 +72,13 @@ class FedHKD(ClassMeans):
     delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` for a regression, or where the privacy accounting is not installed."""
+        """Raise `BadInput` if noise is added and the package for privacy accounting is not
+        installed."""
         if self.sigma and self.clip:
             require("dp", "method.sigma", self.sigma, "0 adds no noise and needs no accounting")
 
     @property
-    def adds(self) -> bool:
-        """Whether one of the two terms counts."""
+    def uses_means(self) -> bool:
         return self.lam > 0 or self.gamma > 0
 
     def loss(
@@ -85,7 +87,7 @@ class FedHKD(ClassMeans):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss and both terms (Eq. 11), shape ()."""
+        """Return the task loss plus both terms (Eq. 11), shape ()."""
         task = module.task_loss(batch)
         terms = []
         if self.lam:
@@ -96,19 +98,19 @@ class FedHKD(ClassMeans):
         return task + sum(terms)
 
     def _classifier_gap(self, module: Module, means: Tensors) -> Tensor:
-        """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape ()."""
+        """Return lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape ()."""
         G = module.head
         H = means["features"].to(module.features.dtype)
-        # a call of G would count as the batch's features
+        # a call of G would replace the recorded features of the batch
         scores = linear(H, G.weight, G.bias)
         soft = (wide(scores)[:, : module.num_classes] / self.temperature).softmax(1)
         gaps = norms(soft - means["predictions"]) * means["known"]
         return self.lam * gaps.sum() / module.num_classes
 
     def means(self, client: Client) -> Tensors:
-        """Means of the classes that make up at least `nu` of the client's data, with noise on
-        features."""
-        means = class_means(client, self.temperature, self.bounded)
+        """Return the client's class means, with noise on features; classes with less than the share
+        `nu` of its data have counts 0."""
+        means = class_means(client, self.temperature, self.within_zeta)
         features = means["features"]
         counts = means["counts"]
         if self.sigma:
@@ -117,9 +119,9 @@ class FedHKD(ClassMeans):
         enough = counts >= self.nu * counts.sum()
         return means | {"features": features, "counts": counts * enough}
 
-    def bounded(self, features: Tensor) -> Tensor:
-        """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2
-        zeta / N."""
+    def within_zeta(self, features: Tensor) -> Tensor:
+        """Clip features of single samples (batch, d) to the bound zeta, on which the sensitivity 2
+        zeta / N relies."""
         if not (self.sigma and self.clip):
             return features
         if self.bound == "coordinate":
@@ -128,13 +130,14 @@ class FedHKD(ClassMeans):
         return features * (self.zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
+        """Return the privacy report at `privacy_delta`, for one round (`..._round`) and for the
+        run.
 
-        `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate`
-        `privacy_epsilon_coordinate` is that of one of its coordinates, the others left aside (the
-        paper's count). `privacy_covers` says so in words, and what the client uploads beside it
-        without protection. Without noise or without a bound epsilon is infinite; nothing is
-        reported where a callback accounts for the whole upload.
+        `privacy_epsilon` covers a class's whole mean feature. With `bound: coordinate`,
+        `privacy_epsilon_coordinate` covers one of its coordinates and ignores the others (the
+        paper's count). `privacy_covers` states this in words, and names the uploads without
+        protection. Without noise or clipping, epsilon is infinite. Nothing is reported if a
+        callback accounts for the whole upload.
         """
         if any(getattr(callback, "accounts", False) for callback in run.callbacks):
             return {}
@@ -166,30 +169,38 @@ def noisy(
     zeta: float,
     draws: torch.Generator,
 ) -> Tensor:
-    """Mean `features` (C, d) with Gaussian noise of sigma times the class's sensitivity 2 zeta / N
-    on each number."""
+    """Add Gaussian noise to class means; its standard deviation is sigma times the class's
+    sensitivity 2 zeta / N.
+
+    Args:
+        features: class means (C, d).
+        counts: N of each class, (C,).
+        sigma: see `FedHKD`.
+        zeta: see `FedHKD`.
+        draws: generator of the noise.
+    """
     scale = 2 * zeta * sigma / counts.clamp_min(1)
     noise = torch.randn(features.shape, generator=draws, dtype=features.dtype)
     return features + scale[:, None] * noise
 
 
 def noise_multiplier(sigma: float, width: int, bound: Literal["norm", "coordinate"]) -> float:
-    """The noise on a class's mean feature over its L2 sensitivity, when one of the class's N
-    samples is replaced.
+    """Return the noise's standard deviation on a class's mean feature over the mean's L2
+    sensitivity, if one of the class's N samples is replaced.
 
-    Noise has the standard deviation sigma 2 zeta / N on each of the `width` coordinates. The mean
-    moves by at most 2 zeta / N where norms are bounded by zeta, by 2 zeta sqrt(width) / N where
-    coordinates are. A sample is in one class only, so classes do not add up.
+    The standard deviation is sigma 2 zeta / N on each of the `width` coordinates. The mean changes
+    by at most 2 zeta / N if zeta bounds norms, and by 2 zeta sqrt(width) / N if it bounds
+    coordinates. A sample belongs to one class only, so classes do not add up.
     """
     return sigma if bound == "norm" else sigma / math.sqrt(width)
 
 
 def gaussian_epsilon(sigma: float, rounds: int, delta: float) -> float:
-    """Epsilon at `delta` of the Gaussian mechanism with noise multiplier `sigma`, composed `rounds`
-    times.
+    """Return epsilon at `delta` of the Gaussian mechanism with noise multiplier `sigma`, composed
+    `rounds` times.
 
-    The composition is the Gaussian mechanism with sigma / sqrt(rounds), whose epsilon is known in
-    closed form.
+    The composition is the Gaussian mechanism with sigma / sqrt(rounds), whose epsilon has a closed
+    form.
     """
     from dp_accounting import get_epsilon_gaussian
 

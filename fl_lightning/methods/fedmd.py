@@ -41,40 +41,41 @@ from fl_lightning.methods.common.basics import check_batches
 from fl_lightning.methods.common.predictions import (
     check_public,
     class_scores,
-    gap,
+    distillation_loss,
     predicted,
     public_subset,
 )
 
 LAYER = "predictions"
-"""What a teacher's row is drawn as, in place of a layer."""
+"""Name under which teachers' weights are drawn, in place of a layer's."""
 
 
 class Teachers(Alone):
-    """Everybody keeps their own model; the rows by which the server mixes predictions are the
-    method's."""
+    """Relation for methods that exchange predictions: every client keeps its own model. The rows
+    are recorded and drawn as weights of predictions in each client's teacher (`FedMD.weigh`)."""
 
     fixed = ""
 
 
 @dataclass(frozen=True)
 class FedMD(WithoutModels):
-    """Clients of any architecture exchange predictions on public data, and train towards the mean
-    of all.
+    """Clients of any architecture exchange predictions on public data, and distil from the mean of
+    all predictions.
 
-    Each round: `epochs` over the last round's public subset towards the teacher, local training on
-    private data, then predictions on this round's subset. The paper's pre-training on labelled
-    public data is left out: ours have none.
+    In each round a client trains for `epochs` on the last round's public subset towards its
+    teacher, then on its private data, and predicts on this round's subset. The paper's pre-training
+    on labelled public data is left out: ours have no labels.
 
     Args:
-        samples: of the public data, drawn anew each round. 5000: FedMD's authors' code; 3000:
+        samples: number of public samples, drawn anew each round. 5000: FedMD's authors' code; 3000:
             KT-pFL's paper.
-        epochs: over them in a round. 1: the authors' code.
-        batch_size: on them. 256: the authors' code.
+        epochs: of the distillation in a round. 1: the authors' code.
+        batch_size: of the distillation. 256: the authors' code.
         loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code,
             its paper leaves it open; kl: KT-pFL.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
-        lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
+        lam: weight of the distillation loss; with SGD a factor on the learning rate. 1: the
+            authors' code.
     """
 
     traits = Traits(
@@ -100,17 +101,20 @@ class FedMD(WithoutModels):
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
 
     def check(self, run: RunContext) -> None:
-        """Public data are needed, in batches that the network can train on."""
+        """Raise `BadInput` without enough public data, or if a network with BatchNorm would distil
+        on single samples."""
         check_public(run, self.samples)
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
     def relation(self) -> Relation:
-        """Nobody receives a model; rows weigh whose predictions teach whom."""
+        """Return a relation without mixing of models; its rows are the weights of predictions in
+        each client's teacher."""
         return Teachers()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The last uploads, `public.predictions` (m, |D_r|, C); from whom, `public.told` (m,);
-        `public.rows` (N, m): how each client's teacher weighs them."""
+        """The last uploads, none at first: `public.predictions` (m, |D_r|, C) on the public subset
+        D_r; `public.told` (m,), the numbers of the clients that sent them; `public.rows` (N, m),
+        their weights in each client's teacher."""
         return {
             "public.predictions": torch.zeros(0, 0, run.data.num_classes),
             "public.told": torch.zeros(0, dtype=torch.int64),
@@ -118,14 +122,14 @@ class FedMD(WithoutModels):
         }
 
     def broadcast(self, server: Server) -> Payloads:
-        """Every client its teacher (|D_r|, C), once a client has uploaded predictions."""
+        """Send each client its teacher (|D_r|, C), once predictions have been uploaded."""
         payloads = super().broadcast(server)
         memory = server.memory
         cohort = server.cohort
         P = memory["public.predictions"]
         rows = memory["public.rows"]
         senders = memory["public.told"].tolist()
-        # a newcomer's teacher is the mean of all
+        # a newcomer's teacher is the mean of all predictions
         mean = rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))
         rows = torch.cat([rows, mean])
         for client, payload in payloads.items():
@@ -138,12 +142,12 @@ class FedMD(WithoutModels):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Towards the teacher on the inputs that it has seen, those of the round before; then local
-        training."""
+        """Yield the distillation on the last round's public subset, if the client has received a
+        teacher; then local training."""
         if "teacher" in payload.extra and self.epochs and self.lam:
             x = public_subset(client.run, client.round - 1, self.samples)
             yield Phase(
-                objective=Objective(loss=PureLoss(self.gap)),
+                objective=Objective(loss=PureLoss(self.distillation_loss)),
                 part=ResidentPart(x, payload.extra["teacher"].to(x.device), None),
                 epochs=self.epochs,
                 batch_size=self.batch_size,
@@ -152,19 +156,18 @@ class FedMD(WithoutModels):
             )
         yield Phase()
 
-    def gap(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
-        """lam times the loss between the bound model on public x and the teacher's predictions
-        there, shape ()."""
+    def distillation_loss(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
+        """Return lam times the loss between the model's scores on public inputs and the teacher's
+        predictions, shape ()."""
         scores = class_scores(module, batch[0])
-        return self.lam * gap(scores, batch[1], self.loss, self.temperature)
+        return self.lam * distillation_loss(scores, batch[1], self.loss, self.temperature)
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         values: Values = "shares" if self.loss == "kl" else "real"
         return {"predictions": Beside("predictions", "class scores of public samples", values)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Predictions on the round's public subset."""
+        """Upload predictions on the round's public subset."""
         upload = super().upload(client, payload)
         run = client.run
         x = public_subset(run, client.round, self.samples)
@@ -173,12 +176,12 @@ class FedMD(WithoutModels):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Keep the predictions that were uploaded (a transform may have dropped some), and the rows
-        by which `weigh` weighs them.
+        """Store the uploaded predictions (a transform may have dropped some), and the weights of
+        each client's teacher, from `weigh`.
 
         Raises:
-            RunFailed: a weight is not finite, or makes a teacher that is no distribution where the
-                predictions are.
+            RunFailed: a weight is not finite, or a negative weight gives a teacher with negative
+                probabilities.
         """
         uploads = {}
         for client, tensors in server.statistics.items():
@@ -196,8 +199,9 @@ class FedMD(WithoutModels):
         if valid and self.loss == "kl" and (rows < 0).any():
             valid = bool((rows @ P.double().flatten(1) >= 0).all())
         if not valid:
-            problem = "the coefficients have left the simplex too far"
-            raise RunFailed(f"{problem}; use method.projection simplex")
+            raise RunFailed(
+                "the coefficients have left the simplex too far; use method.projection simplex"
+            )
         server.memory |= {
             "public.predictions": P,
             "public.told": torch.tensor(senders, dtype=torch.int64),
@@ -210,7 +214,13 @@ class FedMD(WithoutModels):
         P: Tensor,
         uploaders: list[int],
     ) -> Tensor:
-        """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C)
-        of `uploaders`; equal ones."""
+        """Return the weights of the uploaded predictions in each client's teacher, (N, m), float64;
+        each row sums to 1. Here all weights are equal.
+
+        Args:
+            server: of the round.
+            P: predictions (m, |D_r|, C), float64.
+            uploaders: numbers of the m clients that sent them.
+        """
         shape = (server.clients, len(uploaders))
         return torch.full(shape, 1.0 / len(uploaders), dtype=torch.float64)

@@ -24,26 +24,26 @@ from fl_lightning.methods import (
 
 
 class Normalised(SampleCounts):
-    """Shares of the samples over each client's steps: p_i / a_i, made to sum to 1.
+    """Weights p_i / a_i, made to sum to 1: shares of the samples over each client's number of
+    steps.
 
-    Within a round it keeps the uploaded a_i, and the factor that follows from them.
+    Within a round it stores the uploaded a_i and the factor `step_factor`.
     """
 
     step_factor = 1.0
-    """sum_i p_i a_i * sum_i p_i / a_i: the model goes so many times the mean change by these
-    weights."""
+    """sum_i p_i a_i * sum_i p_i / a_i: the server multiplies the mean change under these weights by
+    it."""
 
     def learn(self, server: Server) -> None:
-        """Note the a_i of those who answered."""
+        """Store the uploaded a_i."""
         self.steps = {c: uploaded["steps"].double() for c, uploaded in server.statistics.items()}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """(1, 1, n)."""
         a = torch.cat([self.steps[client] for client in inputs.sources])
         moved = a[a > 0]
         a = torch.where(a > 0, a, moved.min()) if len(moved) else torch.ones_like(a)
         shares = inputs.samples / inputs.samples.sum()
-        # 1 for everybody where all take as many steps: then this is FedAvg's mean
+        # exactly 1 if all take the same number of steps, which gives FedAvg's mean
         relative = a.max() / a
         total = (shares * relative).sum()
         self.step_factor = float((shares / relative).sum() * total)
@@ -52,37 +52,36 @@ class Normalised(SampleCounts):
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """FedAvg that normalises each client's change by its steps: w <- w + (sum p_i a_i) sum p_i (w_i
-    - w) / a_i.
+    """FedAvg that divides each client's change by its number of steps: w <- w + (sum p_i a_i) sum
+    p_i (w_i - w) / a_i.
 
-    a_i is what the steps of client i come to, in units of its learning rate: their number, and with
-    momentum more (||a_i||_1 of the paper). Clients that take more steps then no longer weigh more
-    than their samples.
+    a_i is the total of client i's steps in units of its learning rate: their number, and more with
+    momentum (||a_i||_1 of the paper). Clients that take more steps then do not weigh more than
+    their samples.
     """
 
     traits = Traits(family="one global model", statistics=True, several=False)
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where the learning rate does not tell how far a step moves the model."""
-        check_sgd(run, "fednova counts what steps of sgd come to from momentum 0")
+        """Raise `BadInput` unless the optimiser is SGD, for which the learning rate tells how far a
+        step moves the model."""
+        check_sgd(run, "fednova sums up steps of SGD that start without momentum")
 
     def relation(self) -> Relation:
-        """The normalised mean."""
         return Normalised()
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {"steps": Beside("steps", "local steps", "public")}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """With the model a_i, one number."""
+        """Also upload a_i, one number."""
         upload = super().upload(client, payload)
         moved = sum(fit.step_sizes for fit in client.fits)
         upload.statistics["steps"] = torch.tensor([moved / (client.lr or 1.0)])
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The normalised mean change, times the effective number of steps."""
+        """Move the model by the normalised mean change times the effective number of steps."""
         old = server["model"]
         super().aggregate(server)
         relation = server.run.relation

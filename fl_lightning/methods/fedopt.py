@@ -22,8 +22,7 @@ from fl_lightning.methods import (
 from fl_lightning.methods.serveroptimizer import ServerOptimizer
 
 STEPS = "server.steps"
-"""In the server's memory: how many steps the server has taken, of which the bias correction
-depends."""
+"""Name in the server's memory of the number of steps taken, for the bias correction."""
 
 
 @dataclass(frozen=True)
@@ -39,36 +38,42 @@ class Adaptive(ServerOptimizer, ABC):
     update: Literal["paper", "code"] = "paper"
 
     @abstractmethod
-    def second(self, server: Server, square: Tensor) -> Tensor:
-        """v (P,), for the `square` of the mean change (P,)."""
+    def second_moment(self, server: Server, square: Tensor) -> Tensor:
+        """Return the updated second moment v (P,).
+
+        Args:
+            server: keeps v.
+            square: of the mean change, (P,).
+        """
 
     @property
-    def first_second(self) -> float:
-        """What v begins as."""
+    def initial_second_moment(self) -> float:
+        """The initial value of v."""
         return self.tau**2 if self.update == "paper" else 0.0
 
-    def correction(self, step: int) -> float:
-        """The factor of the server's rate in its `step`-th step (1, 2, ...), with `update code`."""
+    def bias_correction(self, step: int) -> float:
+        """Return the factor on the learning rate with `update code`, in the server's `step`-th step
+        (1, 2, ...)."""
         return 1.0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With `update code` a count of steps."""
+        """With `update code`, the number of steps, 0 at first."""
         memory = super().init_server(run)
         if self.update == "code":
             memory[STEPS] = torch.zeros((), dtype=torch.int64)
         return memory
 
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """m / (sqrt(v) + tau)."""
+        """Return m / (sqrt(v) + tau), with the bias correction if `update code`."""
         server.flops += 4 * len(change)
         m = self.average(server, "first_moment", self.beta1, (1 - self.beta1) * change)
-        v = self.second(server, change.square())
+        v = self.second_moment(server, change.square())
         direction = m / (v.sqrt() + self.tau)
         if self.update == "paper":
             return direction
         step = server.memory[STEPS] + 1
         server.memory[STEPS] = step
-        return self.correction(int(step)) * direction
+        return self.bias_correction(int(step)) * direction
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ class FedAdagrad(Adaptive):
     """Adagrad on the server: v <- v + change^2.
 
     Args:
-        server_lr: the server's step. 0.1: the paper's best value for CIFAR-100 and EMNIST (from
-            0.03 to 10 in all).
+        server_lr: the server's learning rate. 0.1: the paper's best value for CIFAR-100 and EMNIST
+            (from 0.03 to 10 in all).
         beta1: of the first moment. 0: the paper's, for FedAdagrad alone.
         tau: degree of adaptivity. 0.001: paper; v begins as its square.
         update: `paper`, or `code` (the authors', of all their experiments): v begins as 0.
@@ -85,9 +90,8 @@ class FedAdagrad(Adaptive):
 
     beta1: ShareBelow1 = 0.0
 
-    def second(self, server: Server, square: Tensor) -> Tensor:
-        """v."""
-        return self.average(server, "second_moment", 1.0, square, self.first_second)
+    def second_moment(self, server: Server, square: Tensor) -> Tensor:
+        return self.average(server, "second_moment", 1.0, square, self.initial_second_moment)
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,9 @@ class FedAdam(Adaptive):
     """Adam on the server: v <- beta2 v + (1 - beta2) change^2.
 
     Args:
-        server_lr: the server's step. 0.1: our choice, within the range of the paper's best values,
-            but not one of them: they go by task from 0.003 (EMNIST) over 0.01 (texts) to 1
-            (CIFAR-100).
+        server_lr: the server's learning rate. 0.1: our choice, within the range of the paper's best
+            values, but not one of them: they depend on the task, from 0.003 (EMNIST) over 0.01
+            (texts) to 1 (CIFAR-100).
         beta1: of the first moment. 0.9: paper.
         beta2: of the second moment; null: 0.99 (paper), or 0.999 with `update code`.
         tau: degree of adaptivity. 0.001: paper; v begins as its square.
@@ -110,29 +114,27 @@ class FedAdam(Adaptive):
 
     @property
     def decay(self) -> float:
-        """`beta2`, or what stands for null."""
+        """The value of `beta2`; for null, the default of `update`."""
         if self.beta2 is not None:
             return self.beta2
         return 0.99 if self.update == "paper" else 0.999
 
-    def correction(self, step: int) -> float:
-        """That of both moments."""
+    def bias_correction(self, step: int) -> float:
+        """Return the bias correction of both moments."""
         return float((1 - self.decay**step) ** 0.5 / (1 - self.beta1**step))
 
-    def second(self, server: Server, square: Tensor) -> Tensor:
-        """v."""
+    def second_moment(self, server: Server, square: Tensor) -> Tensor:
         new = (1 - self.decay) * square
-        return self.average(server, "second_moment", self.decay, new, self.first_second)
+        return self.average(server, "second_moment", self.decay, new, self.initial_second_moment)
 
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """Yogi on the server: v <- v - (1 - beta2) change^2 sign(v - change^2). Arguments as of
+    """Yogi on the server: v <- v - (1 - beta2) change^2 sign(v - change^2). Arguments as for
     `fedadam`."""
 
-    def second(self, server: Server, square: Tensor) -> Tensor:
-        """v."""
+    def second_moment(self, server: Server, square: Tensor) -> Tensor:
         zeros = torch.zeros_like(square)
-        v = self.average(server, "second_moment", 1.0, zeros, self.first_second)
+        v = self.average(server, "second_moment", 1.0, zeros, self.initial_second_moment)
         change = (self.decay - 1) * square * (v - square).sign()
         return self.average(server, "second_moment", 1.0, change)

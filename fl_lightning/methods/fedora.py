@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fl_lightning.callbacks.propagation import Propagation, told_basis
+from fl_lightning.callbacks.propagation import Propagation, uploaded_basis
 from fl_lightning.methods import (
     Beside,
     Client,
@@ -28,32 +28,32 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FEDORA(OwnStatistics):
-    """A proximal term towards models propagated over a graph of similar data, weighted by its gain
-    on validation data.
+    """A proximal term towards models propagated over a graph of clients with similar data, weighted
+    by its gain on validation data.
 
     Client k minimises f_k(w) + lambda_k ||w - w^_k||^2 with lambda_k = max(epsilon, L_val(w_k) -
     L_val(w^_k)).
 
     Args:
         alpha: weight of propagation; kappa = alpha / (1 + alpha). 1: paper (the authors' code has
-            4). Beyond 1e15 kappa is rounded to 1, and nothing of one's own model is left.
-        directions: singular vectors of a client's data that stand for it, p. 1: paper.
+            4). Beyond 1e15 kappa is rounded to 1, and the client's own model no longer counts.
+        directions: number p of singular vectors that represent a client's data. 1: paper.
         steps: of the iterative propagation; null: its fixed point, in closed form (paper).
-        sharpness: null: similarities as they are (paper); 10: exp(10 similarity) of the closest
-            others (authors' code).
-        neighbours: how many others count, with `sharpness`. 2: the authors' code.
-        selection: lambda_k by the `paper`, by the `code` (0, or exp((L_own - L_received) / 2) where
-            the received model is better, with half the paper's gradient), `lam` for everybody
-            (`constant`: its Table 5), or 1 for everybody (`always`).
+        sharpness: null: similarities are used as they are (paper); 10: exp(10 similarity), for the
+            most similar clients only (authors' code).
+        neighbours: number of other clients that count, with `sharpness`. 2: the authors' code.
+        selection: how lambda_k is chosen: `paper`; `code`: 0, or exp((L_own - L_received) / 2) if
+            the received model is better, with half the paper's gradient; `constant`: `lam` for all
+            clients (its Table 5); `always`: 1 for all clients.
         lam: lambda_k of `constant`. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
-        similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or
-            `random`: FedU's random graph, which the paper names so, and as with subspaces to
-            oneself (Table 4's first row). Table 4's parameter and gradient similarities are left
-            out: their formulas were not available.
-        epsilon: the least lambda_k of the paper. 1e-8: paper.
-        sources: whose models count: `all` (paper, where everybody takes part; a client that has not
-            uploaded yet counts with the initial model), or only those that have `uploaded` so far,
-            and one's own.
+        similarity: similarity of clients: `subspace`: by the angles between their data's subspaces
+            (paper); `random`: FedU's random graph (Table 4's first row), with the same similarity
+            of a client to itself as for `subspace`. Table 4's parameter and gradient similarities
+            are left out: their formulas were not available.
+        epsilon: least lambda_k of `paper`. 1e-8: paper.
+        sources: clients whose models are propagated: `all` (paper, where all take part; a client
+            that has not uploaded yet counts with the initial model), or those that have `uploaded`
+            so far, and the receiver.
     """
 
     traits = Traits(
@@ -66,7 +66,7 @@ class FEDORA(OwnStatistics):
                 free=1.0,
                 other="selection",
                 values=("constant",),
-                says="it belongs to method.selection constant",
+                says="only method.selection constant uses it; leave it at 1",
             ),
         ),
         sample_use="measures its relation on samples",
@@ -86,7 +86,7 @@ class FEDORA(OwnStatistics):
     sources: Literal["all", "uploaded"] = "all"
 
     def relation(self) -> Relation:
-        """Propagation over like data."""
+        """Return the propagation over the graph of clients with similar data."""
         return Propagation(
             self.alpha,
             self.directions,
@@ -99,12 +99,12 @@ class FEDORA(OwnStatistics):
         )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Every parameter pulled by `coefficient`."""
+        """Yield one phase with a proximal term of weight `coefficient`."""
         yield Phase(objective=client.proximal(payload, self.coefficient(client, payload)))
 
     def coefficient(self, client: Client, payload: Payload) -> float:
-        """lambda_k, from the losses of the own and of the received model on the client's validation
-        data."""
+        """Return lambda_k, from the losses of the client's own model and of the received one on its
+        validation data."""
         if self.selection in ("always", "constant"):
             return self.lam
         part = client.data.validation
@@ -114,14 +114,13 @@ class FEDORA(OwnStatistics):
         return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         words = "a basis of the client's samples, from which the server computes the relation"
         basis = {"basis": Beside("basis", words, None, once=True)}
         return basis if self.similarity == "subspace" else {}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """A client tells the basis of its data once, with its first upload."""
+        """Upload the model; with the first upload also the basis of the client's data."""
         upload = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
-            upload.extra["basis"] = told_basis(client)
+            upload.extra["basis"] = uploaded_basis(client)
         return upload

@@ -38,20 +38,21 @@ from fl_lightning.methods.classmeans import ClassMeans, class_means, distance_to
 
 @dataclass(frozen=True)
 class FedPAC(ClassMeans):
-    """A shared body whose features are drawn to global class means, and classifiers mixed for each
-    client.
+    """A shared body whose features are pulled towards global class means, and a mix of classifiers
+    for each client.
 
-    Client: the classifier first, then the body on CE + lam MSE(z, mean of the class). Server:
-    bodies by samples; client i's classifier is sum_j a_ij of all that have uploaded, where a_i
-    minimises a^T (diag V + D_i) a on the simplex, D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class
-    means times class shares) and V_j (variance) are of the features of j's data under the body that
-    it last received. Who has not uploaded keeps its own.
+    A client trains the classifier first, then the body on CE + lam MSE(z, mean of the class). The
+    server averages bodies by samples. Client i's classifier is the sum of a_ij times the
+    classifiers of all clients j that have uploaded; a_i minimises a^T (diag V + D_i) a over the
+    simplex, with D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class means times class shares) and V_j
+    (variance) describe the features of j's data under the body that it last received. A client that
+    has not uploaded yet keeps its own classifier.
 
     Args:
         lam: weight of the alignment. 1: paper.
-        head_epochs: of the classifier. 1: paper.
-        head_lr: its learning rate; null: the round's (the authors' code: 0.1, beside 0.01 or 0.02
-            for the body).
+        head_epochs: epochs of the classifier. 1: paper.
+        head_lr: learning rate of the classifier; null: the round's (the authors' code: 0.1, beside
+            0.01 or 0.02 for the body).
         least: smaller a_ij count as 0. 0: paper (the authors' code: 0.001).
     """
 
@@ -60,7 +61,7 @@ class FedPAC(ClassMeans):
         family="partial sharing",
         several=False,
         newcomers=Rule(
-            "global body under its own mix of classifiers, then local training", remembers=True
+            "global body with its own mix of classifiers, then local training", remembers=True
         ),
     )
 
@@ -70,22 +71,21 @@ class FedPAC(ClassMeans):
     least: ShareBelow1 = 0.0
 
     @property
-    def adds(self) -> bool:
-        """Whether class means pull features."""
+    def uses_means(self) -> bool:
         return self.lam > 0
 
     def relation(self) -> Relation:
-        """Whose classifiers are mixed."""
+        """Return the weights by which classifiers are mixed."""
         return Collaboration(self.least)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Class means, and the moments of every client's features: H_i, `moments.means` (N, C, d),
-        and V_i, `moments.V` (N,)."""
+        """Zeros for class means and for the moments of every client's features: H_i,
+        `moments.means` (N, C, d), and V_i, `moments.V` (N,)."""
         means = torch.zeros(run.clients, run.data.num_classes, run.feature_width)
         return super().init_server(run) | {MEANS: means, VARIANCE: torch.zeros(run.clients)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """The mean body under the client's mix of classifiers."""
+        """Send each client the mean body with its own mix of classifiers."""
         payloads = super().broadcast(server)
         group = server.only
         body = group.layout.segments(group.layout.mask(lambda b: not b.head))
@@ -98,7 +98,8 @@ class FedPAC(ClassMeans):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Moments of what has been received, then the classifier, then the body."""
+        """Measure the moments of the received model's features; then train the classifier, then the
+        body."""
         client.scratch |= feature_moments(client)
         head = client.mask(lambda b: b.head)
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
@@ -110,13 +111,12 @@ class FedPAC(ClassMeans):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss, and lam times the mean squared distance to the class's mean, shape ();
-        classes without a mean add 0."""
+        """Return the task loss plus lam times the mean squared distance to the class's mean, shape
+        (). Samples of a class without a mean add 0."""
         task = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         words = "mean features of each class times the class's share"
         return super().beside() | {
             MEANS: Beside("class_means", words, "rows"),
@@ -124,14 +124,14 @@ class FedPAC(ClassMeans):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the moments, of the classes whose means are uploaded."""
+        """Also upload the moments: H of the classes whose means are uploaded, and V."""
         upload = super().upload(client, payload)
         upload.extra[MEANS] = client.scratch[MEANS][upload.statistics["classes"].long()]
         upload.statistics[VARIANCE] = client.scratch[VARIANCE]
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The mean body, and the uploads' class means and moments."""
+        """Average the bodies and the class means, and store the moments."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
         memory = server.memory
@@ -148,10 +148,10 @@ MEANS, VARIANCE = "moments.means", "moments.V"
 
 
 def feature_moments(client: Client) -> Tensors:
-    """H (C, d), where H_k is p_k times the mean feature of class k, and V, shape (), of the
-    client's model and data.
+    """Measure H (C, d), where H_k is the mean feature of class k times the class's share p_k, and
+    V, shape (), with the client's model and data.
 
-    V = (mean ||z||^2 - ||H||^2) / n; the squares of all classes' H_k are summed.
+    V = (mean ||z||^2 - ||H||^2) / n, where ||H||^2 sums over all classes.
     """
     device = client.run.device
     squares = torch.zeros((), dtype=wide(device), device=device)
@@ -160,7 +160,7 @@ def feature_moments(client: Client) -> Tensors:
         squares.add_(z.to(squares.dtype).square().sum())
         return z
 
-    means = class_means(client, bounded=noted)
+    means = class_means(client, transform=noted)
     n = means["counts"].sum()
     H = means["features"] * (means["counts"] / n)[:, None]
     variance = (squares.cpu() / n - H.double().square().sum()) / n
@@ -168,10 +168,13 @@ def feature_moments(client: Client) -> Tensors:
 
 
 def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
-    """Client i's weights (n,) on all: argmin of a^T (diag V + D) a on the simplex, D_jl = <H_i -
-    H_j, H_i - H_l>.
+    """Return client i's weights (n,) of all clients: argmin of a^T (diag V + D) a on the simplex,
+    with D_jl = <H_i - H_j, H_i - H_l>.
 
-    `H` (n, C d) and `V` (n,) in float64.
+    Args:
+        H: moments of all clients (n, C d), float64.
+        V: (n,), float64.
+        i: index of the client.
     """
     differences = H[i] - H
     return simplex_minimum(torch.diag(V.clamp_min(0)) + differences @ differences.T)
@@ -179,24 +182,26 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
 
 @dataclass
 class Collaboration(Relation):
-    """Every client's mix of the classifiers of all that have uploaded, by `collaborators`.
+    """Mixes the classifiers of all clients that have uploaded, with each client's weights from
+    `collaborators`.
 
     Args:
         least: smaller weights count as 0.
     """
 
-    least: float = 0.0
+    least: float
     sources = "uploaded"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Weights (1, m, n); a client that has uploaded none keeps its own."""
+        """Return weights (1, m, n); a client that has uploaded no moments gets its own
+        classifier."""
         H = inputs.memory[MEANS][inputs.sources].double().flatten(1)
         V = inputs.memory[VARIANCE][inputs.sources].double()
         rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
         for row, place in zip(rows, inputs.places.tolist(), strict=True):
             if H[place].any():
                 weights = collaborators(H, V, place)
-                # the greatest weight stays, however high `least` is
+                # the greatest weight is kept even if it is below `least`
                 least = weights.max().clamp_max(self.least)
                 weights = torch.where(weights >= least, weights, 0.0)
                 row.copy_(weights / weights.sum())

@@ -19,18 +19,19 @@ class FedProto(Prototypes):
     towards the global means.
 
     Args:
-        lam: weight of the pull. 1: the authors' readme, for MNIST and FEMNIST (0.1 for CIFAR-10).
-        distance: `means` (the paper): the sum over a batch's classes of ||mean feature -
-            prototype||; `norm`, the mean of that over samples; or `squared`, the mean over samples
-            and coordinates of the square (the authors' code, to which their lam belongs: on the
-            digits it does better, docs/results/switches.md).
-        predict: by the nearest global `prototype` (paper), or by the client's own `classifier`
-            (until there are prototypes it is that).
-        among: classes whose prototypes may be the nearest: `all` that are known (paper, as we read
-            it), or the client's `own`, of which it has training samples (the authors' code; all,
-            where none of these is known).
-        weighting: the server's mean over clients by `samples` of the class (paper) or `uniform`
-            (the authors' code).
+        lam: weight of the distance. 1: the authors' readme, for MNIST and FEMNIST (0.1 for
+            CIFAR-10).
+        distance: `means` (paper): the sum over a batch's classes of ||mean feature - prototype||;
+            `norm`: the mean over samples of ||feature - prototype||; `squared`: the mean over
+            samples and coordinates of the square (the authors' code, to which their lam belongs: on
+            the digits it does better, docs/results/switches.md).
+        predict: by the nearest global `prototype` (paper), or by the client's own `classifier`.
+            Until there are prototypes, the classifier predicts.
+        among: classes that may be predicted: `all` with a prototype (paper, as we read it), or the
+            client's `own`, of which it has training samples (the authors' code; all, if none of
+            these has a prototype).
+        weighting: of clients in the server's mean of a class: by `samples` of the class (paper) or
+            `uniform` (the authors' code).
     """
 
     traits = replace(
@@ -45,11 +46,10 @@ class FedProto(Prototypes):
     weighting: Literal["samples", "uniform"] = "samples"
 
     def candidates(self, client: Client, has_prototype: Tensor) -> Tensor:
-        """All classes with a prototype, or those of them that the client has."""
+        """Return all classes with a prototype, or those of them that the client has samples of."""
         at_client = has_prototype & (client.class_counts > 0)
         return at_client if self.among == "own" and at_client.any() else has_prototype
 
     @property
     def uniform(self) -> bool:
-        """Whether the server's mean weighs clients the same."""
         return self.weighting == "uniform"

@@ -35,5 +35,5 @@ class FedProx(Method):
     )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Pulled by mu/2 on every parameter."""
+        """Return one phase with a proximal term of weight mu/2."""
         return [Phase(objective=client.proximal(payload, self.mu / 2))]

@@ -31,10 +31,10 @@ from fl_lightning.models import head_of
 @dataclass(frozen=True)
 class FedRoD(Method):
     """A shared body and classifier g, trained on a balanced loss, and a personal classifier h,
-    added to g's scores.
+    whose scores are added to g's.
 
-    Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and
-    n_y the client's samples of each class. Scored: g + h; as `global`: g.
+    Loss: CE(g(z) + log n_y) trains the body and g, CE(g(z) + h(z)) trains h alone, with the
+    features z and the client's samples n_y of each class. Scored: g + h; as `global`: g.
     """
 
     traits = Traits(
@@ -46,17 +46,17 @@ class FedRoD(Method):
     )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With a personal classifier."""
+        """Return the network with a second classifier, the personal one."""
         return TwoHeads(model)
 
     def scope(self, block: Block) -> Scope:
-        """The personal classifier is never sent."""
         return "personal" if block.name.startswith("personal.") else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Down both losses at once: none reaches what the other trains."""
+        """Return one phase that minimises the sum of both losses. Neither loss gives a gradient to
+        the parameters of the other."""
         counts = client.class_counts.to(client.run.device, client.run.dtype)
-        # log n_y, but for a constant
+        # log n_y up to a constant
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
         return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
@@ -66,34 +66,35 @@ class FedRoD(Method):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The balanced loss, with the client's `prior` (C,) added to the scores, plus the loss of
-        both classifiers together, which trains the personal one; shape ()."""
+        """Return the balanced loss, with the client's `prior` (C,) added to the scores, plus the
+        loss of both classifiers together, which trains the personal one; shape ()."""
         x, y = batch
         prior = tensors["prior"]
         scores = module.model(x)
-        # outputs beyond the classes: as of absent ones
+        # outputs beyond the classes count as absent classes
         rest = prior.min().expand(scores.shape[-1] - len(prior))
         balanced = cross_entropy(scores + torch.cat([prior, rest]), y)
         personal = scores.detach() + module.model.personal(module.features.detach())
         return balanced + cross_entropy(personal, y)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """The scores g(z) of the global model, g(z) + h(z) of a client's own."""
+        """Return g(z) for the kind `global`, g(z) + h(z) otherwise."""
         module = client.module
         scores: Tensor = module.model(x)
         return scores if kind == "global" else scores + module.model.personal(module.features)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """Body and generic classifier, by which alone it is scored."""
+        """Return the shared vector: scored as `global`, the model uses only its body and generic
+        classifier."""
         return group["model"]
 
 
 class TwoHeads(nn.Module):
-    """A network, and a second classifier `personal` like its own on the same features, zero at
-    first.
+    """A network with a second classifier, `personal`: a copy of the network's classifier that
+    starts at zero and takes the same features.
 
     Raises:
-        BadInput: the network has a training step of its own.
+        BadInput: the network defines a `training_step`, which the method would bypass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -106,6 +107,6 @@ class TwoHeads(nn.Module):
             nn.init.zeros_(p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The generic classifier's scores."""
+        """Return the generic classifier's scores."""
         scores: Tensor = self.model(x)
         return scores

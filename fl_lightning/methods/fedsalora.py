@@ -12,18 +12,17 @@ from fl_lightning.methods.common.adapters import check_adapters, is_a
 
 @dataclass(frozen=True)
 class FedSALoRA(Method):
-    """FedAvg on the A of low-rank adapters; every client keeps its B, and a classifier of its own
-    where one trains.
+    """FedAvg on the A of low-rank adapters; each client keeps its B, and its classifier if one is
+    trained.
 
-    The classifier stays at home as in the authors' configuration for GLUE. The mean is by samples.
+    The classifier is not sent, as in the authors' configuration for GLUE. The mean is by samples.
     """
 
     traits = Traits(family="partial sharing", judge="after")
 
     def check(self, run: RunContext) -> None:
-        """There must be adapters."""
+        """Raise `BadInput` unless the networks have adapters."""
         check_adapters(run)
 
     def scope(self, block: Block) -> Scope:
-        """A alone travels."""
         return "shared" if is_a(block) else "personal"

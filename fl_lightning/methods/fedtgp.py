@@ -27,21 +27,23 @@ from fl_lightning.methods.prototypes import Prototypes
 
 @dataclass(frozen=True)
 class FedTGP(Prototypes):
-    """FedProto whose server does not average clients' class means but learns prototypes that tell
-    them apart.
+    """FedProto whose server does not average clients' class means, but trains prototypes that
+    separate the classes.
 
-    Prototypes are F(e_c), an embedding of each class through two linear layers. Server: SGD on the
-    cross entropy of minus the distances of all uploaded class means to all prototypes, the own
-    one's longer by min(margin, threshold); the margin is the greatest distance of a class's mean
-    upload to its nearest other.
+    Prototypes are F(e_c), with a trained embedding e_c of each class and two linear layers F. The
+    server minimises, by SGD, the cross entropy of minus the distances of all uploaded class means
+    to all prototypes; the distance to the prototype of the mean's own class is lengthened by
+    min(margin, threshold). The margin is computed from the mean upload of each class: the greatest
+    of all distances to the nearest other class.
 
     Args:
-        lam: weight of the pull. 10: the authors' run script, to `distance squared`.
-        distance, predict: as of `fedproto`. `squared` and `prototype`: the authors' code.
+        lam: weight of the distance to prototypes in the clients' loss. 10: the authors' run script,
+            with `distance squared`.
+        distance, predict: as for `fedproto`. `squared` and `prototype`: the authors' code.
         threshold: greatest margin. 100: the authors' code.
         server_epochs: over the uploaded class means, in batches as large as the clients'. 100: the
             authors' run script (their program's own default: 1,000).
-        server_lr: of the server's SGD. null: the clients' own, as in the authors' code.
+        server_lr: learning rate of the server's SGD. null: the clients', as in the authors' code.
     """
 
     traits = replace(
@@ -60,12 +62,13 @@ class FedTGP(Prototypes):
 
     @property
     def uniform(self) -> bool:
-        """The plain mean, as in the authors' code; nothing of it is sent."""
+        """True: the mean is plain, as in the authors' code. Only the server uses it; clients
+        receive the prototypes."""
         return True
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Class means, and the first prototypes, as torch begins: a normal embedding, and layers
-        uniform within 1 / sqrt(d)."""
+        """Zeros for class means, and initial prototypes as torch initialises them: a normal
+        embedding, and linear layers uniform within 1 / sqrt(d)."""
         memory = super().init_server(run)
         draws = generator(run.config.seed, "prototypes")
         classes, d = memory["means.features"].shape
@@ -77,8 +80,8 @@ class FedTGP(Prototypes):
         return memory
 
     def aggregate(self, server: Server) -> None:
-        """Note which classes are known; then train their prototypes by SGD on the uploaded means,
-        in batches as large as the clients'. Without uploaded means prototypes stay."""
+        """Train the prototypes by SGD on the uploaded class means, in batches as large as the
+        clients'. Without uploaded means, prototypes stay."""
         super().aggregate(server)
         uploads = last_uploads(server)
         memory = server.memory
@@ -104,25 +107,29 @@ class FedTGP(Prototypes):
 
 
 LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
-"""What the server learns: an embedding of each class (C, d), and two linear layers with a ReLU
-between them."""
+"""Names of the trained tensors: an embedding of each class (C, d), and weights and biases of two
+linear layers with a ReLU between them."""
 
 
 def prototypes(theta: Tensors) -> Tensor:
-    """The global prototypes (C, d) that `theta` (tensors by `LEARNED`) gives."""
+    """Compute the global prototypes (C, d) from the trained tensors `theta`, whose names are
+    `LEARNED`."""
     hidden = linear(theta["embedding"], theta["inner"], theta["inner_bias"]).relu()
     return linear(hidden, theta["outer"], theta["outer_bias"])
 
 
-def adaptive_margin(uploaded: Tensor, classes: Tensor, most: float) -> float:
-    """Greatest distance of a class's mean upload to its nearest other; `most` at most, and where
-    there is one class.
+def adaptive_margin(uploaded: Tensor, classes: Tensor, cap: float) -> float:
+    """Return the greatest distance of a class's mean upload to the nearest other class's; `cap` if
+    it is greater, or if there is only one class.
 
-    `uploaded` (n, d) are class means of clients, of `classes` (n,).
+    Args:
+        uploaded: clients' class means (n, d).
+        classes: of these, (n,).
+        cap: greatest margin.
     """
     centres = torch.stack([uploaded[classes == c].mean(0) for c in classes.unique()])
     distances = torch.cdist(centres, centres).fill_diagonal_(torch.inf)
-    return min(float(distances.min(1).values.max()), most)
+    return min(float(distances.min(1).values.max()), cap)
 
 
 def margin_loss(
@@ -131,7 +138,14 @@ def margin_loss(
     classes: Tensor,
     margin: float,
 ) -> Tensor:
-    """Cross entropy of minus the distances of `uploaded` (n, d), of `classes` (n,), to the
-    prototypes `centres` (C, d), of which the own class's counts as longer by `margin`, shape ()."""
+    """Return the cross entropy of minus the distances between uploaded class means and prototypes,
+    with the distance to the own class's prototype lengthened by `margin`; shape ().
+
+    Args:
+        centres: prototypes (C, d).
+        uploaded: class means (n, d).
+        classes: of these, (n,).
+        margin: see `adaptive_margin`.
+    """
     distance = torch.cdist(uploaded, centres, compute_mode="donot_use_mm_for_euclid_dist")
     return cross_entropy(-(distance + margin * one_hot(classes, len(centres))), classes)

@@ -18,12 +18,12 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FedU(OwnStatistics):
-    """Every client begins from its last model, moved towards its neighbours': w_k - gamma sum_l
+    """Every client starts from its last model, moved towards its neighbours': w_k - gamma sum_l
     a_kl (w_k - w_l).
 
-    All from the same last models (in older versions of the authors' code later clients saw
-    neighbours that had been moved; in the last one the sum is commented out, and it trains
-    locally). The sum runs over the round's clients. Scored: what a client begins with.
+    The sum runs over the round's clients, and all moves use the same last models. (In older
+    versions of the authors' code later clients saw neighbours that had been moved; in the last one
+    the sum is commented out, and it trains locally.) Scored: the model from which a client starts.
 
     Args:
         gamma: size of the step. The paper's is a product of learning rate, local steps and the
@@ -41,5 +41,5 @@ class FedU(OwnStatistics):
     graph: Literal["random", "complete"] = "random"
 
     def relation(self) -> Relation:
-        """A step down the graph's Laplacian."""
+        """Return the weights of a step down the graph's Laplacian."""
         return Laplacian(self.gamma, self.graph)

@@ -24,15 +24,15 @@ from fl_lightning.methods.clustered import KClusters, centre, name_of, samples_o
 
 @dataclass(frozen=True)
 class FeSEM(KClusters):
-    """Some global models, the centres: every client is in the cluster of the one nearest to what it
-    uploaded last.
+    """Several global models, the centres: every client belongs to the cluster of the centre nearest
+    to its last upload.
 
-    After each round first r_i = argmin_k ||w_i - W_k||^2 (E), then W_k = mean of its clients (M).
-    Clusters are dealt out at random at first: all clients begin from one model, and the first
-    uploads make the centres. Scored: the client's centre.
+    After each round the E-step sets r_i = argmin_k ||w_i - W_k||^2, then the M-step sets W_k to the
+    mean of the cluster's clients. Initial clusters are random: all clients start from one model,
+    and the first uploads give the centres. Scored: the client's centre.
 
     Args:
-        clusters: how many centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
+        clusters: number of centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
         distance: over all parameters of the `model` (the paper), or of the `head` (the authors'
             code).
         weighting: of the mean: `uniform` (the paper), or by `samples`.
@@ -47,32 +47,33 @@ class FeSEM(KClusters):
         ),
     )
     averages = "known"
-    """A centre is the mean of what the server last received of its clients."""
+    """Centres average the last uploads of all clients, not only of the cohort."""
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`cluster` (N,): of every client; equally many in each, at random."""
-        dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
-        return {"cluster": torch.from_numpy(dealt).to(torch.int64)}
+        """`cluster` (N,): the cluster of each client, random, with equally many clients in each."""
+        clusters = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
+        return {"cluster": torch.from_numpy(clusters)}
 
     def aggregate(self, server: Server) -> None:
-        """E, from the second round on, and M."""
+        """Reassign clients to the nearest centre (E-step), from the second round on; then average
+        each cluster (M-step)."""
         group = server.only
         cluster = server.memory["cluster"].clone()
-        who = sorted(server.run.server.uploaded | set(server.answered))
+        uploaders = sorted(server.run.server.uploaded | set(server.answered))
         if server.run.server.uploaded:
             blocks = group.layout.mask(
                 lambda b: b.kind == "parameter" and (b.head or self.distance == "model")
             )
             centres = [centre(group, k) for k in range(self.clusters)]
-            cluster[who] = distances(group, who, centres, blocks).argmin(1)
-        self.average(server, cluster, who)
+            cluster[uploaders] = distances(group, uploaders, centres, blocks).argmin(1)
+        self.average(server, cluster, uploaders)
 
     def admit(self, server: Server, client: Client) -> None:
-        """Put a newcomer that can train into a cluster of its own, at the mean of all models by
-        samples."""
+        """Give a newcomer with training samples a cluster of its own, whose model is the mean of
+        all centres by samples. Without samples, it joins the largest cluster."""
         if not len(client.data.train):
             return super().admit(server, client)
         group = server.only

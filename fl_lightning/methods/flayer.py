@@ -34,19 +34,21 @@ from fl_lightning.methods.common.basics import packed, unpacked
 
 @dataclass(frozen=True)
 class FLAYER(PlainSteps):
-    """FedAvg by layers: own top layers count by their accuracy, rates differ, and what changes most
-    is uploaded.
+    """FedAvg with layerwise rules: clients mix in their own top layers by their accuracy, learning
+    rates differ by layer, and the parameters that change most are uploaded.
 
-    Begin: w = a w_i + (1 - a) w^ in the top layers, w^ below; the top layers alone train for an
-    epoch; the accuracy of that model is the next round's a (0 at first). Then plain steps at rates
-    by layer (`layer_rates`), set anew in each epoch. Server: the mean, number by number, of those
-    who uploaded it (`most_changed`); else it stays.
+    A client starts from w = a w_i + (1 - a) w^ in the top layers and w^ below, with the received
+    model w^ and its last model w_i, and trains the top layers alone for an epoch. The accuracy of
+    the result is the next round's a (0 at first). Then it takes plain steps with learning rates by
+    layer (`layer_rates`), computed anew in each epoch. The server averages each parameter over the
+    clients that uploaded it (`most_changed`); without any, the parameter stays.
 
     Args:
-        layers: top layers that are mixed and trained first. 1: the authors' script (2 tensors).
-        top_rate: of the learning rate, for the last layer. 0.2: the authors' code.
-        middle_rate: factor on the rates of the layers between the first and the last. 1: the
-            authors' code for ResNet and fastText; 20: for its CNN.
+        layers: number of top layers that are mixed and trained first. 1: the authors' script (2
+            tensors).
+        top_rate: factor on the learning rate of the last layer. 0.2: the authors' code.
+        middle_rate: factor on the learning rates of the layers between the first and the last. 1:
+            the authors' code for ResNet and fastText; 20: for its CNN.
     """
 
     traits = Traits(
@@ -71,11 +73,11 @@ class FLAYER(PlainSteps):
     middle_rate: NonNegativeFloat = 1.0
 
     def init_client(self, run: RunContext) -> Tensors:
-        """The accuracy a."""
+        """`accuracy`, a scalar: a, 0 at first."""
         return {"accuracy": torch.zeros((), dtype=torch.float64)}
 
     def receive(self, client: Client, payload: Payload) -> Phases:
-        """Mix and train the top layers; then score them."""
+        """Mix and train the top layers; then measure the model's accuracy."""
         model = client["model"]
         top = client.mask(lambda b: b.above < self.layers)
         mixed = client.columns(lambda b: b.above < self.layers and b.kind == "parameter")
@@ -87,18 +89,32 @@ class FLAYER(PlainSteps):
         client.memory["accuracy"] = own_accuracy(client)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Plain steps at rates by layer."""
-        before = client["model"].clone()
-        yield phase_by_layer(client, self.top_rate, self.middle_rate)
-        client.scratch["uploaded"] = most_changed(client.layout, client["model"] - before)
+        """Yield one phase of plain steps with learning rates by layer, computed anew at the first
+        batch of each epoch; then choose the parameters to upload."""
+        w = client["model"]
+        before = w.clone()
+        columns = client.layout.parameters
+        rates = torch.ones_like(w)
+        size = client.run.config.federation.batch_size
+        steps_of_epoch = len(batch_sizes(len(client.data.train), size, client.group.whole_last))
+        steps = count()
+
+        def step(_: Client, batch: Batch) -> Tensor:
+            loss, gradient = client.gradient(w, batch)
+            if next(steps) % steps_of_epoch == 0:
+                rates.copy_(layer_rates(client.layout, gradient, self.top_rate, self.middle_rate))
+            w[columns] -= client.lr * (rates * gradient)[columns]
+            return loss
+
+        yield Phase(step=step, by_gradient=True)
+        client.scratch["uploaded"] = most_changed(client.layout, w - before)
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {"kept": Beside("kept", "a bit for each number: whether it was uploaded", None)}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The numbers that have changed most, elsewhere those received; and which these are, a bit
-        each."""
+        """Upload the parameters that have changed most, with the received values elsewhere, and a
+        mask of these parameters, packed into bits."""
         upload = super().upload(client, payload)
         uploaded = client.scratch["uploaded"]
         upload.vector = torch.where(uploaded, client["model"], client.scratch["received"])
@@ -106,9 +122,11 @@ class FLAYER(PlainSteps):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Number by number the mean of those who uploaded it; where nobody did, it stays.
+        """Average each parameter over the clients that uploaded it; a parameter that none uploaded
+        stays.
 
-        The mean of uploads holds the old number for those that did not upload it.
+        The base's mean counts the old value for clients that did not upload a parameter; it is
+        rescaled by the uploaders' share.
         """
         old = server["model"]
         super().aggregate(server)
@@ -128,10 +146,16 @@ def layer_rates(
     top: float,
     middle: float = 1.0,
 ) -> Tensor:
-    """What the learning rate of each parameter is multiplied by, (D,), for a `gradient` (D,).
+    """Return the factor on the learning rate of each parameter, (D,).
 
     Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from
     the second layer on times `middle`; the last layer: `top`.
+
+    Args:
+        layout: of the model.
+        gradient: of a batch, (D,).
+        top: factor of the last layer.
+        middle: factor of the layers between the first and the last.
     """
     rates = torch.ones_like(gradient)
     last = len(layout.layers) - 1
@@ -151,12 +175,13 @@ def layer_rates(
 
 
 def most_changed(layout: Layout, change: Tensor) -> Tensor:
-    """The numbers that FLAYER uploads (the authors' code), a mask (D,), by the `change` (D,) of
-    training.
+    """Return the mask (D,) of parameters that FLAYER uploads (the authors' code), by the `change`
+    (D,) in training.
 
-    Of parameter k = 0, 1, ... of n the share 1 - k / n, within 0.1 and 0.9, of least |change| is
-    left out: of a convolution in each of its kernels, of a vector as a whole, but never all of it.
-    Matrices, the classifier and running statistics are uploaded whole.
+    In the k-th of n parameter tensors (k = 0, 1, ...), the share 1 - k / n of entries with the
+    least |change| is left out, with k / n clipped to [0.1, 0.9]; in a convolution this share of
+    each kernel. At least one entry of each kernel or vector is uploaded. Matrices, the classifier
+    and running statistics are uploaded whole.
     """
     mask = torch.ones_like(change, dtype=torch.bool)
     blocks = [block for block in layout.blocks if block.kind == "parameter"]
@@ -173,29 +198,9 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
     return mask
 
 
-def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
-    """Plain steps of the model at rates by layer (`layer_rates`), set anew at the first batch of
-    each epoch."""
-    w = client["model"]
-    columns = client.layout.parameters
-    rates = torch.ones_like(w)
-    size = client.run.config.federation.batch_size
-    steps_of_epoch = len(batch_sizes(len(client.data.train), size, client.group.whole_last))
-    steps = count()
-
-    def step(_: Client, batch: Batch) -> Tensor:
-        loss, gradient = client.gradient(w, batch)
-        if next(steps) % steps_of_epoch == 0:
-            rates.copy_(layer_rates(client.layout, gradient, top, middle))
-        w[columns] -= client.lr * (rates * gradient)[columns]
-        return loss
-
-    return Phase(step=step, by_gradient=True)
-
-
 def own_accuracy(client: Client) -> Tensor:
-    """The accuracy of the client's model, shape (), float64, on its validation data or, without
-    any, on its training data."""
+    """Return the accuracy of the client's model, shape (), float64, on its validation data or, if
+    it has none, on its training data."""
     data = client.data
     part = data.validation if len(data.validation) else data.train
     right = sum(int((scores.argmax(1) == y).sum()) for _, scores, y in client.passes(part))

@@ -29,15 +29,15 @@ from fl_lightning.methods.common.basics import wide
 
 @dataclass(frozen=True)
 class FPL(ClassMeans):
-    """FedAvg whose clients' features are drawn to prototypes of their class, one for each cluster
-    of clients' means.
+    """FedAvg whose clients' features are pulled towards prototypes of their class: one for each
+    cluster of the clients' class means.
 
-    The server clusters the class means that clients upload, class by class, by first neighbours
-    (FINCH). Client: CE + contrast of each sample with all clusters' prototypes + MSE to the mean of
-    its class's: all clusters weigh alike.
+    The server clusters the uploaded means of each class by first neighbours (FINCH). Client: CE + a
+    contrastive loss of each sample with the prototypes of all classes + MSE to the mean prototype
+    of its class, in which all clusters weigh the same.
 
     Args:
-        tau: temperature of the contrast. 0.02: the authors' code.
+        tau: temperature of the contrastive loss. 0.02: the authors' code.
     """
 
     traits = replace(
@@ -49,7 +49,7 @@ class FPL(ClassMeans):
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Cluster prototypes (K, d) and their classes (K,), none at first."""
+        """Empty tensors for the prototypes (K, d) and their classes (K,)."""
         return cluster_prototypes([], super().init_server(run)["means.features"])
 
     def broadcast(self, server: Server) -> Payloads:
@@ -63,7 +63,7 @@ class FPL(ClassMeans):
         return payloads
 
     def objective(self, client: Client, payload: Payload) -> Objective:
-        """The task loss, and with prototypes both losses on them."""
+        """Return the task loss, plus the losses on prototypes if the client has received any."""
         if "prototypes" not in payload.extra:
             return Objective()
         device = client.run.device
@@ -71,7 +71,7 @@ class FPL(ClassMeans):
         classes = payload.statistics["classes"].long().to(device)
 
         def loss(module: Module, batch: Batch) -> Tensor:
-            # cosines, their slopes, means of a class
+            # operations of cosines, their gradients and class means
             client.flops += 8 * len(batch[1]) * prototypes.numel()
             return self.loss({"prototypes": prototypes, "classes": classes}, module, batch)
 
@@ -83,22 +83,22 @@ class FPL(ClassMeans):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss and the losses on prototypes, shape ()."""
+        """Return the task loss plus the losses on prototypes, shape ()."""
         task = module.task_loss(batch)
         prototypes = means["prototypes"]
         classes = means["classes"]
         return task + cluster_losses(module.features, batch[1], prototypes, classes, self.tau)
 
     def aggregate(self, server: Server) -> None:
-        """The mean, and the round's prototypes."""
+        """Average the models, and compute the round's prototypes."""
         Method.aggregate(self, server)
         like = server.memory["clusters.prototypes"]
         server.memory |= cluster_prototypes(server.statistics.values(), like)
 
 
-def linked(points: Tensor) -> Tensor:
-    """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of
-    greatest cosine."""
+def first_neighbour_clusters(points: Tensor) -> Tensor:
+    """Cluster `points` (n, d): each is linked to the point with the greatest cosine to it; return
+    the connected components as numbers (n,) from 0."""
     from scipy.sparse.csgraph import connected_components
 
     directions = normalize(points.double())
@@ -108,21 +108,23 @@ def linked(points: Tensor) -> Tensor:
     return torch.from_numpy(connected_components(links.numpy(), directed=False)[1]).long()
 
 
-def means(points: Tensor, clusters: Tensor) -> Tensor:
-    """The mean point of each of the `clusters` (n,) of `points` (n, d): (k, d)."""
+def cluster_means(points: Tensor, clusters: Tensor) -> Tensor:
+    """Return the mean of each cluster, (k, d), for the `clusters` (n,) of `points` (n, d)."""
     count = int(clusters.max()) + 1
     return torch.stack([points[clusters == k].mean(0) for k in range(count)])
 
 
 def finch(points: Tensor) -> Tensor:
-    """The coarsest partition (n,) of `points` (n, d) with more than one cluster, or the first, if
-    that has one.
+    """Cluster `points` (n, d) by first neighbours, then the clusters' means in the same way,
+    repeatedly.
 
-    Clusters are linked by their means in the same way, again and again.
+    Returns:
+        The coarsest partition (n,) with more than one cluster; the first partition, if that has
+        one.
     """
-    clusters = linked(points)
+    clusters = first_neighbour_clusters(points)
     while int(clusters.max()):
-        merged = linked(means(points, clusters))[clusters]
+        merged = first_neighbour_clusters(cluster_means(points, clusters))[clusters]
         if not 0 < int(merged.max()) < int(clusters.max()):
             break
         clusters = merged
@@ -130,10 +132,12 @@ def finch(points: Tensor) -> Tensor:
 
 
 def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
-    """The mean uploads of each cluster, `clusters.prototypes` (K, d) of the type of `like` (C, d),
-    and their classes, `clusters.classes` (K,), ascending.
+    """Return the mean of each cluster of uploaded class means, `clusters.prototypes` (K, d), and
+    its class, `clusters.classes` (K,), ascending.
 
-    Each of `uploads` has `classes` and `features`, a row for each.
+    Args:
+        uploads: of each client, `classes` and `features`, a row for each class.
+        like: (C, d); gives the type of the prototypes.
     """
     labels = [torch.empty(0, dtype=torch.int64)]
     features = [like[:0]]
@@ -146,7 +150,7 @@ def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
     classes = [y[:0]]
     for k in y.unique():
         of_class = points[y == k]
-        centres = means(of_class, finch(of_class))
+        centres = cluster_means(of_class, finch(of_class))
         prototypes.append(centres)
         classes.append(k.expand(len(centres)))
     return {"clusters.prototypes": torch.cat(prototypes), "clusters.classes": torch.cat(classes)}
@@ -159,9 +163,12 @@ def cluster_losses(
     classes: Tensor,
     tau: float,
 ) -> Tensor:
-    """-log of the share of the sample's class in e^(cos(z, p) / tau) over all prototypes p, + the
-    mean squared distance of z to the mean prototype of its class; the sum over a batch's samples
-    whose class has a prototype, over the size of the batch, shape ().
+    """Return a contrastive loss plus a squared distance, shape ().
+
+    For a sample with features z: -log of the share of its class's prototypes in the sum of
+    e^(cos(z, p) / tau) over all prototypes p, plus the mean squared distance of z to the mean
+    prototype of its class. The result is the sum over samples whose class has a prototype, divided
+    by the size of the batch.
 
     Args:
         features: z, (batch, d).

@@ -27,7 +27,7 @@ from fl_lightning.methods import (
 )
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import (
-    InContext,
+    ContextClassifier,
     NewClassifier,
     PersonalPart,
     is_personal,
@@ -36,20 +36,20 @@ from fl_lightning.methods.common.classifiers import (
 
 @dataclass(frozen=True)
 class GPFL(PersonalPart):
-    """A personal classifier on features conditioned by client; class embeddings guide globally
-    conditioned features.
+    """A personal classifier takes features conditioned on the client; class embeddings guide the
+    features conditioned globally.
 
-    f(z, k) = ReLU((gamma(k) + 1) z + beta(k)); g is the mean of the class embeddings e, q_i their
-    mean by the client's class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z,
-    g), e)) + lam ||f(z, g) - e_y|| (e as received) + (mu / 2) ||e, gamma, beta||^2. All but h_i is
+    f(z, k) = ReLU((gamma(k) + 1) z + beta(k)) are features z under a condition k. The global
+    condition g is the mean of the class embeddings e; the client's condition q_i is their mean by
+    its class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z, g), e)) + lam
+    ||f(z, g) - e_y|| (e as received) + (mu / 2) ||e, gamma, beta||^2. All but the classifier h_i is
     averaged by samples.
 
     Args:
         lam: weight of the distance. 0.01: the authors' run script for a CNN.
-        mu: decay of e, gamma and beta. 0.1: the same.
-        norm: of each `sample`'s distance, in the mean (paper), or of the whole `batch`'s (the
-            authors' code, which also takes g and q_i of the client's own e before it receives the
-            new one).
+        mu: weight decay of e, gamma and beta. 0.1: the same.
+        norm: of each `sample`'s distance, averaged (paper), or of the whole `batch`'s (the authors'
+            code, which also takes g and q_i of the client's own e before it receives the new one).
     """
 
     traits = Traits(
@@ -67,11 +67,11 @@ class GPFL(PersonalPart):
     norm: Literal["sample", "batch"] = "sample"
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With conditions and class embeddings."""
+        """Return the network with class embeddings, and a classifier of conditioned features."""
         return NewClassifier(model, Conditioned, "gpfl")
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """All losses at once, under the conditions of the round's beginning."""
+        """Return one phase with all losses; conditions are those of the received embeddings."""
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
         decays = client.mask(lambda block: block.kind == "parameter" and not is_personal(block))
@@ -85,7 +85,7 @@ class GPFL(PersonalPart):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """All losses, with e, g and q as received, shape ()."""
+        """Return the sum of all losses but the decay, with e, g and q as received, shape ()."""
         e = tensors["e"]
         head = module.head
         with head.using(tensors["q"]):
@@ -97,7 +97,8 @@ class GPFL(PersonalPart):
         return task + cross_entropy(cosines, batch[1]) + self.lam * distance
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """Under q_i of the present embeddings."""
+        """Return class scores with the client's condition q_i, computed from the current
+        embeddings."""
         head = client.module.head
         embeddings = head.embedding.weight.detach()[: client.module.num_classes]
         with head.using(self._shares(client) @ embeddings):
@@ -109,11 +110,10 @@ class GPFL(PersonalPart):
         return shares.to(client.run.device, client.run.dtype)
 
 
-class Conditioned(InContext):
-    """A classifier of features as they are under a condition, and an embedding of each class
-    (GPFL).
+class Conditioned(ContextClassifier):
+    """A classifier of features conditioned on a vector, with an embedding of each class (GPFL).
 
-    The context is the condition; without one, the mean embedding.
+    The condition is set by `using`; without it, the mean embedding is the condition.
     """
 
     def __init__(self, classifier: nn.Linear) -> None:
@@ -126,12 +126,12 @@ class Conditioned(InContext):
         )
 
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
-        """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""
+        """Return ReLU((gamma(k) + 1) z + beta(k)) of features z (batch, d) and a condition k
+        (d,)."""
         scaled = (self.gamma(condition) + 1) * z
         return torch.relu(scaled + self.beta(condition))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Features (batch, d) to scores."""
         condition = self.embedding.weight.mean(0) if self.context is None else self.context
         scores: Tensor = self.personal(self.under(z, condition))
         return scores

@@ -11,16 +11,17 @@ from fl_lightning.methods.fedamp import FedAMP
 
 @dataclass(frozen=True)
 class HeurFedAMP(FedAMP):
-    """FedAMP whose attention is a softmax of cosines between models, and one's own weight is given.
+    """FedAMP with attention by a softmax of cosines between models, and a fixed weight of the
+    client's own model.
 
-    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam,
-    alpha and sources are FedAMP's (alpha only as lam / (2 alpha)).
+    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the other clients j.
+    lam, alpha and sources are FedAMP's (alpha only as lam / (2 alpha)).
 
     Args:
         sigma: sharpness of the softmax. 10: our choice; models of ten clients have cosines of 0.6
             to 0.98.
-        self_weight: xi_ii. 0.5: our choice, since FedAMP's default is never below it; the paper's
-            is not known.
+        self_weight: xi_ii. 0.5: our choice, since FedAMP's own weight with its defaults is never
+            below; the paper's is not known.
     """
 
     sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")
@@ -29,5 +30,5 @@ class HeurFedAMP(FedAMP):
     )
 
     def relation(self) -> Relation:
-        """Attention by cosine."""
+        """Return the attention weights by cosines between models."""
         return CosineAttention(self.self_weight, self.sigma, self.sources)

@@ -21,15 +21,15 @@ from fl_lightning.methods.clustered import KClusters, name_of
 
 @dataclass(frozen=True)
 class IFCA(KClusters):
-    """Some global models: every client takes the one with the least loss on its training data, and
-    trains that.
+    """Several global models: every client takes the model with the least loss on its training data,
+    and trains it.
 
     A model becomes the mean of the clients that took it (the paper's option II; option I, which
     averages gradients, is left out). The first model is the initial one, the others are drawn anew.
-    Scored: the model that the client took last; who never took part counts with the first.
+    Scored: the model that the client took last; the first, if it has never taken part.
 
     Args:
-        clusters: how many models, k. 4: the paper's rotated MNIST.
+        clusters: number of models, k. 4: the paper's rotated MNIST.
         weighting: of the mean: `uniform` (the paper), or by `samples`: with one cluster that is
             FedAvg.
     """
@@ -44,32 +44,31 @@ class IFCA(KClusters):
     clusters: PositiveInt = searched(4, Whole(2, 6), "around the paper's 4")
 
     def broadcast(self, server: Server) -> Payloads:
-        """All models."""
+        """Send all models to each client."""
         group = server.only
         seed = server.run.config.seed
         payloads = group.send(dict.fromkeys(group.here, group["model"]))
         others = range(1, self.clusters)
         for k in others:
             if name_of(k) not in group:
-                group[name_of(k)] = group.group.another(key(seed, "model", k))
+                group[name_of(k)] = group.group.draw_initial(key(seed, "model", k))
         for payload in payloads.values():
             payload.further = group.send({k: group[name_of(k)] for k in others})
         return payloads
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Begin from the model with the least loss on the training data."""
+        """Start from the model with the least loss on the training data."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         part = client.data.train
         if len(part):
             losses = [client.loss(part, model) for model in models] if len(models) > 1 else [0.0]
             cluster = losses.index(min(losses))
-        else:  # as `admit` chose; never at a site of a deployment, which has no server's memory
+        else:  # chosen by `admit`; sites of a deployment always have samples
             cluster = int(client.run.server.memory["cluster"][client.id])
         client.scratch["cluster"] = cluster
         client["model"].copy_(models[cluster])
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         words = "which of the global models suits the client best"
         return {"cluster": Beside("cluster", words, None)}
 
@@ -80,7 +79,7 @@ class IFCA(KClusters):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The mean of each cluster."""
+        """Average the models of each cluster."""
         cluster = server.memory["cluster"].clone()
         for c, statistics in server.statistics.items():
             cluster[c] = statistics["cluster"]

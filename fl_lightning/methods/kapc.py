@@ -1,7 +1,7 @@
 """KAPC: Zhi, Bi, Xu, Wang, Xiang: Knowledge-Aware Parameter Coaching for Personalized Federated
 Learning. AAAI 2024.
 
-The journal extension (KAPC+BLS) is the same method with layer selection hung on it.
+The journal extension (KAPC+BLS) is the same method with the callback `layerselection`.
 """
 
 from dataclasses import dataclass, replace
@@ -24,20 +24,21 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class KAPC(Method, CubeSettings):
-    """A proximal term draws each layer of a client to its own mix of all models, given by a learned
-    relation cube.
+    """A proximal term pulls each layer of a client towards its own mix of all models, given by a
+    learned relation cube; the paper calls this coaching.
 
-    Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l
-    constant (journal version, Eq. 16). Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2)
-    ||r - p||^2 (AAAI, Eq. 10, 12), or solve it. No factor m_i / m weighs a client's part (AAAI, Eq.
-    11; Eq. 9 has one): see docs/decisions/0004.
+    A client minimises f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l
+    constant (journal version, Eq. 16). The server takes steps on the rows r of R down lam ||r W -
+    w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10, 12), or solves for them. No factor m_i / m weighs
+    a client's part (AAAI, Eq. 11; Eq. 9 has one): see docs/decisions/0004.
 
     The relation's arguments are those of `CubeSettings`.
 
     Args:
-        start: a client starts its round from its `own` model (journal version, Eq. 17) or from what
-            the `server` sends.
-        classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
+        start: a client starts its round from its `own` model (journal version, Eq. 17) or from the
+            model that the `server` sends.
+        classifier: `coached` (paper): it has a proximal term like all layers; `own`: it is neither
+            sent nor coached.
     """
 
     traits = Traits(
@@ -49,7 +50,7 @@ class KAPC(Method, CubeSettings):
                 free=None,
                 other="solver",
                 values=("exact",),
-                says="the published step has no rho of its own: null, or solver exact",
+                says="the published step has no rho of its own; use null, or method.solver exact",
             ),
         ),
     )
@@ -63,16 +64,16 @@ class KAPC(Method, CubeSettings):
         object.__setattr__(self, "traits", replace(self.traits, starts=self.start))
 
     def relation(self) -> Relation:
-        """The learned cube, by the `CubeSettings` that this method is."""
+        """Return the learned cube; this method's fields are its settings."""
         return LearnedCube(self)
 
     def scope(self, block: Block) -> Scope:
-        """Layers both ways; normalisation up only (the papers' byte counts prove it); running
-        statistics never."""
+        """Share layers, upload normalisation (as the papers' byte counts imply), and never send
+        running statistics."""
         if block.kind == "buffer" or (block.head and self.classifier == "own"):
             return "personal"
         return "uploaded" if block.normalisation else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Coached by lam on every layer that was received."""
+        """Return one phase with a proximal term of weight lam on every received layer."""
         return [Phase(objective=client.proximal(payload, self.lam))]

@@ -23,25 +23,26 @@ from fl_lightning.methods import (
 from fl_lightning.methods.common.basics import wide
 
 Kernel = Literal["gaussian", "exponential"]
-"""Of the distance delta of features of width d: exp(-delta^2 / (d s)), or exp(-delta / s)."""
+"""`gaussian`: exp(-delta^2 / (d s)), `exponential`: exp(-delta / s), for the distance delta of
+features of width d."""
 GRID = torch.linspace(0, 1, 11)
-"""What `lam: null` chooses from."""
+"""Values among which `lam: null` chooses."""
 
 
 @dataclass(frozen=True)
 class KNNPer(Method):
-    """FedAvg, whose predictions each client mixes with the vote of its own training samples nearest
-    in feature space.
+    """FedAvg whose predictions each client mixes with a vote of its own training samples that are
+    nearest in feature space.
 
     Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and
     of the k samples; as `global`: that model alone, FedAvg's. (The authors' code mixes logits with
-    probabilities unless it is told not to, and picks lam on test data.)
+    probabilities unless it is told not to, and chooses lam on test data.)
 
     Args:
         lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data,
-            as in the paper (the authors' code: on test data), and 0.5 (FL-bench) for a new client
-            that has none; 0 is FedAvg.
-        k: samples that vote. 7: the authors' code.
+            as in the paper (the authors' code: on test data), and 0.5 (FL-bench) for a newcomer
+            without any; 0 is FedAvg.
+        k: number of samples that vote. 7: the authors' code.
         scale: s of the kernel. 1: the authors' code.
         kernel: `gaussian`, exp(-delta^2 / (d s)) of the distance delta of features of width d (the
             authors' code), or `exponential`, exp(-delta / s).
@@ -63,9 +64,9 @@ class KNNPer(Method):
     kernel: Kernel = "gaussian"
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` unless there are validation data where they are to tell lam."""
+        """Raise `BadInput` if lam is to be chosen (null) and clients have no validation data."""
         if self.lam is None:
-            run.check_validation("chooses lam on validation data, unless method.lam is given")
+            run.check_validation("chooses lam on validation data unless method.lam is set")
 
     def prepare(
         self,
@@ -73,8 +74,8 @@ class KNNPer(Method):
         vector: Tensor,
         kind: str,
     ) -> Tensors:
-        """Features and labels of the client's training samples, and its `lam`; nothing where there
-        are none."""
+        """Return features and labels of the client's training samples, and its `lam`; nothing if
+        the model is scored without a vote."""
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
         features, _, labels = zip(*client.passes(client.data.train, vector), strict=True)
@@ -88,10 +89,10 @@ class KNNPer(Method):
         vector: Tensor,
         store: Tensors,
     ) -> Tensor:
-        """The lam of the grid, shape (), by which most validation samples are right; the least of
-        several."""
+        """Return the value of the grid, shape (), with which most validation samples are right; the
+        least of several."""
         right = torch.zeros(len(GRID))
-        # without validation data the middle of the grid wins
+        # without validation data: 0.5, the middle of the grid
         right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             for place, lam in enumerate(GRID):
@@ -105,7 +106,7 @@ class KNNPer(Method):
         scores: Tensor,
         store: Tensors,
     ) -> Tensor:
-        """The mixture's probabilities (batch, C) at features z (batch, d)."""
+        """Return the mixture's probabilities (batch, C) at features z (batch, d)."""
         p = wide(scores).softmax(1)
         classes = p.shape[1]
         stored = store["features"], store["labels"]
@@ -113,7 +114,7 @@ class KNNPer(Method):
         return torch.lerp(p, votes.to(p), store["lam"].to(p))
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """The model's scores, or the mixture's log probabilities."""
+        """Return the model's scores, or with a vote the mixture's log probabilities."""
         scores = super().outputs(client, x, kind)
         if not client.prepared:
             return scores
@@ -124,21 +125,22 @@ class KNNPer(Method):
 def vote(
     z: Tensor, stored: Tensor, labels: Tensor, classes: int, *, k: int, scale: float, kernel: Kernel
 ) -> Tensor:
-    """Shares of classes among the k stored samples nearest to each feature, weighted by the kernel.
+    """Return the kernel-weighted shares of classes among the k stored samples nearest to each
+    feature.
 
     Args:
         z: features (m, d).
         stored: features (n, d) of the samples that vote, n at least 1.
-        labels: theirs (n,).
+        labels: classes of the stored samples, (n,).
         classes: C.
-        k: how many vote; all, where there are fewer.
+        k: number of samples that vote; at most n do.
         scale: s of the kernel.
-        kernel: which.
+        kernel: its name.
 
     Returns:
         Shape (m, C), rows summing to 1, also where all weights would underflow.
     """
-    # the other way is off by rounding where distances are 0
+    # the faster mode has rounding errors at distances near 0
     distances = torch.cdist(wide(z), wide(stored), compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.topk(min(k, len(stored)), largest=False)
     energy = nearest.values / scale

@@ -28,22 +28,22 @@ from fl_lightning.methods.fedmd import FedMD
 
 @dataclass(frozen=True)
 class KTPFL(FedMD):
-    """FedMD whose teachers come from a learned matrix of knowledge coefficients: who learns how
-    much from whom.
+    """FedMD whose teachers come from a learned matrix of knowledge coefficients: how much each
+    client learns from every other client.
 
-    Arguments are FedMD's (samples 3000, loss kl: paper), and more.
+    Arguments are FedMD's (samples 3000, loss kl: paper), and these:
 
     Args:
-        rho: pull of the coefficients towards 1/N. 0.7: implied for EMNIST and Fashion-MNIST by the
-            paper's tables.
-        divergence: KL of teachers and students in the coefficients' problem: the `mean` over the
-            round's public samples (ours), or their `sum` (paper, Eq. 2), which makes `step` as many
-            times as long for it, but not for rho.
-        step: of their descent. 0.01: paper; the code's mean step is this at least, and less than 5
-            times as long.
+        rho: weight of the pull of the coefficients towards 1/N. 0.7: implied for EMNIST and
+            Fashion-MNIST by the paper's tables.
+        divergence: KL of teachers and students in the problem for the coefficients: the `mean` over
+            the round's public samples (ours), or their `sum` (paper, Eq. 2), whose gradient, but
+            not rho's, is as many times larger.
+        step: step size of the coefficients. 0.01: paper. With `update code`, a row's mean step is
+            between this and 5 times this.
         update: `paper` (KL, Eq. 7) or `code` (mean squared error, rescaled steps, softmax).
-        projection: of the paper's update: `simplex` (ours: as printed, `none`, rows leave the
-            simplex).
+        projection: of rows after the paper's update: onto the `simplex` (ours), or `none` (as
+            printed; rows leave the simplex).
     """
 
     traits = replace(
@@ -54,14 +54,14 @@ class KTPFL(FedMD):
                 free="kl",
                 other="update",
                 values=("code",),
-                says="the paper's update compares probabilities: kl, or update code",
+                says="the paper's update compares probabilities; use kl, or method.update code",
             ),
             Needs(
                 "divergence",
                 free="mean",
                 other="update",
                 values=("paper",),
-                says="the code's update has no KL: mean, or update paper",
+                says="the code's update has no KL; use mean, or method.update paper",
             ),
         ),
     )
@@ -75,8 +75,8 @@ class KTPFL(FedMD):
     projection: Literal["simplex", "none"] = "simplex"
 
     def init_server(self, run: RunContext) -> Tensors:
-        """FedMD's tensors, and `coefficients` (N, N), float64: row n weighs whose predictions teach
-        client n. They start at 1/N."""
+        """FedMD's tensors, and `coefficients` (N, N), float64: row n holds the weights of all
+        clients in client n's teacher, 1/N at first."""
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}
 
@@ -86,15 +86,18 @@ class KTPFL(FedMD):
         P: Tensor,
         uploaders: list[int],
     ) -> Tensor:
-        """Step the coefficients between those who uploaded, whose part of a row keeps the mass it
-        had; returns each client's weights on their predictions, (N, uploaders)."""
+        """Update the coefficients between the clients that uploaded, and return each client's
+        weights of their predictions, (N, uploaders).
+
+        The sum of the updated part of a row stays as it was.
+        """
         c = server.memory["coefficients"].clone()
         places = torch.tensor(uploaders)
         shares = server.shares(uploaders)
         part = c[places][:, places]
         server.flops += 4 * len(uploaders) * P.numel()
         weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
-        # as printed: rows may have any sum
+        # the update as printed: rows need not sum to 1
         if self.update == "paper" and self.projection == "none":
             prior = 1.0 / len(c)
             part = paper_step(part, P, shares, weight, self.rho, self.step, prior)
@@ -107,14 +110,14 @@ class KTPFL(FedMD):
             part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, prior))
         else:
             part = code_step(part, P, self.rho, self.step)
-        c = put_back(c, places, part, mass)
+        c = restored_rows(c, places, part, mass)
         server.memory["coefficients"] = c
         return sum_to_one(c[:, places])[0]
 
 
 def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
-    """Gradient by c (m, m) of sum_n KL(sum_j c_nj P_j || P_n), mean over the samples of the
-    predictions P (m, samples, C); (m, m)."""
+    """Return the gradient by c (m, m) of sum_n KL(sum_j c_nj P_j || P_n), as a mean over the
+    samples of the predictions P (m, samples, C); (m, m)."""
     floor = torch.finfo(P.dtype).tiny
     teachers = torch.einsum("nj,jdk->ndk", c, P)
     ratio = teachers.clamp_min(floor).log() - P.clamp_min(floor).log()
@@ -124,8 +127,17 @@ def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
 def paper_step(
     c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float, prior: float
 ) -> Tensor:
-    """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m); `shares` D_n
-    / D (m,)."""
+    """Return c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m): KT-pFL's Eq. 7.
+
+    Args:
+        c: coefficients (m, m).
+        P: predictions (m, samples, C).
+        shares: D_n / D, (m,).
+        lam: weight of the KL.
+        rho: weight of the pull towards `prior`.
+        step: step size.
+        prior: 1 over the number of clients.
+    """
     pull = 2 * rho * (c - prior)
     return c - step * (lam * shares[:, None] * kl_gradient(c, P) + pull)
 
@@ -136,11 +148,17 @@ def code_step(
     rho: float,
     size: float,
 ) -> Tensor:
-    """The authors' code: a scaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then
-    softmax(5 row), (m, m).
+    """Take a rescaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then softmax(5 row),
+    as the authors' code; return (m, m).
 
-    A row's step is multiplied by a power of 5, of -5 to 5, that brings its mean into [size, 5
-    size).
+    A row's gradient is multiplied by 5^k, with k from -5 to 5, so that its mean absolute value is
+    in [size, 5 size).
+
+    Args:
+        c: coefficients (m, m).
+        P: predictions (m, samples, C).
+        rho: weight of the pull towards 1/m.
+        size: least mean absolute step of a row.
     """
     flat = P.flatten(1)
     G = flat @ flat.T
@@ -153,17 +171,23 @@ def code_step(
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 
 
-def put_back(
+def restored_rows(
     c: Tensor,
     places: Tensor,
     part: Tensor,
     mass: Tensor,
 ) -> Tensor:
-    """`c` (N, N) with the rows `part` (m, m), which sum to 1, of the clients `places` (m,) scaled
-    to the `mass` they had.
+    """Write the updated coefficients between m clients back into `c` (N, N), scaled to the sums
+    that they had before; return `c`.
 
-    A row whose weight had all gone to others gets m / N of it back: else it would stay there for
-    ever.
+    If a row of `c` has no weight on these m clients, m / N of its weight is moved to them: updates
+    scaled to a sum of 0 could never bring any back.
+
+    Args:
+        c: all coefficients, changed in place.
+        places: numbers of the m clients.
+        part: updated rows (m, m), each with sum 1.
+        mass: sums (m, 1) before the update.
     """
     fair = len(places) / len(c)
     has_mass = mass > 1e-12

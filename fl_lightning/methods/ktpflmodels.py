@@ -22,20 +22,20 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class KTPFLModels(Method):
-    """Every client begins its round from its own mix of all models, w_n <- sum_m c_nm w_m, by
+    """Every client starts its round from its own mix of all models, w_n <- sum_m c_nm w_m, with
     learned coefficients c.
 
     Row n of c minimises ||sum_m c_nm w_m - w_n||^2 + rho ||c_n - 1/N||^2 over the simplex (Eq. 7
     with parameters in place of predictions: ours, the appendix was not available).
 
     Args:
-        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance
-            from their mean (our choice: one number then fits any model); as it is with `step`. 0.7:
-            the paper's for predictions.
-        solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest
-            Gram eigenvalue.
-        eta: of a step. 0.01: paper.
-        lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
+        rho: weight of the pull of the coefficients towards 1/N. With solver `exact` it is in units
+            of the models' mean squared distance from their mean (our choice: one number then fits
+            any model); with `step` it is taken as it is. 0.7: the paper's for predictions.
+        solver: `exact`, or a `step` of size `eta`, which must be below one over the largest
+            eigenvalue of the models' Gram matrix.
+        eta: step size. 0.01: paper.
+        lam: weight of a proximal term lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
     """
 
     traits = Traits(family="mixing", judge="after")
@@ -48,7 +48,7 @@ class KTPFLModels(Method):
     lam: NonNegativeFloat = 0.0
 
     def relation(self) -> Relation:
-        """The learned matrix."""
+        """Return the learned matrix of coefficients."""
         units: Literal["spread", "absolute"] = "spread" if self.solver == "exact" else "absolute"
         return LearnedMatrix(
             CubeSettings(
@@ -57,5 +57,5 @@ class KTPFLModels(Method):
         )
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Pulled by lam on every parameter."""
+        """Return one phase with a proximal term of weight lam."""
         return [Phase(objective=client.proximal(payload, self.lam))]

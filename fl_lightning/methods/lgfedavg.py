@@ -20,14 +20,15 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """FedAvg on the last layers of the model; every client keeps a representation of its own below
-    them.
+    """FedAvg on the last layers of the model; every client keeps its own layers below them.
 
-    Scored: the client's own layers under the global ones, as the authors' code does. That begins
-    from a model that FedAvg has trained; here all clients begin from the common initial model.
+    Scored: the client's own layers with the global ones on top, as the authors' code does. That
+    code begins from a model that FedAvg has trained; here all clients begin from the common initial
+    model.
 
     Args:
-        layers: last layers that are global. 2: the authors' script for CIFAR-10 (3 for MNIST).
+        layers: number of last layers that are global. 2: the authors' script for CIFAR-10 (3 for
+            MNIST).
         weighting: of the mean: by `samples` (the paper), or `uniform` (the authors' code).
     """
 
@@ -39,9 +40,9 @@ class LGFedAvg(Method):
     weighting: Literal["samples", "uniform"] = "samples"
 
     def relation(self) -> Relation:
-        """The mean."""
+        """Return the weights of the mean."""
         return mean_relation(self.weighting)
 
     def scope(self, block: Block) -> Scope:
-        """The last layers travel both ways, with their normalisation; the rest never does."""
+        """Share the last layers, with their normalisation."""
         return "shared" if block.above < self.layers else "personal"

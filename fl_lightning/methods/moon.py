@@ -31,13 +31,13 @@ from fl_lightning.methods.common.classifiers import NewClassifier
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """FedAvg whose features are drawn to those of the received model and away from those of the
-    client's last one.
+    """FedAvg whose features are pulled towards those of the received model and pushed away from
+    those of the client's last model.
 
     Local loss: CE + mu mean(-log(e^(cos(z, z_g) / tau) / (e^(cos(z, z_g) / tau) + e^(cos(z, z_p) /
-    tau)))); z, z_g and z_p are what the classifier sees of a sample under the model, the received
-    and the client's last model (in its first round: the received one, which adds ln 2 and no
-    gradient). The two others are constant, in evaluation mode.
+    tau)))). z, z_g and z_p are the classifier's inputs for a sample under the trained, the received
+    and the client's last model. (In a client's first round the last model is the received one, so
+    the term is ln 2 without a gradient.) The two other models are constant, in evaluation mode.
 
     Args:
         mu: weight of the contrastive term; 0 is FedAvg. 1: paper, for CIFAR-100 and Tiny-ImageNet
@@ -51,7 +51,7 @@ class MOON(Method):
     traits = Traits(
         family="one global model",
         features=True,
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     mu: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")
@@ -59,24 +59,24 @@ class MOON(Method):
     projection: PositiveInt | None = None
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """With a projection head, where one is asked for."""
+        """Return the network with a projection head, if one is configured."""
         width = self.projection
         if width is None:
             return model
         return NewClassifier(model, partial(Projected, width=width), "moon", inner="out")
 
     def slots(self) -> dict[str, Slot]:
-        """The client's last model."""
+        """The client's model after its last local training."""
         return {"last": Slot()} if self.mu else {}
 
     def receive(self, client: Client, payload: Payload) -> None:
-        """Keep the client's model as its last one, and begin from what was received."""
+        """Keep the client's model as its last one, then install the received model."""
         if self.mu:
             client["last"].copy_(client["model"] if client.rounds else client.composed(payload))
         client.overwrite(payload)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Down the task loss and the contrast."""
+        """Return one phase that minimises the task loss plus the contrastive term."""
         if not self.mu:
             return [Phase()]
         models = {"received": client["model"].clone(), "last": client["last"]}
@@ -88,17 +88,17 @@ class MOON(Method):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss and the contrast with features under the `received` and the `last` model,
-        shape ()."""
+        """Return the task loss plus the contrastive term with features under the `received` and the
+        `last` model, shape ()."""
         task = module.task_loss(batch)
-        near, _ = module.under(models["received"], batch[0])
-        far, _ = module.under(models["last"], batch[0])
+        near, _ = module.outputs_at(models["received"], batch[0])
+        far, _ = module.outputs_at(models["last"], batch[0])
         return task + self.mu * contrast(module.features, near, far, self.tau)
 
 
 class Projected(nn.Sequential):
-    """A projection of features to `width` numbers, linear, ReLU and linear, and a new classifier of
-    them, `out`."""
+    """A projection head (linear to `width`, with a ReLU after a first linear layer) and a new
+    classifier of its outputs, `out`."""
 
     def __init__(self, classifier: nn.Linear, width: int) -> None:
         super().__init__()
@@ -114,10 +114,9 @@ def contrast(
     far: Tensor,
     tau: float,
 ) -> Tensor:
-    """Mean -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))) of
-    features (n, d), shape () (MOON).
-    """
-    # at once: equal ones leave no trace in z's gradient
+    """Return the mean of -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) /
+    tau))) over features (n, d), shape ()."""
+    # computed together, so that equal features cancel exactly in z's gradient
     cosines = cosine_similarity(z, torch.stack([near, far]), 2).T
     nearest = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     return cross_entropy(cosines / tau, nearest)

@@ -1,5 +1,5 @@
-"""Partial pooling: a linear model of shared weights and each client's own deviation, which is
-penalised; the standard of multilevel statistics (Gelman, Hill: Data Analysis Using Regression and
+"""Partial pooling: a linear model with shared weights and a penalised deviation of each client; the
+standard of multilevel statistics (Gelman, Hill: Data Analysis Using Regression and
 Multilevel/Hierarchical Models, 2007)."""
 
 import itertools
@@ -29,36 +29,39 @@ from fl_lightning.methods import (
 from fl_lightning.models.mlp import MLP
 
 PENALTIES = (0.3, 3.0, 30.0, 300.0, 1e4)
-"""Of deviations, in samples that they weigh as much as: from nearly apart to nearly one model."""
+"""Penalties of deviations, in samples that weigh as much: from nearly separate models to nearly one
+model."""
 INTERCEPTS = (1.0, 0.01)
-"""Times the penalty, for the deviation of the intercept: levels of clients often differ more than
+"""Factors on the penalty for the intercept's deviation: levels of clients often differ more than
 slopes."""
 CANDIDATES = list(itertools.product(PENALTIES, INTERCEPTS))
 FIRST = CANDIDATES.index((30.0, 1.0))
-"""The penalty before anything is known."""
+"""The candidate that is scored before losses are known."""
 FOLDS = 5
-"""Parts of a client's training samples that tell the penalty."""
+"""Parts of a client's training samples, by whose held-out losses a candidate is chosen."""
 ALL = FOLDS
-"""Index of the fit on all samples, after those without one part."""
+"""Index of the fit on all samples, after the fits without one part."""
 SHARED = 1.0
-"""Penalty of the shared slopes: a sample's worth, so that they are defined where columns repeat."""
+"""Penalty of the shared slopes, worth one sample, so that they are defined if columns repeat."""
 MOST_FEATURES = 100
-"""Features of a sample, above which the uploaded moments (features squared) are too large."""
+"""Greatest number of features; the uploaded moments grow with its square."""
 
 
 @dataclass(frozen=True)
 class PartialPooling(WithoutModels):
-    """A linear or multinomial logistic model w + d_i, with (lam/2) ||d_i||^2 for each client; no
-    model travels, but moments of samples, which the server adds up.
+    """A linear or multinomial logistic model w + d_i with a penalty (lam/2) ||d_i||^2 for each
+    client. No model is sent; clients upload moments of samples, which the server adds up.
 
-    Client: its loss is bounded by a parabola at its last weights v_i (for a regression it is one),
-    and v_i <- argmin of that + (lam/2) ||v - w||^2. Uploaded: what the minimum over v is as a
-    function of w, by Hessian and target. Server: w <- the minimum of the sum, an exact step of the
-    joint fit. Each lam of a grid is fitted on all samples and without each of five parts of every
-    client (units stay together); the lam with the least summed loss on these parts is what clients
-    score. Scored: v_i.
+    Client: its loss is bounded from above by a parabola at its last weights v_i (in a regression
+    the loss is the parabola), and v_i <- argmin of parabola + (lam/2) ||v - w||^2. It uploads the
+    minimum over v as a quadratic function of w: its Hessian and its target. Server: w <- minimum of
+    the sum of these functions, an exact step of the joint fit. A candidate is a value of lam with a
+    factor for the intercept, from `PENALTIES` and `INTERCEPTS`. Each candidate has six fits: on all
+    samples, and without each of five parts of every client's samples. (The samples of one unit,
+    such as a patient, are in one part.) Clients score the candidate with the least summed loss on
+    the parts left out. Scored: v_i.
 
-    The model that is configured gives way to a linear one.
+    A linear model replaces the configured one.
     """
 
     traits = Traits(
@@ -73,46 +76,58 @@ class PartialPooling(WithoutModels):
     )
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
-        """A linear model of what the first layer sees."""
+        """Return a linear model with the inputs of the first linear layer of `model`."""
         layers = (m for m in model.modules() if isinstance(m, nn.Linear))
         first = next(layers, nn.Linear(1, 1))
         return MLP([first.in_features], num_classes, hidden=())
 
     def check(self, run: RunContext) -> None:
-        """Samples are few numbers, and the linear model takes them all."""
+        """Raise `BadInput` for texts, for a network whose first linear layer does not take the
+        sample's numbers directly, or for too many features."""
         group = run.groups[0]
         features = math.prod(run.data.input_shape)
-        fits = group.layout.blocks[0].shape == (run.data.num_classes, features)
-        requirement = "partialpooling takes samples of plain numbers: a model as mlp, and no texts"
-        check("model", group.name, fits and run.data.text is None, requirement)
-        requirement = f"partialpooling uploads moments of at most {MOST_FEATURES} features"
-        check("data.columns", features, features <= MOST_FEATURES, requirement)
+        is_linear = group.layout.blocks[0].shape == (run.data.num_classes, features)
+        no_text = run.data.text is None
+        check("method", "partialpooling", no_text, "it takes no texts; use another method")
+        check(
+            "model",
+            group.name,
+            is_linear,
+            "partialpooling takes a sample's numbers directly; use a model such as mlp",
+        )
+        check(
+            "data.columns",
+            ...,
+            features <= MOST_FEATURES,
+            f"partialpooling takes at most {MOST_FEATURES} of the {features} features; select some",
+        )
 
     def _shape(self, run: RunContext) -> tuple[int, int, int, int]:
-        """Candidates, parts and all samples, outputs, and features with the intercept."""
+        """The shape of the weights: candidates, fits, outputs, and features with the intercept."""
         width = math.prod(run.data.input_shape) + 1
         return len(CANDIDATES), FOLDS + 1, run.data.num_classes, width
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The shared weights of every fit, and the candidate with the least loss."""
+        """The shared weights of each candidate's fits, all 0, and the index of the candidate that
+        is scored."""
         shared = torch.zeros(self._shape(run), dtype=torch.float64)
         return {"pooling.shared": shared, "pooling.best": torch.tensor(FIRST)}
 
     def init_client(self, run: RunContext) -> Tensors:
-        """The client's weights of every fit."""
+        """The client's weights of each candidate's fits, all 0."""
         return {"pooling.own": torch.zeros(self._shape(run), dtype=torch.float64)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """The shared weights, and which candidate is the best."""
+        """Send the shared weights and the index of the best candidate."""
         payloads = super().broadcast(server)
         for payload in payloads.values():
             payload.extra |= {name: server.memory[f"pooling.{name}"] for name in ("shared", "best")}
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Take one step of the joint fit here, in closed form: it leaves the model that is scored
-        and what `upload` sends. No phase of training follows."""
-        fits = Fits(client)
+        """Take the client's part of one step of the joint fit, in closed form, and set its model;
+        return no phase."""
+        fits = ClientFits(client)
         weights = fits.step(client.memory["pooling.own"], payload.extra["shared"].cpu())
         client.memory["pooling.own"] = weights
         client.scratch |= fits.uploaded(weights)
@@ -124,7 +139,6 @@ class PartialPooling(WithoutModels):
         return []
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what is uploaded."""
         return {
             "hessians": Beside("moments", "second moments of the client's features", None),
             "targets": Beside("moments", "moments of its features and targets", None),
@@ -132,13 +146,15 @@ class PartialPooling(WithoutModels):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Moments and held-out losses."""
+        """Upload the Hessian and target of each candidate's fits, and the candidates' held-out
+        losses."""
         upload = super().upload(client, payload)
         upload.extra |= client.scratch
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """The shared weights that minimise the sum over clients."""
+        """Solve for the shared weights that minimise the sum over clients, and choose the candidate
+        with the least loss."""
         super().aggregate(server)
         sums = {}
         for name in self.beside():
@@ -151,9 +167,9 @@ class PartialPooling(WithoutModels):
         server.memory["pooling.best"] = sums["losses"].argmin()
 
 
-class Fits:
-    """One client's samples, and its part in the joint fit of every candidate, on all samples and
-    without each part."""
+class ClientFits:
+    """A client's samples, and its part in each candidate's fits: on all samples and without each
+    part."""
 
     def __init__(self, client: Client) -> None:
         run = client.run
@@ -169,24 +185,24 @@ class Fits:
         else:
             self.y = nn.functional.one_hot(y, self.classes).double()
             strata = y
-            bound = 0.5  # of a softmax's curvature
+            bound = 0.5  # upper bound on a softmax's curvature
         rng = numpy_rng(key(run.config.seed, "pooling"), str(client.id))
-        parts = units.folds(run.data.units(client.id)[0], strata.numpy(), FOLDS, rng)
+        parts = units.folds(run.data.unit_ids(client.id)[0], strata.numpy(), FOLDS, rng)
         self.left_out = torch.from_numpy(parts)[None] == torch.arange(FOLDS + 1)[:, None]
-        """(fits, n): which samples a fit goes without; the fit `ALL` leaves out none."""
+        """(fits, n): the samples that a fit leaves out; the fit `ALL` leaves out none."""
         weights = (~self.left_out).double()
         self.curvature = bound * torch.einsum("fn,np,nq->fpq", weights, self.x, self.x)
         slopes, ratios = torch.tensor(CANDIDATES, dtype=torch.float64).T
         penalty = slopes[:, None].repeat(1, self.x.shape[1])
         penalty[:, -1] *= ratios
         self.penalty: Tensor = penalty[:, None, None]
-        """Of each candidate and feature, (candidates, 1, 1, features)."""
+        """Penalty of each candidate and feature, (candidates, 1, 1, features)."""
         self.penalties = torch.diag_embed(penalty)[:, None]
-        """The same as diagonal matrices."""
+        """The same penalties as diagonal matrices."""
         self.inverse = torch.linalg.inv(self.curvature + self.penalties)
 
     def _residuals(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions less targets (candidates, fits, n, outputs), and the loss of each sample."""
+        """Predictions minus targets (candidates, fits, n, outputs), and the loss of each sample."""
         outputs = self.x @ weights.mT
         if self.classes == 1:
             residuals = outputs - self.y
@@ -195,19 +211,29 @@ class Fits:
         return logs.exp() - self.y, -(logs * self.y).sum(-1)
 
     def _pull(self, weights: Tensor) -> Tensor:
-        """The Hessian of the parabola at `weights` times `weights`, less the gradient there."""
+        """The parabola's Hessian times `weights`, minus the gradient at `weights`."""
         residuals, _ = self._residuals(weights)
         fitted = residuals * (~self.left_out)[..., None]
         return weights @ self.curvature - fitted.mT @ self.x
 
     def step(self, weights: Tensor, shared: Tensor) -> Tensor:
-        """The client's next weights (candidates, fits, outputs, features)."""
+        """Minimise the parabola at `weights` plus the penalty of the distance to `shared`; return
+        the client's new weights.
+
+        Args:
+            weights: the client's last ones, (candidates, fits, outputs, features).
+            shared: the server's, of the same shape.
+        """
         step: Tensor = (self._pull(weights) + self.penalty * shared) @ self.inverse
         return step
 
     def uploaded(self, weights: Tensor) -> Tensors:
-        """The server's summands: Hessian and target of the minimum as a function of the shared
-        weights, and each candidate's loss on the parts that a fit went without."""
+        """Return the tensors that the server sums over clients.
+
+        Returns:
+            `hessians` and `targets` of the minimum over the client's weights, as a function of the
+            shared weights; `losses` of each candidate on the samples that its fits leave out.
+        """
         _, losses = self._residuals(weights)
         hessians = self.penalties - self.penalty.mT * (self.inverse * self.penalty)
         targets = (self._pull(weights) @ self.inverse) * self.penalty

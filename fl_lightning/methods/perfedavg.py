@@ -29,7 +29,7 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class PerFedAvg(PlainSteps, PlainMean):
-    """A global model that is good once a client has taken a gradient step of its own from it.
+    """A global model that is trained to be good after one gradient step on a client's data.
 
     Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first
     order), or with g - alpha (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta)
@@ -38,11 +38,11 @@ class PerFedAvg(PlainSteps, PlainMean):
     evaluation mode (the authors of pFedMe, in their code for it, step on test data).
 
     Args:
-        alpha: the client's own step. 0.01: between the 0.005 and 0.03 of pFedMe's runs of it; 0 is
-            FedAvg.
+        alpha: step size of the client's adaptation. 0.01: between the 0.005 and 0.03 of pFedMe's
+            runs of it; 0 is FedAvg.
         variant: `fo` or `hf`. fo: what most tables call Per-FedAvg.
-        delta: of the difference of gradients in `hf`. 0.001: FL-bench.
-        adapt_steps: own steps before a model is scored. 1: paper.
+        delta: step of the finite difference of gradients in `hf`. 0.001: FL-bench.
+        adapt_steps: number of adaptation steps before a model is scored. 1: paper.
     """
 
     traits = Traits(
@@ -61,7 +61,7 @@ class PerFedAvg(PlainSteps, PlainMean):
     adapt_steps: NonNegativeInt = 1
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """A step on each batch."""
+        """Return one phase that takes `step` on each batch."""
         draws = client.generator("further batches")
         return [Phase(step=partial(self.step, draws), by_gradient=True)]
 
@@ -71,8 +71,8 @@ class PerFedAvg(PlainSteps, PlainMean):
         client: Client,
         batch: Batch,
     ) -> Tensor:
-        """One step of w; returns the task loss at w~. Running statistics follow the passes at w and
-        w~."""
+        """Take one step of w; return the task loss at w~. Running statistics come from the passes
+        at w and w~."""
         w = client["model"]
         inner = w.clone()
         buffers = slice(client.layout.parameters.stop, None)
@@ -90,7 +90,8 @@ class PerFedAvg(PlainSteps, PlainMean):
         return loss
 
     def personal(self, client: Client) -> Tensor:
-        """A copy after `adapt_steps` steps down the mean loss of its training data."""
+        """Return a copy of the model after `adapt_steps` gradient steps on the mean loss of the
+        client's training data."""
         vector = client["model"].clone()
         part = client.data.train
         for _ in range(self.adapt_steps):

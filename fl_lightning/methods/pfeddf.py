@@ -12,8 +12,8 @@ class PFedDF(FedDF):
     """FedDF whose clients fine-tune a copy of their architecture's model on their own data before
     it is scored.
 
-    How long (the paper: several epochs) says `evaluation.finetune_epochs`; 0: as long as a round's
-    local training. Arguments are FedDF's.
+    `evaluation.finetune_epochs` sets the length of fine-tuning (the paper: several epochs); 0: as
+    long as a round's local training. Arguments are FedDF's.
     """
 
     traits = replace(FedDF.traits, judge="finetuned")

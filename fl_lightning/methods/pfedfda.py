@@ -32,29 +32,28 @@ from fl_lightning.methods import (
 )
 
 NAMES = ("means", "covariance")
-"""Tensors that are uploaded."""
+"""Names of the uploaded tensors."""
 
 
 @dataclass(frozen=True)
 class PFedFDA(OwnClassifier):
-    """A shared body, and Gaussians of its features (class means mu, one covariance S) in place of a
-    shared classifier.
+    """A shared body, and Gaussians of its features (class means mu and one covariance S) in place
+    of a shared classifier.
 
-    The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with
-    the client's class shares pi; it is fixed while the body trains. Then the client estimates its
-    own mu and S, tells them mixed with the received by beta in [0, 1]^2 (of mu and of S), chosen by
-    the cross entropy of two folds, and the server takes means by samples. Scored: the classifier of
-    Gaussians mixed so anew for the body that is scored, where a class of one or two samples keeps
-    the server's mean (the authors' code).
+    The classifier is the Gaussians' linear discriminant: W = mu S^-1 and b = -diag(W mu^T) / 2 +
+    log pi, with the client's class shares pi. It is fixed while the body trains. Then the client
+    estimates mu and S of its own features and uploads beta times these plus (1 - beta) times the
+    received ones. beta in [0, 1]^2, one number for mu and one for S, minimises the cross entropy of
+    two folds. The server averages by samples. Scored: the classifier of Gaussians that are
+    estimated and mixed anew for the scored body; a class with one or two samples keeps the server's
+    mean (the authors' code).
 
     Args:
-        ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I
-            (and 1e-4 to every entry, which is left out). With 1e-4 I, which it may mean, the
-            classifier blows up. On validation data of the digits (study digits/pfedfda_ridge, 5
-            seeds) 1e-4 has 61.5 %, 0.01 78.2, 0.1 98.2, 1 97.1, 10 96.9: 0.1 is 1.2 points [+0.2,
-            +2.8] above the authors', which stays.
-        beta: of both parts; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0 trusts
-            the server alone.
+        ridge: this multiple of I is added to an estimated S. 1: the authors' code adds I (and 1e-4
+            to every entry, which is left out). With 1e-4 I, which it may mean, the classifier blows
+            up; 0.1 does better on the digits (docs/methods.md).
+        beta: both numbers of beta; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0
+            uses the server's Gaussians alone.
     """
 
     traits = Traits(
@@ -66,7 +65,7 @@ class PFedFDA(OwnClassifier):
         statistics=True,
         several=False,
         newcomers=Rule(
-            "global body under a classifier of Gaussians, adapted to its own", "nothing"
+            "global body, and the classifier of Gaussians adapted to its data", "nothing"
         ),
         receives_beside="Gaussians of all",
         sample_use="estimates Gaussians of samples' features",
@@ -78,23 +77,28 @@ class PFedFDA(OwnClassifier):
     beta: UnitInterval | None = None
 
     def check(self, run: RunContext) -> None:
-        """The classifier must be linear, with a bias and a row for each class."""
+        """Raise `BadInput` unless the classifier is one linear layer with a bias and a row for each
+        class."""
         group = run.groups[0]
         shape = (run.data.num_classes, run.feature_width)
         is_linear = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
-        requirement = "pfedfda needs a classifier with a bias, and one row for each class"
-        check("model", group.name, is_linear, requirement)
+        check(
+            "model",
+            group.name,
+            is_linear,
+            "pfedfda needs a classifier with a bias and a row per class; use another model",
+        )
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I:
-        the authors' code."""
+        """`gaussian.means` (C, d), drawn uniformly from [0, 1), and `gaussian.covariance` (d, d),
+        I: the authors' code."""
         width = run.feature_width
         draws = generator(run.config.seed, "class means")
         means = torch.rand(run.data.num_classes, width, generator=draws)
         return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """Also send the Gaussians; the first ones follow from the seed, and are not sent."""
+        """Also send the Gaussians, except the initial ones, which follow from the seed."""
         payloads = super().broadcast(server)
         if server.run.server.uploaded:
             for payload in payloads.values():
@@ -102,19 +106,18 @@ class PFedFDA(OwnClassifier):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """The body, under the classifier of the received Gaussians."""
-        headed(client, client["model"], Gaussians.of(client.run.server.memory))
+        """Return one phase that trains the body, with the classifier of the received Gaussians."""
+        write_classifier(client, client["model"], Gaussians.of(client.run.server.memory))
         return [Phase(trains=client.mask(lambda b: not b.head))]
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         return {
             "means": Beside("gaussians", "mean feature of each class"),
             "covariance": Beside("gaussians", "covariance of features", "covariance"),
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The body, and the mixed Gaussians of its features."""
+        """Upload the body and the mixed Gaussians of its features."""
         upload = super().upload(client, payload)
         gaussians = self.adapted(client, client["model"])
         upload.extra["means"] = gaussians.means.float()
@@ -122,7 +125,7 @@ class PFedFDA(OwnClassifier):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Means by samples of both."""
+        """Average the bodies and the Gaussians by samples."""
         super().aggregate(server)
         shares = server.shares(server.answered)
         for name in NAMES:
@@ -130,9 +133,9 @@ class PFedFDA(OwnClassifier):
             server.memory[f"gaussian.{name}"] = torch.tensordot(shares, uploads, 1).float()
 
     def personal(self, client: Client) -> Tensor:
-        """A copy with the classifier of Gaussians that are mixed for its body."""
+        """Return a copy of the model with the classifier of Gaussians mixed for its body."""
         vector = client["model"].clone()
-        return headed(client, vector, self.adapted(client, vector, LEAST))
+        return write_classifier(client, vector, self.adapted(client, vector, LEAST))
 
     def adapted(
         self,
@@ -140,11 +143,14 @@ class PFedFDA(OwnClassifier):
         vector: Tensor,
         least: int = 1,
     ) -> Gaussians:
-        """The server's Gaussians, moved by `beta` towards those of the features of the client's
-        training data under `vector` (D,); without any they stay as they are.
+        """Return the server's Gaussians, moved by beta towards those of the client's training
+        features under `vector` (D,); the server's own if the client has no training data.
 
-        `least`: a class with fewer samples keeps the server's mean; its samples still count for the
-        covariance.
+        Args:
+            client: whose data are used.
+            vector: the model that gives the features.
+            least: a class with fewer samples keeps the server's mean; its samples still count for
+                the covariance.
         """
         received = Gaussians.of(client.run.server.memory)
         if not len(client.data.train):
@@ -153,7 +159,7 @@ class PFedFDA(OwnClassifier):
         z = torch.cat(features).cpu().double()
         y = torch.cat(labels).cpu()
         if self.beta is None:
-            beta = trusted(z, y, received, prior_of(client), self.ridge)
+            beta = fitted_beta(z, y, received, prior_of(client), self.ridge)
         else:
             beta = torch.full((2,), self.beta, dtype=torch.float64)
         estimate = estimated(z, y, received, self.ridge)
@@ -163,40 +169,41 @@ class PFedFDA(OwnClassifier):
 
 
 SHRINK = 1e-4
-"""Of covariances towards their mean variance before they are inverted, and added to class shares:
-the authors' code."""
+"""Weight of the mean variance in a covariance before its inversion, and a number added to class
+shares: the authors' code."""
 
 
 LEAST = 3
-"""Samples from which on a class is scored by its own mean: the authors' code."""
+"""Smallest number of samples with which a class is scored by its own mean: the authors' code."""
 
 
 STEPS = 10
-"""Of L-BFGS at most: the authors' code."""
+"""Greatest number of L-BFGS steps: the authors' code."""
 
 
 @dataclass(frozen=True)
 class Gaussians:
-    """Means (C, d) and covariance (d, d)."""
+    """Class means (C, d) and one covariance (d, d)."""
 
     means: Tensor
     covariance: Tensor
 
     @classmethod
     def of(cls, memory: Tensors) -> Gaussians:
-        """Those that the server keeps."""
+        """Read the Gaussians from the server's memory."""
         return cls(memory["gaussian.means"].double(), memory["gaussian.covariance"].double())
 
     def towards(self, estimate: Gaussians, beta: Tensor) -> Gaussians:
-        """beta estimate + (1 - beta) self, with `beta` (2,): of the means, and of the
-        covariance."""
+        """Return beta estimate + (1 - beta) self; `beta` (2,) has one number for the means and one
+        for the covariance."""
         of_means, of_covariance = beta
         means = of_means * estimate.means + (1 - of_means) * self.means
         scaled = of_covariance * estimate.covariance
         return Gaussians(means, scaled + (1 - of_covariance) * self.covariance)
 
     def classifier(self, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Linear discriminant analysis with class shares `prior` (C,): weight (C, d) and bias (C,).
+        """Return weight (C, d) and bias (C,) of the linear discriminant for class shares `prior`
+        (C,).
 
         W = means S^-1 and b = -diag(W means^T) / 2 + log prior, where S is the covariance, shrunk
         by `SHRINK`.
@@ -209,15 +216,15 @@ class Gaussians:
 
 
 def prior_of(client: Client) -> Tensor:
-    """Class shares of the client's training samples, (C,), with `SHRINK` added to each."""
+    """Return class shares of the client's training samples, (C,), with `SHRINK` added to each."""
     counts = client.class_counts.double()
     shares = counts / counts.sum().clamp_min(1) + SHRINK
     return shares / shares.sum()
 
 
-def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
-    """`vector` (D,), with the classifier of `gaussians` and the client's class shares written into
-    its head."""
+def write_classifier(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
+    """Write the classifier of `gaussians`, with the client's class shares, into the head of
+    `vector` (D,), in place; return `vector`."""
     weight, bias = gaussians.classifier(prior_of(client))
     for block in client.layout.blocks:
         if block.head:
@@ -232,10 +239,13 @@ def estimated(
     received: Gaussians,
     ridge: float,
 ) -> Gaussians:
-    """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1)
-    + ridge I.
+    """Estimate class means, and the pooled covariance scatter / (n - 1) + ridge I.
 
-    A class without samples has its `received` mean.
+    Args:
+        z: features (n, d).
+        y: labels (n,).
+        received: gives the mean of a class without samples.
+        ridge: see `PFedFDA`.
     """
     counts = y.bincount(minlength=len(received.means))[:, None]
     sums = torch.zeros_like(received.means).index_add_(0, y, z)
@@ -246,18 +256,25 @@ def estimated(
     return Gaussians(means, scatter / max(len(z) - 1, 1) + ridge * eye)
 
 
-def trusted(
+def fitted_beta(
     z: Tensor,
     y: Tensor,
     received: Gaussians,
     prior: Tensor,
     ridge: float,
 ) -> Tensor:
-    """How far a client's estimates are trusted, beta (2,) in [0, 1]: by L-BFGS from 1/2 on the
-    cross entropy of two folds.
+    """Return beta (2,) in [0, 1], the weights of a client's own estimates, by L-BFGS from 1/2 on
+    the cross entropy of two folds.
 
-    Each fold is scored by Gaussians between `received` and the other fold's. Without a class of two
-    samples it is 0.
+    Each fold is scored by Gaussians between `received` and those of the other fold. Without a class
+    of two samples, beta is 0.
+
+    Args:
+        z: features (n, d).
+        y: labels (n,).
+        received: the server's Gaussians.
+        prior: class shares, (C,).
+        ridge: see `PFedFDA`.
     """
     from scipy.optimize import minimize
 
@@ -284,8 +301,11 @@ def trusted(
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Two folds of samples with labels y (n,), (index to fit, index to try): every second sample of
-    each class that has two at least; no folds where none has.
+    """Divide samples with labels y (n,) into two folds; return for each (indices to estimate on,
+    indices to score).
+
+    The folds take every second sample of the classes with at least two samples; the list is empty
+    if there is no such class.
     """
     order = y.argsort(stable=True)
     order = order[y.bincount()[y[order]] >= 2]

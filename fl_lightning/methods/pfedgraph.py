@@ -34,22 +34,22 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class PFedGraph(Method):
-    """Every client begins from its own mix m_i = sum_j r_ij w_j, and is drawn to the direction of
-    its neighbours.
+    """Every client starts from its own mix m_i = sum_j r_ij w_j, and is pulled towards the
+    direction of its neighbours' models.
 
-    Server: r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the simplex,
-    p: sample shares. Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times
-    the mean cosine with its neighbours.
+    The server's r_i minimises alpha ||r - p||^2 - sum_j r_j cos(w_i - w^0, w_j - w^0) over the
+    simplex, with sample shares p. A client minimises f(w) - lam <w, u_i> / ||w|| with u_i = sum_j
+    r_ij w_j / ||w_j||: lam times the mean cosine with its neighbours.
 
     Args:
-        alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client
-            trains alone.
+        alpha: weight of the graph's pull towards p. 0.8: the authors' code. 0: none, and with lam 0
+            every client trains alone.
         lam: weight of the cosine, which the loss subtracts, as in the paper. 0.01: the authors'
-            code, which adds it: for that give a lam below 0.
+            code, which adds the cosine: a lam below 0 does the same.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
-        sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not
-            counts with the initial model), or of the `cohort` alone (the authors' code: of
-            the cohort before).
+        sources: clients whose models are mixed: all that have `uploaded` so far; `known`: also the
+            rest of the cohort, with the initial model; or only the `cohort` (the authors' code: the
+            cohort before).
     """
 
     traits = Traits(
@@ -57,7 +57,7 @@ class PFedGraph(Method):
         judge="after",
         several=False,
         receives_beside="its own mix beside its model",
-        sample_use="has a loss of its own, and single samples are bounded in the task loss alone",
+        sample_use="adds terms of its own to the loss; DP-SGD bounds samples in the task loss only",
     )
 
     alpha: NonNegativeFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
@@ -68,11 +68,12 @@ class PFedGraph(Method):
     sources: Literal["cohort", "known", "uploaded"] = "uploaded"
 
     def relation(self) -> Relation:
-        """The collaboration graph."""
+        """Return the collaboration graph."""
         return CollaborationGraph(self.alpha, self.near, self.sources)
 
     def broadcast(self, server: Server) -> Payloads:
-        """The mix, and from the second round on the direction u_i = sum_j r_ij w_j / ||w_j||."""
+        """Send the mix and, from the second round on, the direction u_i = sum_j r_ij w_j /
+        ||w_j||."""
         payloads = super().broadcast(server)
         group = server.only
         mixed = group.weighed
@@ -91,14 +92,15 @@ class PFedGraph(Method):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Drawn to u_i, where there is one."""
+        """Yield one phase; its loss subtracts the cosine with u_i, if the client has received
+        u_i."""
         if not payload.further:
             yield Phase()
             return
         loss = PureLoss(self.loss, {"direction": payload.further[0].vector})
         yield Phase(objective=Objective(loss=loss))
         layout = client.layout
-        numbers = int(layout.numbers[layout.is_parameter].sum())
+        numbers = int(layout.sizes[layout.is_parameter].sum())
         client.flops += 8 * numbers * client.fits[-1].steps
 
     def loss(
@@ -107,12 +109,13 @@ class PFedGraph(Method):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
+        """Return the task loss minus lam times the cosine with the `direction` u_i, shape ()."""
         return module.task_loss(batch) - self.lam * alignment(module, tensors["direction"])
 
 
 def alignment(module: Module, direction: Tensor) -> Tensor:
-    """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
+    """Return <w, direction> / ||w||, shape (), over the parameters w of the model loaded into
+    `module`."""
     parameters = dict(module.model.named_parameters())
     products = []
     squares = []

@@ -40,17 +40,18 @@ class PFedHN(OwnStatistics):
 
     theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i -
     theta'_i), one client of the cohort after the other. The authors have one client a round; a
-    cohort of m divides hyper_lr by m, since all of its models are of the same phi, and m whole
-    steps overshoot. Scored: what is made then, anew.
+    cohort of m divides hyper_lr by m, since all of its models come from the same phi, and m whole
+    steps overshoot. Scored: the model that the hypernetwork generates after these steps.
 
     Args:
-        embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
+        embedding: width of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
-        hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts
-            so, too).
-        last_relu: whether there is a ReLU before the output layer, too (ours; the authors' code has
-            none there).
-        hyper_lr: its learning rate (SGD), for one client a round. 0.01: the authors' code.
+        hidden_layers: number of hidden layers after the first. 3: the authors' trainer (--n-hidden,
+            which counts in the same way).
+        last_relu: whether a ReLU also precedes the output layer (ours; the authors' code has none
+            there).
+        hyper_lr: learning rate of the hypernetwork (SGD), for one client a round. 0.01: the
+            authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.
         clip: greatest norm of its gradient. 50: the authors' code.
@@ -59,9 +60,7 @@ class PFedHN(OwnStatistics):
     traits = Traits(
         family="hypernetwork",
         several=False,
-        newcomers=Rule(
-            "model made of an own embedding, which is fitted under the fixed hypernetwork"
-        ),
+        newcomers=Rule("model generated from its own embedding, which is fitted to its data"),
         receives="a model that the server's hypernetwork makes",
     )
 
@@ -77,12 +76,12 @@ class PFedHN(OwnStatistics):
     clip: PositiveFloat = 50.0
 
     def relation(self) -> Relation:
-        """Nobody's model is mixed: a hypernetwork replaces the relation."""
+        """Return the relation without mixing: the hypernetwork makes each client's model."""
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The hypernetwork's parameters, embeddings among them, and their momenta, drawn from the
-        seed. A newcomer's embedding begins as the mean of the others."""
+        """The hypernetwork's parameters, drawn from the seed, embeddings among them, and their
+        momenta, all 0. If a newcomer is added, its embedding is the mean of the others."""
         embeddings = run.server.memory.get("hypernetwork.0.weight")
         width = self.embedding or int(1 + run.clients / 4)
         if embeddings is not None:
@@ -97,24 +96,27 @@ class PFedHN(OwnStatistics):
         return network.tensors() | network.momenta()
 
     def broadcast(self, server: Server) -> Payloads:
-        """Every client its own model."""
+        """Send each client its generated model."""
         return server.only.send({c: self.global_model(server.only, c) for c in server.only.here})
 
     def aggregate(self, server: Server) -> None:
-        """A step of the hypernetwork for each client that has answered."""
+        """Take a step of the hypernetwork for each client that has answered."""
         network = Hypernetwork.of(server.memory)
         memory = server.memory
         columns = server.only.layout.parameters
-        rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
+        rate = self.hyper_lr / len(
+            server.answered
+        )  # never 0: without answers the engine ends the run
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
             change = server.only.vector(client, since="sent")[columns]
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)
-        server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
+        server.flops += 2 * network.multiply_adds * (len(server.cohort) + 3 * len(server.answered))
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Phases:
-        """The embedding alone steps down J^T (output - trained), as often as there were rounds; the
-        model is then the network's output."""
+        """Train the generated model, then move the newcomer's embedding alone down J^T (output -
+        trained model); repeat this as often as there were rounds. The model is then the network's
+        output."""
         server = client.run.server
         network = Hypernetwork.of(server.memory).requires_grad_(False)
         embeddings = network.get_parameter("0.weight").requires_grad_()
@@ -125,16 +127,16 @@ class PFedHN(OwnStatistics):
         for step in range(server.round):
             output = network(torch.tensor(client.id))
             model[columns] = output.detach().to(model)
-            yield Phase(purpose=f"newcomer {step}")  # other batches in each
+            yield Phase(purpose=f"newcomer {step}")  # gives each phase other batches
             trained = model[columns].to(output)
             network.descend(output, output.detach() - trained, optimizer, self.clip)
-        network.write(client.id, model)
+        network.write_model(client.id, model)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """What the server makes for the client now, with the client's running statistics (home
-        rank)."""
+        """Return the client's generated model, with the client's running statistics. The initial
+        ones stand in on ranks that do not store the client."""
         server = group.server
         state = server.run.states.get(client)
         model = group.initial if state is None else state.vectors["model"]
         vector = model.to(group.initial.device, copy=True)
-        return group.layout.clear_gaps(Hypernetwork.of(server.memory).write(client, vector))
+        return group.layout.clear_gaps(Hypernetwork.of(server.memory).write_model(client, vector))

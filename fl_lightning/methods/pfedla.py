@@ -30,22 +30,22 @@ from fl_lightning.methods.common.hypernetwork import Hypernetwork
 
 @dataclass(frozen=True)
 class PFedLA(OwnStatistics):
-    """Every client begins each layer from its own mix, whose weights a network on the server makes
-    for it.
+    """Every client starts each layer from its own mix, with weights made by a network on the server
+    for this client.
 
-    The mix is sum_j alpha_ij^l theta_j^l over the models last uploaded. When a client has trained
-    it, its network and embedding descend J^T (mix - trained model), the sign by which the mix comes
-    nearer (popular code has the opposite one). Layers that are a client's own alone are not sent.
-    Scored: the mix.
+    The mix is sum_j alpha_ij^l theta_j^l over the last uploaded models. After a client has trained
+    its mix, its network and embedding take a step down J^T (mix - trained model), which moves the
+    mix towards the trained model (popular code has the opposite sign). Layers in which the client's
+    own weight is 1 are not sent. Scored: the mix.
 
     Args:
-        embedding: numbers of a client's embedding. 100: a public reimplementation (the authors'
-            code was not found).
+        embedding: width of a client's embedding. 100: a public reimplementation (the authors' code
+            was not found).
         hidden: width of the network's hidden layers. 100: the same.
-        hyper_lr: its learning rate (SGD). 0.005: the same. Rows hardly move with it, since a
-            network's outputs are divided by their sum (docs/methods.md).
-        local_layers: layers that stay a client's own, those in which its own weight is greatest
-            (HeurpFedLA's K). 0: pFedLA.
+        hyper_lr: learning rate of the networks (SGD). 0.005: the same. Rows hardly move with it,
+            since a network's outputs are divided by their sum (docs/methods.md).
+        local_layers: number of layers that stay the client's own, those in which its own weight is
+            greatest (HeurpFedLA's K). 0: pFedLA.
     """
 
     traits = Traits(
@@ -66,11 +66,12 @@ class PFedLA(OwnStatistics):
     local_layers: NonNegativeInt = 0
 
     def relation(self) -> Relation:
-        """Rows that the networks make."""
+        """Return the relation whose rows the networks compute."""
         return LayerRows(self.embedding, self.hidden, self.local_layers, self.hyper_lr)
 
     def broadcast(self, server: Server) -> Payloads:
-        """The mix; what is mixed is kept until the networks have learned of it."""
+        """Send the mixes; keep the cohort's models until the networks have learned from the
+        round."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
@@ -84,17 +85,17 @@ class PFedLA(OwnStatistics):
 
 @dataclass
 class LayerRows(Relation):
-    """alpha_i^l = relu(h_l(v_i)) over their sum, with the embedding v_i and the layers of client
-    i's own network.
+    """Weights by layer from a network for each client: relu(h_l(v_i)) divided by its sum, with
+    client i's embedding v_i and the layers of its network.
 
-    A row that is 0 everywhere is one's own. Clients that have not uploaded yet do not count, unless
-    in the cohort.
+    If all outputs for a layer are 0, the client keeps its own layer. Clients that have not uploaded
+    yet do not count, unless they are in the cohort.
 
     Args:
-        embedding: numbers of v_i.
+        embedding: width of v_i.
         hidden: width of the network's three hidden layers.
-        local_layers: so many layers, those in which a client's own weight is greatest, are its own
-            alone.
+        local_layers: number of layers that stay the client's own, those in which its own weight is
+            greatest.
         lr: learning rate of the networks.
     """
 
@@ -107,12 +108,12 @@ class LayerRows(Relation):
     lr: float
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
-        """A pass of each receiver's network, its last layer for all sources."""
+        """Count a pass of each receiver's network, with its last layer for all sources."""
         return 2 * receivers * self.hidden * (self.embedding + 2 * self.hidden + layers * sources)
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Every client's network. Weights of its last layer begin as U(0, 1), so that rows begin
-        near the mean."""
+        """Every client's network. The last layer's weights are drawn from U(0, 1), so that rows
+        start near the mean."""
         tensors: Tensors = {}
         for c in range(run.clients):
             with torch.random.fork_rng(devices=[]):
@@ -128,7 +129,7 @@ class LayerRows(Relation):
         return tensors
 
     def network(self, memory: Tensors, client: int) -> Hypernetwork:
-        """The client's."""
+        """Return the client's network, whose parameters share the storage of `memory`."""
         return Hypernetwork.of(memory, f"rows.{client}")
 
     def rows(
@@ -138,8 +139,15 @@ class LayerRows(Relation):
         client: int,
         sources: Sequence[int],
     ) -> Tensor:
-        """Weights (L, n) of `sources` in what a client receives, as functions of its network's
-        parameters."""
+        """Return the weights (L, n) of `sources` in the client's mix, differentiable by its
+        network's parameters.
+
+        Args:
+            network: of the client.
+            clients: N.
+            client: its number.
+            sources: clients whose models are mixed.
+        """
         places = torch.tensor(sources)
         outputs = network(torch.tensor(0)).view(-1, clients)[:, places].relu()
         total = outputs.sum(1, keepdim=True)
@@ -154,7 +162,6 @@ class LayerRows(Relation):
 
     @torch.no_grad()
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Shape (L, m, n)."""
         rows = []
         for client in inputs.receivers:
             network = self.network(inputs.memory, client)
@@ -163,7 +170,8 @@ class LayerRows(Relation):
         return weights / weights.sum(2, keepdim=True)
 
     def learn(self, server: Server) -> None:
-        """A step of the networks of those who have answered, by how training moved the mix."""
+        """Take a step of the networks of the clients that have answered, by how training changed
+        their mixes."""
         group = server.only
         assert group.weighed is not None
         sources = group.weighed.sources
@@ -172,4 +180,4 @@ class LayerRows(Relation):
             network = self.network(server.memory, client)
             rows = self.rows(network, server.clients, client, sources)
             network.descend(rows, gradient, torch.optim.SGD(network.parameters(), self.lr))
-            server.flops += 6 * network.products
+            server.flops += 6 * network.multiply_adds

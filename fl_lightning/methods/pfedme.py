@@ -28,20 +28,20 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class PFedMe(PlainSteps, PlainMean):
-    """Each local step solves the client's Moreau envelope roughly, and moves its local model
-    towards the solution.
+    """In each local step a client approximately minimises the Moreau envelope of its loss, then
+    moves its local model towards the minimiser.
 
     Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w -
-    theta). Scored: the last theta. For each batch theta starts at w (the paper leaves it open, the
-    authors' code goes on from the last).
+    theta). Scored: the last theta. For each batch theta starts at w (the paper leaves it open; the
+    authors' code starts from the last theta).
 
     Args:
         lam: weight of the envelope's distance. 15: the authors' readme.
         inner_steps: gradient steps on theta for each batch, K. 5: the authors' readme.
-        personal_lr: of those steps; they diverge from personal_lr * lam = 2 on. 0.09: the authors'
-            readme.
-        beta: the server's step, w <- (1 - beta) w + beta mean, the plain mean as in the paper (the
-            authors' code weighs by samples). 1: the authors' readme.
+        personal_lr: learning rate of these steps; they diverge from personal_lr * lam = 2 on. 0.09:
+            the authors' readme.
+        beta: the server's learning rate: w <- (1 - beta) w + beta mean, with the plain mean as in
+            the paper (the authors' code weighs by samples). 1: the authors' readme.
     """
 
     traits = Traits(family="two models", judge="after", sample_use="takes steps of its own")
@@ -62,11 +62,12 @@ class PFedMe(PlainSteps, PlainMean):
         return {"personal": Slot()}
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """A step on each batch."""
+        """Return one phase that takes `step` on each batch."""
         return [Phase(step=self.step, by_gradient=True)]
 
     def step(self, client: Client, batch: Batch) -> Tensor:
-        """K steps on theta, then one of w; returns the task loss at the last theta but one."""
+        """Take K steps on theta, then one of w; return the task loss at theta before the last of
+        the K steps."""
         columns = client.layout.parameters
         w = client["model"]
         theta = client["personal"]
@@ -75,18 +76,17 @@ class PFedMe(PlainSteps, PlainMean):
             loss, gradient = client.gradient(theta, batch)
             theta[columns] -= self.personal_lr * (gradient + self.lam * (theta - w))[columns]
         w[columns] -= client.lr * self.lam * (w - theta)[columns]
-        # running statistics, which only passes of theta have seen
+        # running statistics come from the passes at theta
         w[columns.stop :] = theta[columns.stop :]
         return loss
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """The server's step."""
+        """Average the models, then apply the server's learning rate."""
         old = [group["model"] for group in server.groups]
         super().aggregate(server)
         for group, model in zip(server.groups, old, strict=True):
             move_on(group, model, self.beta)
 
     def personal(self, client: Client) -> Tensor:
-        """The last theta."""
         return client["personal"]

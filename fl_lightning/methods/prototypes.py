@@ -1,4 +1,4 @@
-"""What FedProto and FedTGP have in common: prototypes of classes in place of models."""
+"""Prototypes of classes in place of models: shared code of FedProto and FedTGP."""
 
 from abc import ABC
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from fl_lightning.methods import (
     Tensors,
     WithoutModels,
 )
-from fl_lightning.methods.classmeans import ClassMeans, distance_to_means, no_uploads
+from fl_lightning.methods.classmeans import ClassMeans, distance_to_means, empty_upload_tables
 from fl_lightning.methods.common.basics import wide
 
 
 @dataclass(frozen=True)
 class Prototypes(WithoutModels, ClassMeans, ABC):
-    """Base: models never travel; features are pulled to the global prototype of their class, and
-    the nearest predicts.
+    """Base: models are never sent; features are pulled towards the global prototype of their class,
+    and the nearest prototype predicts.
 
-    The server works with each client's last upload. Where all take part in each round, as in the
-    papers, these are the round's uploads; prototypes of a small cohort alone would change with each
-    cohort, and nothing else ties clients.
+    The server uses each client's last upload. If all clients take part in each round, as in the
+    papers, these are the round's uploads. With a small cohort, prototypes of its uploads alone
+    would change from cohort to cohort, and clients share nothing else.
 
-    Arguments as of `fedproto`.
+    Arguments as for `fedproto`.
     """
 
     traits = replace(ClassMeans.traits, starts="own")
@@ -39,14 +39,18 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     predict: Literal["classifier", "prototype"] = "prototype"
 
     @property
-    def adds(self) -> bool:
-        """Whether prototypes pull features."""
+    def uses_means(self) -> bool:
         return self.lam > 0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Class means, and clients' last uploads, where not all take part in each round."""
+        """Zeros for class means and, unless all clients take part in each round, for the clients'
+        last uploads."""
         memory = super().init_server(run)
-        return memory if run.config.federation.participation == 1 else memory | no_uploads(run)
+        return (
+            memory
+            if run.config.federation.participation == 1
+            else memory | empty_upload_tables(run)
+        )
 
     def loss(
         self,
@@ -54,14 +58,14 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         module: Module,
         batch: Batch,
     ) -> Tensor:
-        """The task loss, and lam times the distance of features to their class's prototype, shape
-        (); classes without one add 0."""
+        """Return the task loss plus lam times the distance of features to their class's prototype,
+        shape (). Samples of a class without a prototype add 0."""
         task = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """The model's scores, or minus the distance to each known prototype (the model's while none
-        is known)."""
+        """Return minus the distance to each prototype, or the model's scores if it predicts by its
+        classifier or there are no prototypes yet."""
         scores = super().outputs(client, x, kind)
         memory = client.run.server.memory
         has_prototype = memory["means.known"]
@@ -73,5 +77,5 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         return -distances.masked_fill(~candidates, torch.inf)
 
     def candidates(self, client: Client, has_prototype: Tensor) -> Tensor:
-        """The classes, bool (C,), that may be predicted, of those that have a prototype."""
+        """Return the classes that may be predicted, bool (C,), among those with a prototype."""
         return has_prototype

@@ -34,13 +34,13 @@ class SCAFFOLD(PlainMean):
     c).
 
     After K steps c_i <- c_i - c + (w - w_i) / (K lr) (option II), and c is the mean of all c_i.
-    With momentum the divisor is what the steps come to in all: K lr would inflate c_i up to 1 / (1
-    - momentum) times. Means are plain.
+    With momentum the divisor is the total length of the steps per unit of gradient: K lr would
+    inflate c_i up to 1 / (1 - momentum) times. Means are plain.
 
     Args:
-        server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the
-            authors' is known, and the paper's text was not available); with it the server's step is
-            FedAvg's.
+        server_lr: the server's learning rate on the mean change, eta_g. 1: libraries (no code of
+            the authors' is known, and the paper's text was not available); with it the server's
+            step is FedAvg's.
     """
 
     traits = Traits(
@@ -50,20 +50,24 @@ class SCAFFOLD(PlainMean):
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
     def check(self, run: RunContext) -> None:
-        """Raise `BadInput` where a model's change does not tell the mean gradient, or uploads are
-        not averaged."""
+        """Raise `BadInput` unless the optimiser is SGD without clipping, from whose steps the mean
+        gradient follows, and uploads are averaged plainly."""
         check_sgd(run, "scaffold infers the mean gradient from the model's change", clip_norm=None)
         robust = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, Aggregator)]
-        requirement = "scaffold's control variates need plain means: drop it"
-        check("callbacks", ", ".join(robust), not robust, requirement)
+        check(
+            "callbacks",
+            ", ".join(robust),
+            not robust,
+            "scaffold's control variates need plain means; drop the aggregator",
+        )
 
     def slots(self) -> dict[str, Slot]:
-        """The control variate c_i. Clients upload its change: the server's copy is the last
-        change, not c_i."""
+        """The control variate c_i, 0 at first. Clients upload its change, so the server's copy is
+        the last change, not c_i."""
         return {"control": Slot("zeros", exchanged=True)}
 
     def broadcast(self, server: Server) -> Payloads:
-        """The global model and c."""
+        """Send the global model and c."""
         if "control" not in server.only:
             server["control"] = torch.zeros_like(server.only.initial)
         payloads = super().broadcast(server)
@@ -72,15 +76,16 @@ class SCAFFOLD(PlainMean):
         return payloads
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Steps down f + <c - c_i, w>."""
+        """Return one phase that minimises f + <c - c_i, w>."""
         return [Phase(objective=Objective(linear=payload.vectors["control"] - client["control"]))]
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """The model, and the change of c_i (on what was received)."""
+        """Upload the model and the change of c_i, which is 0 in blocks that the client did not
+        receive."""
         upload = super().upload(client, payload)
         change = torch.zeros_like(client["control"])
         size = client.fits[-1].step_sizes
-        if size:  # else the client has taken no step
+        if size:  # otherwise the client has taken no step
             for s in client.layout.segments(payload.sent & client.layout.is_parameter):
                 drift = payload.vector[s.columns] - client["model"][s.columns]
                 change[s.columns] = drift / size - payload.vectors["control"][s.columns]
@@ -89,11 +94,11 @@ class SCAFFOLD(PlainMean):
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """w <- w + eta_g mean change; c <- c + |S| / N mean change of c_i."""
-        who = server.answered
+        """Set w <- w + eta_g mean change, and c <- c + |S| / N mean change of c_i."""
+        answered = server.answered
         old = server["model"]
         super().aggregate(server)
         move_on(server.only, old, self.server_lr)
-        weights = torch.full((len(who),), 1 / len(who), dtype=torch.float64)
-        change = server.only.mean(weights, who, "control")
-        server["control"] = server["control"] + len(who) / server.clients * change
+        weights = torch.full((len(answered),), 1 / len(answered), dtype=torch.float64)
+        change = server.only.mean(weights, answered, "control")
+        server["control"] = server["control"] + len(answered) / server.clients * change

@@ -23,18 +23,18 @@ from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
 
 @dataclass(frozen=True)
 class SelfKAPC(OwnStatistics):
-    """Every client begins, layer by layer, from its own mix of all models; a noisier client takes
-    more from others.
+    """Every client starts, layer by layer, from its own mix of all models; a client with a noisier
+    model takes more from others.
 
-    Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp
-    for a mix), Sigma the covariance of the uploads' noises. Client: in its first round it trains
-    two models on two random halves of its data, with half batches, and uploads their mean: ||w_A -
-    w_B||^2 / 4 is the variance of the mean. No extra passes over the data.
+    Row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp for a
+    mix), where Sigma is the covariance of the uploads' noise. In its first round a client trains
+    two models on two random halves of its data, with half batches, and uploads their mean, whose
+    variance is ||w_A - w_B||^2 / 4. This needs no extra passes over the data.
 
     Args:
         kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data
             (docs/decisions/0024).
-        keep: share of the noise in what a client received that its training leaves. 0.4: our
+        keep: share of the received model's noise that is left after local training. 0.4: our
             choice, likewise.
     """
 
@@ -55,11 +55,12 @@ class SelfKAPC(OwnStatistics):
     keep: UnitInterval = 0.4
 
     def relation(self) -> Relation:
-        """Rows by the measured rule."""
+        """Return the relation whose rows follow from measured noise."""
         return MeasuredCube(self.kappa, self.keep)
 
     def phases(self, client: Client, payload: Payload) -> Phases:
-        """Local training; in the first round of two halves, of which the mean is kept."""
+        """Train locally; in the first round on two halves of the samples, whose mean model is
+        kept."""
         start = client["model"].clone()
         if client.rounds:
             yield Phase()
@@ -68,7 +69,6 @@ class SelfKAPC(OwnStatistics):
         client.scratch["step"] = step_of(client, start)
 
     def beside(self) -> dict[str, Beside]:
-        """Declares what `upload` adds to the model."""
         step = "squared norms of the client's step by layer"
         noise = "variance of the client's step by layer"
         return {
@@ -77,8 +77,8 @@ class SelfKAPC(OwnStatistics):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Also upload the squared norms by layer that `phases` has left: of the step, and in the
-        first round of the noise."""
+        """Also upload squared norms by layer: of the client's step, and in the first round of its
+        noise."""
         upload = super().upload(client, payload)
         upload.statistics |= client.scratch
         return upload

@@ -1,4 +1,4 @@
-"""What server optimisers share: the mean change of a round is a gradient, and the server steps down
+"""Server optimisers: the server treats a round's mean change as a gradient, and takes a step by
 it."""
 
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class ServerOptimizer(Method, ABC):
-    """Base: FedAvg, but the server moves by `step`. Running statistics are the plain mean, as in
-    FedAvg."""
+    """Base: FedAvg whose server moves the global model by server_lr times `step`. Running
+    statistics are averaged as in FedAvg."""
 
     traits = Traits(family="one global model", several=False)
 
@@ -29,16 +29,16 @@ class ServerOptimizer(Method, ABC):
 
     @abstractmethod
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """How far the parameters go, (P,), for the cohort's mean `change` of them, (P,)."""
+        """Return the step of the parameters, (P,), for the cohort's mean `change` of them, (P,)."""
 
     @sees_only_the_mean
     def aggregate(self, server: Server) -> None:
-        """w <- w + server_lr * step."""
+        """Set w <- w + server_lr * step."""
         columns = server.only.layout.parameters
         old = server["model"]
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
-        # exactly + 0 if this is FedAvg
+        # adds exactly 0 if the step is the change, as in FedAvg
         server["model"][columns] += self.server_lr * self.step(server, change) - change
         server.flops += 4 * len(change)
 
@@ -50,8 +50,16 @@ class ServerOptimizer(Method, ABC):
         value: Tensor,
         first: float = 0.0,
     ) -> Tensor:
-        """The server's running vector `name` (P,), a decayed sum: share * itself + `value`. It
-        begins as `first` everywhere."""
+        """Update a vector that the server keeps, to share * vector + value; return its parameters
+        (P,).
+
+        Args:
+            server: keeps the vector.
+            name: of the vector.
+            share: factor on its last value, 1 for a sum.
+            value: to add, (P,).
+            first: initial value of all entries.
+        """
         group = server.only
         columns = group.layout.parameters
         vector = group[name].clone() if name in group else torch.full_like(group.initial, first)

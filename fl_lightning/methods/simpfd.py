@@ -16,7 +16,7 @@ from fl_lightning.methods.fedmd import FedMD
 @dataclass(frozen=True)
 class SimPFD(FedMD):
     """FedMD whose teachers weigh clients by the cosine similarity of their predictions; the least
-    alike gets 0.
+    similar client has weight 0.
 
     Arguments are FedMD's (samples 3000, loss kl: KT-pFL).
     """
@@ -30,21 +30,22 @@ class SimPFD(FedMD):
         P: Tensor,
         uploaders: list[int],
     ) -> Tensor:
-        """Rows (N, m) by the `rows` of the uploaders' similarities; who uploaded nothing has the
-        mean of all as its teacher."""
+        """Return weights (N, m): the `rows` of the uploaders' similarities; equal weights for
+        clients that have uploaded nothing."""
         weights = super().weigh(server, P, uploaders)
         weights[uploaders] = self.rows(cosines(P))
         server.flops += 2 * len(uploaders) * P.numel()
         return weights
 
     def rows(self, S: Tensor) -> Tensor:
-        """Weights (m, m) from cosines `S` (m, m); equal predictions give equal weights."""
-        return shifted(S)
+        """Return weights (m, m) from cosines `S` (m, m). Clients with equal predictions get equal
+        weights."""
+        return shifted_shares(S)
 
 
-def shifted(S: Tensor) -> Tensor:
-    """Rows of `S` (m, m) less their least entry, divided by their sum; uniform where all are equal
-    (to rounding)."""
+def shifted_shares(S: Tensor) -> Tensor:
+    """Subtract the least entry from each row of `S` (m, m), and divide the row by its sum; a row
+    with equal entries (up to rounding) becomes uniform."""
     R = S - S.min(1, keepdim=True).values
-    R = torch.where(R < 1e-12, torch.zeros_like(R), R)
+    R = torch.where(R < 1e-12, 0.0, R)
     return sum_to_one(R)[0]

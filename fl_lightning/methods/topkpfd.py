@@ -13,13 +13,13 @@ from fl_lightning.methods.simpfd import SimPFD
 
 @dataclass(frozen=True)
 class TopKPFD(SimPFD):
-    """FedMD whose teachers are the mean of the k clients with the most alike predictions, oneself
-    among them.
+    """FedMD whose teacher is the mean of the k clients with the most similar predictions, the
+    client itself among them.
 
-    Arguments are FedMD's (samples 3000, loss kl: KT-pFL), and more.
+    Arguments are FedMD's (samples 3000, loss kl: KT-pFL), and these:
 
     Args:
-        k: how many. 5: paper (its code keeps about half of all clients).
+        k: number of clients in the mean. 5: paper (its code keeps about half of all clients).
     """
 
     k: PositiveInt = searched(
@@ -27,13 +27,13 @@ class TopKPFD(SimPFD):
     )
 
     def rows(self, S: Tensor) -> Tensor:
-        """Weights (m, m) from cosines `S` (m, m); equally alike clients go by number."""
+        """Return weights (m, m) from cosines `S` (m, m)."""
         return nearest(S, self.k)
 
 
 def nearest(S: Tensor, k: int) -> Tensor:
-    """Rows with 1/k at the `k` greatest entries of `S` (m, m), oneself first; ties to the lower
-    number."""
+    """Return rows with 1/k for the client itself and the other clients of its `k` greatest entries
+    of `S` (m, m); of equal entries, those with the lower numbers."""
     k = min(k, len(S))
     similarities = S.clone().fill_diagonal_(2.0)  # above any cosine
     order = similarities.round(decimals=12).sort(dim=1, descending=True, stable=True).indices

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_lightning.configuration.config import check
+from fl_lightning.models.base import check_sizes
 
 
 class AlexNet(nn.Module):
-    """Five 3x3 convolutions, the first with stride 2, then twice `width` with dropout, and the
-    classes.
+    """Five 3x3 convolutions, the first with stride 2, then two fully connected layers of `width`
+    with dropout, and the classifier.
 
     Sizes are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its four architectures:
-    torchvision's channels 64, 192, 384, 256, 256 with small kernels, for images from 15x15 pixels
-    on. 32x32 colour images and 10 classes make 23,272,266 parameters.
+    torchvision's channels 64, 192, 384, 256, 256 with small kernels, for images of at least 15x15
+    pixels. 32x32 colour images and 10 classes make 23,272,266 parameters.
 
     Args:
         width: of the two fully connected layers. 4096: Krizhevsky et al.
@@ -30,12 +31,14 @@ class AlexNet(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        # The strided convolution rounds up, each of the three poolings down.
+        # the strided convolution rounds up, and each of the three poolings down
         sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
         is_large = len(input_shape) == 3 and min(sides, default=0) >= 1
-        requirement = f"it needs images of at least 15x15 pixels, not {(*input_shape,)}"
+        requirement = (
+            f"it needs images of at least 15x15 pixels, but the data are {(*input_shape,)}"
+        )
         check("model", "AlexNet", is_large, requirement)
-        check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        check_sizes("width", width)
         check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
         self.conv1 = nn.Conv2d(
             input_shape[0],

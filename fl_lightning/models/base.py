@@ -1,4 +1,4 @@
-"""What our own networks are made of, and inputs that only have the right shape."""
+"""Parts of our own networks, and made-up inputs of the right shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ def inputs(
     text: Text | None,
     draws: torch.Generator | None = None,
 ) -> Tensor:
-    """`n` samples that are made up: tokens [n, T] where there are any, else numbers [n, ...];
-    without `draws` zeros."""
+    """Return `n` made-up samples: token numbers [n, T] for `text`, else numbers [n, ...]; random
+    ones from `draws`, without it zeros."""
     if text is None:
         return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
     if draws is None:
@@ -33,7 +33,7 @@ def targets(
     *,
     floats: bool = False,
 ) -> Tensor:
-    """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers
+    """Return made-up class numbers, [n], or [n, T] if each position has one; with `floats`, targets
     of a regression."""
     positions = tuple(shape) if text is not None and text.per_position else ()
     labels = torch.arange(n).reshape(n, *[1] * len(positions))
@@ -42,29 +42,29 @@ def targets(
 
 
 def check_sizes(name: str, *sizes: int) -> None:
-    """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0:
-    without numbers between input and classes a model learns nothing but how frequent these are."""
+    """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0. A
+    layer of width 0 would pass nothing on, and the model would only learn how frequent classes
+    are."""
     are_positive = min(sizes, default=1) >= 1
-    check(f"model.init_args.{name}", list(sizes), are_positive, "it must be at least 1")
+    check(f"model.init_args.{name}", list(sizes), are_positive, "each must be at least 1")
 
 
 def check_heads(heads: int, width: int) -> None:
-    """Raise `BadInput` unless attention of that `width` can be split among its `heads`."""
+    """Raise `BadInput` unless attention of that `width` can be divided among its `heads`."""
     check_sizes("width", width)
     valid = heads >= 1 and width % heads == 0
     check("model.heads", heads, valid, f"the width {width} must be a multiple of it")
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself, with a linear layer each for queries, keys,
-    values and output.
+    """Multi-head self-attention, with a linear layer each for queries, keys, values and output.
 
     torch's own keeps the first three in one matrix, which leaves no place for an adapter of each.
-    It can replace it in torchvision's encoders. Weights begin as in torch's.
+    This class can replace it in torchvision's encoders. Weights begin as in torch's.
 
     Args:
         width: d of the sequence; a multiple of `heads`.
-        causal: no position sees those behind it.
+        causal: positions do not see those behind them.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class SelfAttention(nn.Module):
             nn.init.zeros_(part.bias)
 
     def attended(self, x: Tensor) -> Tensor:
-        """Returns the sequence [b, T, width] after attention, of the same shape."""
+        """Return the sequence [b, T, width] after attention, of the same shape."""
         parts = (self.query(x), self.key(x), self.value(x))
         by_head = [part.unflatten(-1, (self.heads, -1)) for part in parts]
         q, k, v = (part.transpose(-2, -3) for part in by_head)
-        # By hand: torch's fused kernel cannot be stacked by `vmap` on a CPU.
+        # without torch's fused kernel, which `vmap` cannot stack on a CPU
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         if self.causal:
             place = torch.arange(x.shape[-2], device=x.device)
@@ -98,6 +98,7 @@ class SelfAttention(nn.Module):
         return self.out(y.transpose(-2, -3).flatten(-2))
 
     def forward(self, x: Tensor, *same: Any, **options: Any) -> tuple[Tensor, None]:
-        """As torch's `MultiheadAttention` with one sequence for queries, keys and values: weights
-        are not given."""
+        """Return the sequence after attention and None in place of attention weights, as torch's
+        `MultiheadAttention` is called: with one sequence three times, as queries, keys and
+        values."""
         return self.attended(x), None

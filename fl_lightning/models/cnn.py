@@ -10,17 +10,18 @@ from fl_lightning.models.base import check_sizes
 
 
 class CNN(nn.Module):
-    """Two 5x5 convolutions, then 512, 128 and the classes: the 5 layers of KAPC's MNIST model.
+    """Two 5x5 convolutions, then fully connected layers of 512, 128 and the classes: the 5 layers
+    of KAPC's MNIST model.
 
     The papers give neither channels nor padding nor pooling: 32 and 64 channels and 2x2 max-pooling
     after each convolution are those of McMahan et al. (2017).
 
     Args:
         channels: of the two convolutions.
-        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants
+        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and needs
             16x16 pixels.
-        hidden: of the two layers before the classifier, or of the only one: PFLlib's four-layer CNN
-            has (512,).
+        hidden: widths of the one or two layers before the classifier: PFLlib's four-layer CNN has
+            (512,).
         norm: whether batch normalisation follows each convolution. KAPC's paper names none, but has
             a row of FedBN.
     """
@@ -37,28 +38,20 @@ class CNN(nn.Module):
         norm: bool = False,
     ) -> None:
         super().__init__()
-        check(
-            "model.init_args.hidden",
-            list(hidden),
-            len(hidden) in (1, 2),
-            "one or two layers before the classifier",
-        )
+        requirement = "give the widths of one or two layers before the classifier"
+        check("model.init_args.hidden", list(hidden), len(hidden) in (1, 2), requirement)
         check_sizes("hidden", *hidden)
         check_sizes("channels", *channels)
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
         requirement = (
-            f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes "
+            f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 needs "
             f"4x4 pixels"
         )
-        check(
-            "model.init_args.padding",
-            padding,
-            len(input_shape) == 3 and min(sides, default=0) >= 1,
-            requirement,
-        )
+        is_large = len(input_shape) == 3 and min(sides, default=0) >= 1
+        check("model.init_args.padding", padding, is_large, requirement)
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
-        # its tensors count with conv1's layer
+        # its tensors belong to conv1's layer
         self.norm1 = nn.BatchNorm2d(first) if norm else nn.Identity()
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
         self.norm2 = nn.BatchNorm2d(second) if norm else nn.Identity()
@@ -93,15 +86,9 @@ class CNN5(CNN):
         num_classes: int,
         padding: int = 0,
     ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            (16, 32),
-            padding,
-            (120, 84),
-        )
+        super().__init__(input_shape, num_classes, (16, 32), padding, (120, 84))
 
 
 def _pooled(side: int, padding: int) -> int:
-    """Pixels along a side after a 5x5 convolution and the pooling."""
+    """Return the pixels along a side after a 5x5 convolution and the pooling."""
     return (side + 2 * padding - 4) // 2

@@ -10,12 +10,11 @@ from fl_lightning.models.base import check_sizes
 
 
 class CNN1D(nn.Module):
-    """Convolutions along time, each with 2-pooling, the mean over what is left of time, and the
-    classes.
+    """Convolutions along time, each with 2-pooling, then the mean over the remaining time, and the
+    classifier.
 
-    Ours: convolutions of a window's axes are what papers on activities by wearables share (Ordonez,
-        Roggen, Sensors
-    2016, have four of 64 channels and width 5, and then recurrent layers).
+    Ours: convolutions of a window's axes are common in papers on activities by wearables (Ordonez,
+    Roggen, Sensors 2016, have four of 64 channels and width 5, and then recurrent layers).
 
     Args:
         channels: of the convolutions.
@@ -32,13 +31,12 @@ class CNN1D(nn.Module):
         width: int = 5,
     ) -> None:
         super().__init__()
-        valid = len(input_shape) == 2 and input_shape[1] >= 2 ** len(channels)
-        least = f"{2 ** len(channels)} or more"
-        requirement = (
-            f"samples of shape {(*input_shape,)} are no windows (channels, samples) of {least}"
-        )
-        check("model", "cnn1d", valid, requirement)
-        check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        least = 2 ** len(channels)
+        are_windows = len(input_shape) == 2 and input_shape[1] >= least
+        needs = f"it needs windows (channels, samples) of {least} or more samples"
+        requirement = f"{needs}, but the data are {(*input_shape,)}"
+        check("model", "cnn1d", are_windows, requirement)
+        check_sizes("width", width)
         check_sizes("channels", *channels)
         sizes = pairwise([input_shape[0], *channels])
         self.convs = nn.ModuleList(

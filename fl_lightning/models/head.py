@@ -1,5 +1,5 @@
-"""Which module of a network is its classifier: found by what its scores come from in a forward
-pass."""
+"""The classifier of a network, found by tracing in a forward pass which modules the scores come
+from."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 TRACED = "_traced"
-"""The attribute of a network in which the names that were traced are kept: copies of it have it,
-too."""
+"""The attribute in which a network keeps the traced names; copies of the network have it, too."""
 
 
 def is_part_of_adapter(path: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a module is a part of an adapter, or what one wraps."""
+    """Return whether the module at `path` is a part of an adapter, or the layer that an adapter
+    wraps. `modules`: all modules of the network by path."""
     parents = [path[:k] for k, letter in enumerate(path) if letter == "."]
     return any(hasattr(modules.get(parent), "base_layer") for parent in parents)
 
 
 def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
-    """Returns what `forward` returns, which passes the `model` once, and writes to the model what
-    its scores come from (`TRACED`). Frozen parameters have gradients meanwhile.
+    """Run `forward`, a forward pass of `model`, and return its output; store in the model, as
+    `TRACED`, the modules that the scores come from. Frozen parameters have gradients meanwhile.
 
-    These are the last modules with weights on the way to the scores: behind them are functions,
-    normalisations and scales at most. Weights that no module is called for count by their own
-    names.
+    These are the last modules with weights on the way to the scores: only functions, normalisations
+    and scales follow them. A weight that is used without calling a module (as tied weights are)
+    counts by its own name.
     """
     producers: dict[Any, str] = {}
     hooks = []
@@ -59,8 +59,8 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
 
 
 def _weighted(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules with matrices of weights, by name; an adapter, or what computes weights, counts
-    as what it is for."""
+    """Return the modules with weight matrices, by name; an adapter, or a parametrisation that
+    computes weights, counts as the module that it belongs to."""
     modules = dict(model.named_modules())
     weighted = {}
     for name, module in modules.items():
@@ -79,8 +79,8 @@ def _sources(
     module_of_node: dict[Any, str],
     model: nn.Module,
 ) -> list[str]:
-    """Returns the modules (of `module_of_node`: by the node that each has made) and the weights, by
-    name, that `scores` come from first, walking back the graph of autograd."""
+    """Return the names of the modules and weights that `scores` come from first, walking back
+    autograd's graph. `module_of_node`: the module that made each node."""
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
     visited = set()
@@ -109,8 +109,8 @@ def _weights_alone(
     module_of_node: dict[Any, str],
     weights: dict[int, str],
 ) -> list[str]:
-    """Names of the matrices that `node` is computed from; none where anything but weights is in
-    it."""
+    """Return the names of the matrices that `node` is computed from; empty if anything but weights
+    is in it."""
     names = []
     nodes = [node]
     while nodes:
@@ -125,7 +125,7 @@ def _weights_alone(
 
 
 def last_linear(model: nn.Module) -> str | None:
-    """Name of the `nn.Linear` that is defined last; None: there is none."""
+    """Return the name of the `nn.Linear` that is defined last; None: there is none."""
     modules = dict(model.named_modules())
     last = None
     for name, module in modules.items():

@@ -14,7 +14,7 @@ class LeNet(CNN):
     10 classes.
 
     Args:
-        padding: of the two convolutions. 0: KT-pFL's code; it wants 16x16 pixels, 2 takes 4x4.
+        padding: of the two convolutions. 0: KT-pFL's code; it needs 16x16 pixels, and 2 needs 4x4.
     """
 
     def __init__(
@@ -23,10 +23,4 @@ class LeNet(CNN):
         num_classes: int,
         padding: int = 0,
     ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            (6, 16),
-            padding,
-            (120, 84),
-        )
+        super().__init__(input_shape, num_classes, (6, 16), padding, (120, 84))

@@ -7,8 +7,8 @@ class LSTM(nn.Module):
     """An embedding of 8 numbers and two LSTM layers of 256: FedAvg's on Shakespeare (McMahan et
     al., AISTATS 2017).
 
-    Where targets are next tokens every position is scored; where a text has one label, its last
-    position is.
+    If targets are next tokens, every position is scored; if a text has one label, only its last
+    position.
     """
 
     head = "classifier"
@@ -29,7 +29,7 @@ class LSTM(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has
-        one label."""
+        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] if a text has one
+        label."""
         y, _ = self.lstm(self.tokens(x))
         return self.classifier(y if self.per_position else y[:, -1])

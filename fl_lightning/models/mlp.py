@@ -12,8 +12,9 @@ from fl_lightning.models.base import check_sizes
 class MLP(nn.Module):
     """Fully connected layers with ReLU; 784-128-128-10 on MNIST is FEDORA's (Wu et al., KDD 2023).
 
-    `hidden`: widths between the flattened input and the classes; none at all is multinomial
-    logistic regression.
+    Args:
+        hidden: widths between the flattened input and the classes; empty: multinomial logistic
+            regression.
     """
 
     head = "classifier"

@@ -1,4 +1,5 @@
-"""Weights that a network begins with, read from a file, and adapters that train in their place."""
+"""Initial weights of a network, read from a file, and adapters that train in place of its
+weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,8 @@ from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.named import some
 
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Of torch's modules, those that read the weights of the ones in them without calling them, at
-least in evaluation: an adapter there would go unused."""
+"""Modules of torch that read the weights of their submodules without calling these, at least in
+evaluation: an adapter there would have no effect."""
 
 
 def read_weights(
@@ -22,10 +23,10 @@ def read_weights(
     file: str,
     head: str,
 ) -> None:
-    """Begin `model` with the tensors of a safetensors file, which are named as the model's own.
+    """Load a safetensors file, whose tensors have the model's names, as the initial weights of
+    `model`.
 
-    Those of its classifier `head` may be absent or of another shape: then the ones that were drawn
-    stay.
+    Tensors of its classifier `head` may be absent or of another shape: then its drawn weights stay.
 
     Raises:
         BadInput: it cannot be read, or its tensors are not the model's.
@@ -42,7 +43,7 @@ def read_weights(
         raise BadInput("model.weights", file, problem) from None
     state = model.state_dict()
     loose = {name for name in {*state, *tensors} if name == head or name.startswith(f"{head}.")}
-    # some libraries do not write it
+    # some libraries do not save this buffer
     loose |= {name for name in state if name.endswith("num_batches_tracked")}
 
     def alike(name: str) -> bool:
@@ -52,12 +53,12 @@ def read_weights(
     absent = sorted({*state} - {*tensors} - loose)
     unlike = sorted(name for name in {*state} & {*tensors} - loose if not alike(name))
     check("model.weights", file, not absent, f"it lacks {some(absent)}, which the model has")
-    check("model.weights", file, not unknown, f"it holds {some(unknown)}, which the model has not")
+    check("model.weights", file, not unknown, f"it holds {some(unknown)}, which the model lacks")
     shapes = [
         f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(state[name].shape)}"
         for name in unlike
     ]
-    check("model.weights", file, not unlike, f"it holds {some(shapes)}")
+    check("model.weights", file, not unlike, f"its shapes are not the model's: {some(shapes)}")
     fitting = {name: tensor for name, tensor in tensors.items() if alike(name)}
     model.load_state_dict(fitting, strict=False)
 
@@ -67,8 +68,8 @@ def adapt(
     values: Mapping[str, Any],
     head: str,
 ) -> None:
-    """Freeze `model` but for adapters that are put into it, and its classifier `head` where they
-    say so.
+    """Freeze `model` and put trainable adapters into it; with `values["head"]`, the classifier
+    `head` trains too.
 
     Raises:
         BadInput: `peft` is not installed, or there is nothing to adapt.
@@ -79,19 +80,15 @@ def adapt(
     config = AdaptersConfig(**values)
     targets = targets_of(model, config.targets, head)
     named = config.targets if config.targets is not None else "null"
-    check(
-        "model.adapters.targets",
-        named,
-        bool(targets),
-        "the model has no such module beside its classifier",
-    )
-    alpha = cast(int, config.alpha)  # a scale, whatever its type says
+    requirement = "the model has no such module besides its classifier"
+    check("model.adapters.targets", named, bool(targets), requirement)
+    alpha = cast(int, config.alpha)  # peft declares an int, and takes any number
     lora = LoraConfig(
         r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets
     )
     try:
         inject_adapter_in_model(lora, model)
-    except ValueError as error:  # of a module of a kind that it does not know
+    except ValueError as error:  # peft does not support a module's class
         raise BadInput("model.adapters.targets", named, first_line(error)) from None
     if config.head:
         model.get_submodule(head).requires_grad_(True)
@@ -99,15 +96,22 @@ def adapt(
 
 def targets_of(
     model: nn.Module,
-    named: list[str] | None,
+    ends: list[str] | None,
     head: str,
 ) -> list[str]:
-    """Dotted names of the modules that get adapters (`AdaptersConfig.targets`).
+    """Return the dotted names of the modules that get adapters.
+
+    Args:
+        model: the network.
+        ends: last parts of their names; None: the model's `adapter_targets`, else every
+            `nn.Linear`.
+        head: the classifier, which gets none.
 
     Raises:
-        BadInput: one that is named lies in a module of torch's that looks past it.
+        BadInput: a named module lies in one of torch's that reads its weights without calling it.
     """
-    ends = named if named is not None else getattr(model, "adapter_targets", None)
+    if ends is None:
+        ends = getattr(model, "adapter_targets", None)
     closed = [name for name, module in model.named_modules() if isinstance(module, CLOSED)]
     names = []
     for name, module in model.named_modules():
@@ -124,6 +128,7 @@ def targets_of(
             names.append(name)
         elif ends is not None:
             kind = type(model.get_submodule(around[0])).__name__
-            problem = f"torch's {kind} uses weights past their modules"
-            raise BadInput("model.adapters.targets", name, problem)
+            problem = f"torch's {kind} reads its weights without calling modules"
+            requirement = f"{problem}, so an adapter has no effect; choose other targets"
+            raise BadInput("model.adapters.targets", name, requirement)
     return names

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput
 
 
 class ResNet18(ResNet):
@@ -28,32 +27,18 @@ class ResNet18(ResNet):
         stem: Literal["7x7", "3x3"] = "7x7",
         representation: int | None = None,
     ) -> None:
-        check(
-            "model",
-            "ResNet18",
-            len(input_shape) == 3,
-            f"it needs images, but the data are {(*input_shape,)}",
-        )
+        requirement = f"it needs images, but the data are {(*input_shape,)}"
+        check("model", "ResNet18", len(input_shape) == 3, requirement)
         check("model.init_args.stem", stem, stem in ("7x7", "3x3"), "choose 7x7 or 3x3")
-        if representation is not None and representation < 1:
-            raise BadInput(
-                "model.init_args.representation", representation, "it must be at least 1, or null"
-            )
-        super().__init__(
-            BasicBlock,
-            [2, 2, 2, 2],
-            num_classes=num_classes,
-        )
+        is_width = representation is None or representation >= 1
+        requirement = "it must be at least 1, or null"
+        check("model.init_args.representation", representation, is_width, requirement)
+        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
         if stem == "3x3":
             self.conv1 = self._stem(input_shape[0], kernel_size=3, stride=1)
             self.maxpool = nn.Identity()
         elif input_shape[0] != 3:
-            self.conv1 = self._stem(
-                input_shape[0],
-                kernel_size=7,
-                stride=2,
-            )
-
+            self.conv1 = self._stem(input_shape[0], kernel_size=7, stride=2)
         if representation is not None:
             self.fc = nn.Linear(512, representation)
             self.classifier = nn.Linear(representation, num_classes)
@@ -61,8 +46,8 @@ class ResNet18(ResNet):
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores (batch, classes) of images (batch, channels, height, width)."""
-        seen: Tensor = super().forward(x)
-        return self.classifier(seen) if self.head == "classifier" else seen
+        y: Tensor = super().forward(x)
+        return self.classifier(y) if self.head == "classifier" else y
 
     @staticmethod
     def _stem(

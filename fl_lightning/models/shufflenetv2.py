@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as Torchvision
 
 from fl_lightning.configuration.config import check
-from fl_lightning.foundation.errors import BadInput
 
 
 class ShuffleNetV2(Torchvision):
@@ -29,16 +28,11 @@ class ShuffleNetV2(Torchvision):
         representation: int | None = None,
         stem: Literal["stride2", "stride1"] = "stride2",
     ) -> None:
-        check(
-            "model",
-            "ShuffleNetV2",
-            len(input_shape) == 3,
-            f"it needs images, but the data are {(*input_shape,)}",
-        )
-        if representation is not None and representation < 1:
-            raise BadInput(
-                "model.init_args.representation", representation, "it must be at least 1, or null"
-            )
+        requirement = f"it needs images, but the data are {(*input_shape,)}"
+        check("model", "ShuffleNetV2", len(input_shape) == 3, requirement)
+        is_width = representation is None or representation >= 1
+        requirement = "it must be at least 1, or null"
+        check("model.init_args.representation", representation, is_width, requirement)
         check(
             "model.init_args.stem",
             stem,

@@ -9,16 +9,16 @@ from fl_lightning.configuration.config import check
 
 
 class TextCNN(nn.Module):
-    """Convolutions of 3, 4 and 5 tokens, the greatest answer of each, and a classifier (Kim, EMNLP
-    2014).
+    """Convolutions of 3, 4 and 5 tokens, the maximum of each over the text, and a classifier (Kim,
+    EMNLP 2014).
 
     Sizes and dropout are the paper's; its word vectors are drawn, not read (its CNN-rand).
 
     Args:
-        embedding: of a token.
+        embedding: width of a token's vector.
         channels: of each convolution.
         widths: of the convolutions, in tokens.
-        dropout: of what the classifier sees.
+        dropout: of the classifier's input.
     """
 
     head = "classifier"
@@ -35,16 +35,11 @@ class TextCNN(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        check(
-            "model",
-            "textcnn",
-            not per_position,
-            "it gives a text one label; next tokens want transformer or lstm",
-        )
-        valid = bool(widths) and min(widths) >= 1 and max(widths) <= input_shape[0]
-        check(
-            "model.widths", list(widths), valid, f"from 1 to the {input_shape[0]} tokens of a text"
-        )
+        requirement = "it gives a text one label; for next tokens use transformer or lstm"
+        check("model", "textcnn", not per_position, requirement)
+        are_widths = bool(widths) and min(widths) >= 1 and max(widths) <= input_shape[0]
+        requirement = f"each must lie from 1 to the {input_shape[0]} tokens of a text"
+        check("model.widths", list(widths), are_widths, requirement)
         self.tokens = nn.Embedding(vocabulary, embedding)
         self.convs = nn.ModuleList(nn.Conv1d(embedding, channels, width) for width in widths)
         self.dropout = nn.Dropout(dropout)

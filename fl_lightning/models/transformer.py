@@ -9,7 +9,7 @@ from fl_lightning.models.base import SelfAttention, check_heads
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron, each added to what it sees normalised."""
+    """Attention and a perceptron, each applied to the normalised input and added to it."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class _Block(nn.Module):
 class Transformer(nn.Module):
     """A causal transformer over tokens, as GPT-2's but small: 4 layers of width 128 with 4 heads.
 
-    The sizes are those that nanoGPT trains on Shakespeare's characters on a CPU. Where targets are
-    next tokens every position is scored; where a text has one label, its last position is.
+    The sizes are those that nanoGPT trains on Shakespeare's characters on a CPU. If targets are
+    next tokens, every position is scored; if a text has one label, only its last position.
 
     Args:
-        depth: layers.
+        depth: number of layers.
         width: of the tokens, a multiple of `heads`.
         dropout: behind attention and perceptrons. 0: nanoGPT's on a CPU.
     """
@@ -71,8 +71,8 @@ class Transformer(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)  # GPT-2's
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has
-        one label."""
+        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] if a text has one
+        label."""
         places = torch.arange(x.shape[1], device=x.device)
         embedded = self.tokens(x) + self.positions(places)
         y = self.norm(self.blocks(embedded))

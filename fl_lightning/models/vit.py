@@ -14,13 +14,13 @@ class ViT(nn.Module):
     4x4 pixels.
 
     The architecture is Dosovitskiy et al.'s (ICLR 2021), with their ratio of 4 between the widths
-    of the perceptron and of the layers. Patches of 4x4 are what work on transformers for 32x32
-    pixels takes (Lee et al., 2021); depth and width are ours: adapters of rank 4 for queries and
-    values have 12,288 numbers.
+    of the perceptron and of the layers. Work on transformers for 32x32 pixels uses patches of 4x4
+    (Lee et al., 2021); depth and width are ours: adapters of rank 4 for queries and values have
+    12,288 numbers.
 
     Args:
         patch: side of a patch, in pixels, of which the image's sides are multiples.
-        depth: layers.
+        depth: number of layers.
         width: of the tokens, a multiple of `heads`.
         dropout: of the tokens and in the perceptrons. 0: our choice; small federations lack steps
             rather than data.
@@ -42,12 +42,8 @@ class ViT(nn.Module):
         super().__init__()
         shape = (*input_shape,)
         square = len(shape) == 3 and shape[1] == shape[2] and patch >= 1 and shape[1] % patch == 0
-        check(
-            "model.patch",
-            patch,
-            square,
-            f"square images whose side is a multiple of it, not {shape}",
-        )
+        requirement = f"images must be square, with a side that is a multiple of it, not {shape}"
+        check("model.patch", patch, square, requirement)
         check_heads(heads, width)
         net = VisionTransformer(
             shape[1], patch, depth, heads, width, 4 * width, dropout, num_classes=num_classes
@@ -56,7 +52,7 @@ class ViT(nn.Module):
             net.conv_proj = nn.Conv2d(shape[0], width, patch, patch)
         for layer in net.encoder.layers:
             layer.self_attention = SelfAttention(width, heads)
-        # torchvision's zeros would hide what comes before
+        # with torchvision's zeros, all scores and earlier gradients would begin as 0
         nn.init.trunc_normal_(net.heads.head.weight, std=0.02)
         self.net = net
 

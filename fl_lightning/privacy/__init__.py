@@ -1,2 +1,2 @@
-"""Differential privacy: bounds and noise on what leaves a client, and what they come to, by
-dp-accounting."""
+"""Differential privacy: clipping and noise of uploads and of training steps, and the epsilon that
+follows, by dp-accounting."""

@@ -2,8 +2,8 @@
 
 A mechanism is one kind of message: a vector whose norm is at most the clip, with Gaussian noise of
 `noise` times the clip on each number. Adding or removing what a client (or a sample) contributes
-moves the vector by one clip at most; putting another contribution in its place moves it by two,
-which counts as noise of half the size.
+moves the vector by at most one clip; replacing it by another contribution moves the vector by two,
+as if the noise had half the size.
 """
 
 import math
@@ -14,37 +14,38 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, check
 
 DELTA = 1e-5
-"""The default of every `delta`: the field's habit, below one over the samples of a small data
+"""The default of every `delta`: usual in the field, and below one over the samples of a small data
 set."""
 FINEST, SHARE = 1e-4, 1e-4
-"""Steps of the grid of privacy losses: dp-accounting's default, and where epsilon is large this
-share of it."""
+"""Step of the grid of privacy losses: FINEST, dp-accounting's default, or this SHARE of a large
+epsilon."""
 COARSE, SAMPLED = 1e-3, 3e-4
-"""Where batches are sampled: this share of epsilon, at most so much. Against steps of 1e-4 (50
-drawn settings of up to 3,000 steps) epsilon differs by 1e-3 of it at most."""
+"""If batches are sampled, the step is the share SAMPLED of epsilon, at most COARSE. Compared with
+steps of 1e-4 (50 drawn settings of up to 3,000 steps) epsilon differs by 1e-3 of it at most."""
 LARGE = 1e4
-"""Beyond it a grid of losses would fill the memory: dp-accounting's exact epsilon of the composed
-Gaussians is given, of which sampling would take a part away."""
+"""Above it a grid of losses would fill the memory, and epsilon is dp-accounting's exact one of the
+composed Gaussians; it ignores sampling, which would lower it."""
 ORDERS = (*range(2, 65), 96, 128, 256)
-"""Of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most of the
-time."""
+"""Orders of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most
+of the time."""
 LEAST_NOISE = 1e-100
-"""Below it (ours) its square is 0 to a computer."""
+"""Noise below it (ours) has a square of 0 in floating point, and counts as none."""
 MOST_NOISE = 1e4
-"""Beyond it (ours) nothing is left of what is sent."""
+"""The greatest noise that is tried (ours): it leaves nothing of what is sent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Mechanism:
-    """Messages of one kind: noise in units of the clip, and how many there are.
+    """Messages of one kind.
 
     Args:
-        sampled: probability with which a sample is in a message (Poisson sampling); 1: always.
-        cohort: each message is of so many of so many clients, drawn without replacement; (0, 0): of
-            all.
+        noise: standard deviation of the noise, in clips.
+        times: number of messages.
+        sampled: probability that a sample is in a message (Poisson sampling); 1: always.
+        cohort: (k, n): k of n clients, drawn without replacement, are in each message; (0, 0): all.
     """
 
     noise: float
@@ -64,20 +65,20 @@ def epsilon(
     *,
     replace_one: bool = False,
 ) -> float:
-    """Epsilon at `delta` of all messages together; infinite where one has no noise, or next to
+    """Return epsilon at `delta` of all messages together; infinite if one has no noise, or almost
     none.
 
-    `replace_one`: of putting another contribution in a client's place; else of adding or removing
-    it. Cohorts drawn without replacement are accounted for replacing alone, by Renyi divergences
-    (Wang, Balle, Kasiviswanathan, AISTATS 2019): a contribution of 0 is another contribution, and
-    so the same epsilon holds for removing it.
+    Cohorts drawn without replacement are always accounted for replacement, by Renyi divergences
+    (Wang, Balle, Kasiviswanathan, AISTATS 2019). A contribution of 0 is another contribution, so
+    the same epsilon holds for removing it.
+
+    Args:
+        mechanisms: one for each kind of message.
+        delta: the probability with which epsilon may be exceeded.
+        replace_one: compare runs in which a client's contribution is replaced by another; else runs
+            in which it is added or removed.
     """
-    sent = tuple(
-        sorted(
-            (m for m in mechanisms if m.times),
-            key=lambda m: (m.noise, m.times, m.sampled, m.cohort),
-        )
-    )
+    sent = tuple(sorted(m for m in mechanisms if m.times))
     if not sent:
         return 0.0
     if any(m.noise < LEAST_NOISE for m in sent):
@@ -98,8 +99,8 @@ def _epsilon(
     drawn = any(m.cohort[0] for m in mechanisms)
     half = 0.5 if replace_one or drawn else 1.0
     multiplier = 1 / math.sqrt(sum(m.times / (half * m.noise) ** 2 for m in mechanisms))
-    with np.errstate(all="ignore"):  # next to no loss: its logarithm is of 0
-        # without sampling, which lessens it
+    with np.errstate(all="ignore"):  # the logarithm of 0, if there is almost no loss
+        # an upper bound: sampling is ignored
         about = float(dp_accounting.get_epsilon_gaussian(multiplier, delta))
     if about > LARGE:
         return about
@@ -114,7 +115,7 @@ def _epsilon(
     if replace_one:
         raise ValueError("a sampled mechanism is accounted for adding or removing a sample")
     step = _grid(about)
-    while True:  # sampling may take most of epsilon away: then the grid was too coarse
+    while True:  # sampling may lower epsilon so far that the grid was too coarse
         accountant = PLDAccountant(relation.ADD_OR_REMOVE_ONE, step)
         accountant.compose(_event(mechanisms, 1.0))
         sampled = float(accountant.get_epsilon(delta))
@@ -124,7 +125,7 @@ def _epsilon(
 
 
 def _grid(size: float) -> float:
-    """Steps of the grid of an epsilon of about this size, of sampled batches."""
+    """Return the step of the grid for an epsilon of about `size`, of sampled batches."""
     return max(FINEST, min(COARSE, SAMPLED * size), SHARE * size)
 
 
@@ -154,20 +155,23 @@ def _renyi() -> Any:
 
 
 def calibrated(
-    make: Callable[[float], Sequence[Mechanism]], target: float, delta: float, key: str
+    make: Callable[[float], Sequence[Mechanism]],
+    target: float,
+    delta: float,
+    key: str,
 ) -> float:
-    """The least noise whose mechanisms `make(noise)` keep epsilon at `target`, by dp-accounting's
-    calibration.
+    """Return the least noise whose mechanisms `make(noise)` keep epsilon at `target`, by
+    dp-accounting's calibration.
 
     Raises:
-        BadInput: for `key`, where no noise up to `MOST_NOISE` does.
+        BadInput: for `key`, if no noise up to `MOST_NOISE` does.
     """
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
 
-    requirement = f"no noise up to {MOST_NOISE:g} clips keeps epsilon so small at delta {delta:g}"
+    problem = f"no noise up to {MOST_NOISE:g} clips keeps epsilon so small at delta {delta:g}"
     if not target > 0 or epsilon(make(MOST_NOISE), delta) > target:
-        raise BadInput(key, target, requirement)
+        raise BadInput(key, target, f"{problem}; raise it")
     sampled = any(m.sampled < 1 for m in make(1.0))
     step = _grid(target) if sampled else max(FINEST, SHARE * target)
     least = 1.0
@@ -196,8 +200,12 @@ def check_delta(
     """Raise `BadInput` unless `delta` lies above 0 and below one over the training samples of all
     clients."""
     requirement = (
-        f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: a delta "
-        f"above that lets"
+        f"it must lie in (0, {1 / samples:.3g}), one over the {samples} training samples: with a "
+        f"greater delta a whole sample may be published"
     )
-    if not 0 < delta < 1 / samples:
-        raise BadInput(key, delta, f"{requirement} a mechanism publish a whole sample")
+    check(
+        key,
+        delta,
+        0 < delta < 1 / samples,
+        requirement,
+    )

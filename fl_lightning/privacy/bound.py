@@ -1,17 +1,17 @@
-"""A lower bound of epsilon, with a confidence, from guesses of coins that a mechanism should hide.
+"""A lower bound on epsilon, with a confidence, from guesses of coins that a mechanism should hide.
 
 Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run. NeurIPS 2023. Each of m
-canaries is in or out by a fair coin of its own; who sees what leaves the mechanism guesses r of the
-coins. With epsilon and delta, no guesser is right more often than randomised response with
-e^epsilon to 1, but for a share of delta (their Theorem 5.2).
+canaries is in or out by its own fair coin; an observer of the mechanism's output guesses r of the
+coins. With epsilon and delta, no observer guesses right more often than randomised response at odds
+e^epsilon to 1, up to a term in delta (their Theorem 5.2).
 """
 
 import math
 
 CONFIDENCE = 0.95
-"""Confidence of bounds and intervals: the field's habit."""
+"""Confidence of bounds and intervals: usual in the field."""
 LARGEST = 50.0
-"""Beyond it (ours) no number of guesses reaches."""
+"""The greatest bound that is searched (ours): no number of guesses gives more."""
 
 
 def lower_bound(
@@ -20,7 +20,8 @@ def lower_bound(
     right: int,
     delta: float,
 ) -> float:
-    """Return the largest epsilon that `right` of `guesses` refute with `CONFIDENCE`; 0: none.
+    """Return the lower bound on epsilon: the largest epsilon that is refuted, with `CONFIDENCE`, if
+    `right` of `guesses` are right; 0: none is.
 
     Raises:
         ValueError: more right than guessed, or more guesses than canaries.
@@ -45,20 +46,18 @@ def _chance(
     epsilon: float,
     delta: float,
 ) -> float:
-    """Return the greatest probability of v or more right guesses,
-    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i."""
+    """Return the greatest probability of v or more right guesses out of r about m canaries, P[B >=
+    v] + 2 m delta max_i P[v > B >= v - i] / i."""
     from scipy.stats import binom
 
     share = 1 / (1 + math.exp(-epsilon))
-    below = [
-        float(binom.cdf(k, r, share)) for k in range(-1, v)
-    ]  # P[B <= k] for k from -1 to v - 1
+    below = binom.cdf(range(-1, v), r, share)  # P[B <= k] for k from -1 to v - 1
     beyond = max(((below[-1] - below[v - i]) / i for i in range(1, v + 1)), default=0.0)
     return min(1.0, float(binom.sf(v - 1, r, share)) + 2 * m * delta * beyond)
 
 
 def share_right(guesses: int, right: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's interval of the share of right guesses."""
+    """Return the Clopper-Pearson interval of the probability of a right guess."""
     from scipy.stats import binomtest
 
     interval = binomtest(right, guesses).proportion_ci(CONFIDENCE, "exact")

@@ -1,15 +1,17 @@
-"""Bounds and noise on one upload, kind by kind: the upload holds nothing else of the client's
-data.
+"""Clipping and noise of one upload, kind by kind; nothing else of the client's data is left in it.
 
-A kind is a name under which a bound and a noise are configured: `model`, an exchanged vector's
-slot, and those that the method's `beside` declares. The vector of a kind (the change of the model
-since what the server counts it from, all tensors of the kind one behind the other) is scaled down
-to the norm of its clip; then every number gets Gaussian noise. Impossible numbers after noise (a
-negative count, a variance below 0) are corrected from the noisy numbers alone.
+A kind is a name under which a clip and a noise are configured: `model`, the slot of an exchanged
+vector, or a kind that the method's `beside` declares. For each kind, all of its tensors together
+are one vector (of the model: the change from the model that the server counts it from). This is
+scaled down to the norm of the clip; then every number gets Gaussian noise. Numbers that are
+impossible after noise (a negative count, a variance below 0) are corrected from the noisy numbers
+alone.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,35 +19,42 @@ from torch import Tensor
 
 from fl_lightning.core import Beside, Client, Payload, RunContext
 from fl_lightning.core.layout import Layout, Segment
-from fl_lightning.foundation.errors import BadInput
+from fl_lightning.foundation.errors import BadInput, check
 
 MODEL = "model"
 LEAST = 1e-6
-"""Least share, and eigenvalue of a covariance, after noise (ours): logarithms and inverses
-exist."""
+"""Least share, and least eigenvalue of a covariance, after noise (ours), so that logarithms and
+inverses exist."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The greatest norm of a kind, and the standard deviation of its noise in units of it."""
+    """Clip and noise of a kind: the greatest norm, and the standard deviation of the noise in
+    clips."""
 
     clip: float
     multiplier: float
 
 
 Draws = Callable[[str], torch.Generator]
-"""The generator of a kind."""
+"""Returns the random generator of a kind."""
 
 
-def kinds_of(run: RunContext) -> list[str]:
-    """Return the kinds that clients of `run` upload, public ones aside."""
-    return kinds(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
+def kinds_of_run(run: RunContext) -> list[str]:
+    """Return the kinds that clients of `run` upload, without those that the method declares
+    public."""
+    return kinds_of_method(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
 
 
-def kinds(method: object, *, sends_model: bool) -> list[str]:
-    """Return the kinds of a method's uploads, public ones aside."""
-    slots = [name for name, slot in method.slots().items() if slot.exchanged]  # type: ignore[attr-defined]
-    beside = [b.kind for b in method.beside().values() if b.values != "public"]  # type: ignore[attr-defined]
+def kinds_of_method(method: Any, *, sends_model: bool) -> list[str]:
+    """Return the kinds of a method's uploads, without those that it declares public.
+
+    Args:
+        method: declares its slots and tensors beside the model.
+        sends_model: whether clients upload models.
+    """
+    slots = [name for name, slot in method.slots().items() if slot.exchanged]
+    beside = [b.kind for b in method.beside().values() if b.values != "public"]
     return list(dict.fromkeys([MODEL] * sends_model + slots + beside))
 
 
@@ -62,68 +71,70 @@ def noisy(
     noise: Noise,
     draws: torch.Generator,
 ) -> Tensor:
-    """Return `x` (n,) within its clip, with noise."""
-    normal = torch.randn(
-        x.shape,
-        generator=draws,
-        dtype=torch.float32,
-    )
+    """Return `x` (n,), clipped and with noise."""
+    normal = torch.randn(x.shape, generator=draws, dtype=torch.float32)
     return clipped(x, noise.clip) + (noise.multiplier * noise.clip * normal).to(x)
 
 
 def protect(
-    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+    client: Client,
+    payload: Payload,
+    noises: Mapping[str, Noise],
+    draws: Draws,
 ) -> set[str]:
-    """Bound `payload` and add noise, in place; return the kinds that it holds.
+    """Clip `payload` and add noise, in place; return the kinds that it holds.
 
     Raises:
-        BadInput: it holds what the method does not declare, or other blocks than its `scope` says.
+        BadInput: it holds a tensor that the method does not declare, or other blocks than its
+            `scope` says.
     """
     sent: set[str] = set()
-    key = f"callbacks.localprivacy refuses {client.run.method_name}"
     if payload.sent.any():
-        requirement = (
-            "it sends other blocks than its scope says, and which they are may tell of the data"
+        same_blocks = payload.sent.tobytes() == client.group.up_mask.tobytes()
+        problem = "it sends other blocks than its scope says, and the choice may reveal data"
+        requirement = f"{problem}; choose another --method, such as fedavg"
+        check(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            same_blocks,
+            requirement,
         )
-        if payload.sent.tobytes() != client.group.up_mask.tobytes():
-            raise BadInput(key, client.round, requirement)
-        noise = noises[MODEL]
-        normal = draws(MODEL)
-        payload.vector = moved(
-            client, payload, client.reference, lambda change: noisy(change, noise, normal)
+        add_noise = partial(noisy, noise=noises[MODEL], draws=draws(MODEL))
+        payload.vector = with_protected_change(
+            client,
+            payload,
+            client.reference,
+            add_noise,
         )
         sent.add(MODEL)
     segments = client.layout.segments(client.layout.is_parameter)
     for slot, vector in payload.vectors.items():
         fresh = torch.zeros_like(vector)
-        _scatter(
-            fresh,
-            segments,
-            noisy(
-                _gather(vector, segments),
-                noises[slot],
-                draws(slot),
-            ),
+        values = noisy(
+            _gather(vector, segments),
+            noises[slot],
+            draws(slot),
         )
+        _scatter(fresh, segments, values)
         payload.vectors[slot] = fresh
         sent.add(slot)
-    return sent | _beside(client, payload, noises, draws)
+    return sent | _protect_beside(client, payload, noises, draws)
 
 
-def moved(
-    client: Client, payload: Payload, start: Tensor, protects: Callable[[Tensor], Tensor]
+def with_protected_change(
+    client: Client,
+    payload: Payload,
+    start: Tensor,
+    protects: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return `start` (D,) plus the change from it to the upload, as `protects` leaves it; blocks
-    that are not sent stay as in `start`."""
+    """Return `start` (D,) plus the change from it to the upload, as changed by `protects`
+    (clipping, noise); blocks that are not sent stay as in `start`."""
     layout = client.layout
     segments = layout.segments(payload.sent)
     vector = start.clone()
     base = _gather(start, segments)
-    _scatter(
-        vector,
-        segments,
-        base + protects(_gather(payload.vector, segments) - base),
-    )
+    change = _gather(payload.vector, segments) - base
+    _scatter(vector, segments, base + protects(change))
     client.flops += 6 * len(base)  # difference, square and sum, scaling, noise, sum
     return repaired(layout, payload.sent, vector)
 
@@ -150,29 +161,34 @@ def _scatter(
     segments: list[Segment],
     values: Tensor,
 ) -> None:
-    for s, part in zip(
-        segments,
-        values.split([s.stop - s.start for s in segments]),
-        strict=True,
-    ):
+    parts = values.split([s.stop - s.start for s in segments])
+    for s, part in zip(segments, parts, strict=True):
         vector[s.columns] = part
 
 
 # ---------------------------------------------------------------- beside the model
 
 
-def _beside(
-    client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws
+def _protect_beside(
+    client: Client,
+    payload: Payload,
+    noises: Mapping[str, Noise],
+    draws: Draws,
 ) -> set[str]:
+    """Clip the tensors beside the model and add noise, in place; return their kinds."""
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
     if undeclared := [name for name in places if name not in declared]:
         requirement = f"its upload holds {undeclared[0]}, which its `beside` does not declare"
-        raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
+        raise BadInput(
+            "callbacks.localprivacy",
+            client.run.method_name,
+            requirement,
+        )
     entries = {
-        name: declared[name]
-        for name in declared
-        if name in places and declared[name].values != "public"
+        name: entry
+        for name, entry in declared.items()
+        if name in places and entry.values != "public"
     }
     classes = next((places[n][n].long() for n, b in entries.items() if b.values == "classes"), None)
     dense = {
@@ -183,11 +199,8 @@ def _beside(
     fresh: dict[str, Tensor] = {}
     for kind in dict.fromkeys(b.kind for n, b in entries.items() if n in dense):
         names = [n for n in dense if entries[n].kind == kind]
-        vector = noisy(
-            torch.cat([dense[n].flatten() for n in names]),
-            noises[kind],
-            draws(kind),
-        )
+        numbers = torch.cat([dense[n].flatten() for n in names])
+        vector = noisy(numbers, noises[kind], draws(kind))
         client.flops += 5 * len(vector)
         parts = vector.split([dense[n].numel() for n in names])
         fresh |= {
@@ -199,8 +212,12 @@ def _beside(
         old = places[name][name]
         if entry.values == "classes":
             if counts is None:
-                requirement = "its `beside` names classes, and no class_counts"
-                raise BadInput("callbacks.localprivacy", client.run.method_name, requirement)
+                requirement = "its `beside` declares classes but no class_counts"
+                raise BadInput(
+                    "callbacks.localprivacy",
+                    client.run.method_name,
+                    requirement,
+                )
             new = counts.nonzero()[:, 0]
         elif entry.values in ("rows", "class_counts") and counts is not None:
             new = fresh[name][counts > 0]
@@ -216,16 +233,17 @@ def _dense(
     classes: Tensor | None,
     client: Client,
 ) -> Tensor:
-    """Return `x` in at least 32 bits, with rows for all classes where it has rows for the client's
-    classes."""
+    """Return `x` in at least 32 bits; if it has rows for the client's classes only, with rows for
+    all classes."""
     x = x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
     if entry.values not in ("rows", "class_counts"):
         return x.reshape(-1) if not x.ndim else x
     if classes is None:
+        requirement = "its `beside` declares rows by class but no classes"
         raise BadInput(
             "callbacks.localprivacy",
             client.run.method_name,
-            "its `beside` names rows, and no classes",
+            requirement,
         )
     table = torch.zeros(
         client.run.data.num_classes,
@@ -237,12 +255,12 @@ def _dense(
 
 
 def _valid(x: Tensor, entry: Beside) -> Tensor:
-    """Return the nearest possible value to the noisy `x`, by its kind of values."""
+    """Return the possible value nearest to the noisy `x`, by its kind of values."""
     if entry.values == "nonnegative":
         return x.clamp_min(0)
     if entry.values == "class_counts":
         return x.round().clamp_min(0)
-    if entry.values == "counts":  # of nothing, no class could be drawn: then one of each
+    if entry.values == "counts":  # without any, no class could be drawn: then one of each
         x = x.round().clamp_min(0)
         return x if x.any() else torch.ones_like(x)
     if entry.values == "shares":

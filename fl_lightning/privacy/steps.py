@@ -1,5 +1,5 @@
-"""Steps that no sample moves far: Poisson batches, per-sample gradients, clipped, summed, with
-noise (DP-SGD).
+"""Private training steps (DP-SGD): Poisson batches, per-sample gradients that are clipped and
+summed, and noise.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy.
 CCS 2016.
@@ -23,14 +23,15 @@ class Private:
 
     Args:
         clip: the greatest norm of a sample's gradient.
-        noise: standard deviation of the noise on the sum, in units of the clip.
-        first: steps that the client has taken in this round before the phase.
-        draws: the generator of a purpose and a step of the round; no two steps share one.
+        noise: standard deviation of the noise on the sum, in clips.
+        first_step: number of steps that the client has taken in this round before the phase.
+        draws: returns the random generator for a purpose and a step of the round; no two steps
+            share one.
     """
 
     clip: float
     noise: float
-    first: int
+    first_step: int
     draws: Callable[[str, int], torch.Generator]
 
 
@@ -54,9 +55,9 @@ def clipped_sum(
     batch: Batch,
     clip: float,
 ) -> tuple[list[Tensor], Tensor]:
-    """Return the sum of the gradients of all samples, each scaled down to norm `clip`, for each
-    parameter that trains now, and the samples' mean loss, shape (); a gradient that is not finite
-    counts as 0."""
+    """Return, for each parameter that trains now, the sum of all samples' gradients, each scaled
+    down to norm `clip`; and the samples' mean loss, shape (). A gradient that is not finite counts
+    as 0."""
     blocks = [b for b in module.layout.blocks if b.kind == "parameter"]
     named = zip(blocks, module.binding.parameters, strict=True)
     trained = {b.name: p.detach() for b, p in named if p.requires_grad}
@@ -66,23 +67,14 @@ def clipped_sum(
         x: Tensor,
         y: Tensor,
     ) -> Tensor:
-        return module.metric.loss(
-            functional_call(
-                module.model,
-                parameters,
-                (x[None],),
-            ),
-            y[None],
-        )
+        scores = functional_call(module.model, parameters, (x[None],))
+        return module.metric.loss(scores, y[None])
 
-    gradients, losses = vmap(
-        grad_and_value(loss),
-        in_dims=(None, 0, 0),
-        randomness="different",
-    )(trained, *batch)
+    per_sample = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = per_sample(trained, *batch)
     parts = list(gradients.values())
     norms = torch.stack([g.flatten(1).square().sum(1) for g in parts]).sum(0).sqrt()
-    scale = (clip / norms).clamp_max(1)  # 0 / 0 where all of a gradient is 0
+    scale = (clip / norms).clamp_max(1)  # 0 / 0 if a whole gradient is 0
     scale = torch.where(norms.isfinite() & (norms > 0), scale, 0)
     finite = [g if bool(norms.isfinite().all()) else g.nan_to_num(0, 0, 0) for g in parts]
     return [(scale @ g.flatten(1)).view(g.shape[1:]) for g in finite], losses.mean()
@@ -93,7 +85,7 @@ def noised(
     size: float,
     draws: torch.Generator,
 ) -> list[Tensor]:
-    """Return the sums, each number with Gaussian noise of standard deviation `size`."""
+    """Return the sums with Gaussian noise of standard deviation `size` on each number."""
     return [
         s + (size * torch.randn(s.shape, generator=draws, dtype=torch.float32)).to(s) for s in sums
     ]

@@ -1,5 +1,5 @@
-"""What a run leaves behind: its declared columns (`columns`), its folder (`folder`), and the one
-reader, `RunResult` (`result`).
+"""Results of runs: declarations of columns (`columns`), the writer of run folders (`folder`), and
+their reader, `RunResult` (`result`).
 
-A reader imports pandas where a table is read; training writes with `folder` and never does.
+Only readers import pandas, when a table is read; training never does.
 """

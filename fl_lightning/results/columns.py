@@ -1,10 +1,9 @@
-"""Every column of a run's tables, declared: what it means, which way is better, and of which metric
-and model it is.
+"""Declarations of all columns of a run's tables: meaning, direction, metric and model.
 
-A run folder keeps the declarations of its own columns in `columns.json`, so that a reader need not
-know this version. Viewers (TensorBoard, W&B) call a column `section/name`, since they draw a
-section together. Runs have different judges: what a run's own judge says is `own_judge_...`, and
-runs are to be compared by `accuracy/after` and its like.
+A run folder keeps the declarations of its columns in `columns.json`, so that readers do not depend
+on this version. Viewers (TensorBoard, W&B) call a column `section/name`, and draw a section
+together. Runs have different judges (the model that `mean_accuracy` scores): a judge's own columns
+are called `own_judge_...`; to compare runs, use `accuracy/after` and the like.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Literal
 from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
-"""The model of a column that speaks of the run's judge, whichever kind that is."""
+"""Stands for the judge's model, whichever kind it is."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +24,31 @@ class Column:
     """One column of a table, or one key of `summary.json`."""
 
     name: str
-    """A name that ends with `*` declares all that begin so."""
+    """The name; one that ends with `*` declares all columns that begin so."""
     section: str = "other"
-    """What viewers draw together."""
+    """Section of viewers, which they draw together."""
     doc: str = ""
     better: Literal["max", "min"] | None = None
     metric: str | None = None
-    """Name of the metric whose score it is, where it is one."""
+    """Name of the metric of which the column holds scores; None if it holds none."""
     model: str | None = None
     """Kind of model that is scored (`metric.MODELS`), or `JUDGE`."""
     viewed: str = ""
-    """What viewers call it within its section, where that is not its name."""
+    """Name in the sections of viewers, if it differs."""
 
     @property
-    def shown(self) -> str:
-        """Its name in viewers: `accuracy/after`."""
+    def viewer_name(self) -> str:
+        """Section and name in viewers: `accuracy/after`."""
         return f"{self.section}/{self.viewed or self.name}"
 
     @property
-    def kept(self) -> str:
-        """The part that W&B's summary holds, in its words: the best value and the last, or the last
-        alone."""
+    def wandb_summary(self) -> str:
+        """W&B's word for the values that its summary keeps: the best and the last, or only the
+        last."""
         return f"{self.better},last" if self.better else "last"
 
     def merit(self, value: float) -> float:
-        """`value`, or its negative where less is better: greater is better."""
+        """Return `value`, negated if less is better, so that greater is better."""
         return -value if self.better == "min" else value
 
 
@@ -60,7 +59,7 @@ class Registry:
         self._columns: dict[str, Column] = {}
 
     def declare(self, *columns: Column) -> None:
-        """Add columns, of one's own callbacks too.
+        """Add columns; callbacks may declare theirs too.
 
         Raises:
             ValueError: a name is declared already.
@@ -73,15 +72,19 @@ class Registry:
         return self._find(name) is not None
 
     def __getitem__(self, name: str) -> Column:
-        """The declaration of a column. One that nobody has declared is in the section `other`, or
-        of a score of one's own where its name ends with a kind of model."""
+        """Return the declaration of a column.
+
+        An undeclared column is put into the section `scores` if its name ends with a kind of model,
+        else into `other`.
+        """
         column = self._find(name)
         if column is not None:
             return replace(column, name=name)
         return Column(name, "scores" if name.rpartition("_")[2] in MODELS else "other")
 
     def _find(self, name: str) -> Column | None:
-        """The column, or the family whose name is the longest beginning of it."""
+        """Return the column, or the declared family (`...*`) with the longest matching
+        beginning."""
         names = [name, *(f"{name[:k]}*" for k in range(len(name), 0, -1))]
         return next((self._columns[name] for name in names if name in self._columns), None)
 
@@ -89,8 +92,8 @@ class Registry:
 COLUMNS = Registry()
 
 
-def _of_score(metric: Metric) -> Iterable[Column]:
-    """The columns of one metric, in all tables: `mean_accuracy`, `accuracy_after`,
+def _score_columns(metric: Metric) -> Iterable[Column]:
+    """Yield the columns of one metric in all tables: `mean_accuracy`, `accuracy_after`,
     `worst_accuracy` and so on."""
     better: Literal["max", "min"] = "max" if metric.rises else "min"
 
@@ -130,9 +133,9 @@ def _of_score(metric: Metric) -> Iterable[Column]:
             kind,
             kind,
         )
-        everyone, doc = metric.on_global_test(kind), f"{words}, on the test set of all"
+        global_test, doc = metric.on_global_test(kind), f"{words}, on the test set of all"
         yield of(
-            everyone,
+            global_test,
             doc,
             kind,
             f"global_test_{kind}",
@@ -156,10 +159,10 @@ def _of_score(metric: Metric) -> Iterable[Column]:
     yield replace(column, viewed=f"own_judge_{std}")
 
 
-def _of_the_end(metric: Metric) -> Iterable[Column]:
-    """The keys of `summary.json` of one metric."""
+def _summary_columns(metric: Metric) -> Iterable[Column]:
+    """Yield the keys of one metric in `summary.json`."""
     mean, clients = metric.of("mean"), metric.of("clients")
-    ways = {
+    doc_of_key = {
         f"final_{mean}": "mean over all clients of their final models",
         f"final_{metric.of('worst')}": "the same of the worst tenth of the clients",
         f"final_{metric.of('std')}": "their spread",
@@ -169,14 +172,14 @@ def _of_the_end(metric: Metric) -> Iterable[Column]:
         metric.of("mean_best"): "mean over clients of each one's best round",
     }
     if metric in FURTHER.values():
-        ways[f"final_{clients}"] = "clients that the final mean is over"
-    senses = {
+        doc_of_key[f"final_{clients}"] = "clients that the final mean is over"
+    better_of_key = {
         f"final_{clients}": None,
         f"final_{metric.of('std')}": "min",
     }
-    for name, doc in ways.items():
+    for name, doc in doc_of_key.items():
         meaning = f"{metric.words}: {doc}, by the run's judge"
-        better: Any = senses.get(name, "max" if metric.rises else "min")
+        better: Any = better_of_key.get(name, "max" if metric.rises else "min")
         yield Column(
             name,
             "final",
@@ -314,14 +317,14 @@ _DECLARED: dict[str, dict[str, str]] = {
         "samples, mean",
     },
 }
-"""Columns of no metric, and what they mean, by section."""
+"""Columns without a metric, and their meanings, by section."""
 _LESS_IS_BETTER = (
     *("train_loss", "coaching_loss", "objective", "objective_coaching", "objective_relation"),
     *("gradient_norm", "gradient_norm_relation", "gradient_norm_models_proxy", "adapter_error"),
     *("loss", "privacy_epsilon", "objective_*", "gradient_norm_*"),
 )
 for _metric in (*BY_TASK.values(), *FURTHER.values()):
-    COLUMNS.declare(*_of_score(_metric), *_of_the_end(_metric))
+    COLUMNS.declare(*_score_columns(_metric), *_summary_columns(_metric))
 for _section, _docs in _DECLARED.items():
     for _name, _doc in _docs.items():
         _viewed = "epsilon" if _name == "privacy_epsilon" else ""
@@ -337,28 +340,30 @@ for _section, _docs in _DECLARED.items():
         )
 
 
-def shown(column: str) -> str:
-    """What viewers call a column of `metrics.csv`."""
-    return COLUMNS[column].shown
+def viewer_name(column: str) -> str:
+    """Return viewers' name of a column of `metrics.csv`."""
+    return COLUMNS[column].viewer_name
 
 
-def in_summary(key: str) -> str:
-    """What viewers call a key of `summary.json`; one that nobody has declared is in the section
+def summary_viewer_name(key: str) -> str:
+    """Return viewers' name of a key of `summary.json`; an undeclared key is in the section
     `run`."""
-    return COLUMNS[key].shown if key in COLUMNS else f"run/{key}"
+    return COLUMNS[key].viewer_name if key in COLUMNS else f"run/{key}"
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.csv` by viewers' names."""
-    return {shown(name): value for name, value in values.items()}
+def by_viewer_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `metrics.csv` by viewers' names."""
+    return {viewer_name(name): value for name, value in values.items()}
 
 
 def declarations(
     names: Iterable[str],
     judge: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The content of `columns.json` for these columns: the fields that are not empty. `judge`: its
-    kind of model."""
+    """Return the content of `columns.json` for these columns, without empty fields.
+
+    `judge`: kind of the judge's model, which replaces `JUDGE`.
+    """
     declared = {}
     for name in names:
         fields = dataclasses.asdict(COLUMNS[name]) | {"name": ""}
@@ -369,8 +374,8 @@ def declarations(
 
 
 class CumulativeCosts:
-    """What a run has cost until the end of each round: axes to draw accuracy over. Rounds are added
-    in order."""
+    """Sums of a run's costs up to each round, which viewers use as axes. Rounds are added in
+    order."""
 
     def __init__(self, rows: Iterable[Mapping[str, float]] = ()) -> None:
         self._sums: dict[str, float] = {}
@@ -378,8 +383,8 @@ class CumulativeCosts:
             self.add(row)
 
     def add(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Add a row of `metrics.csv`; returns the sums by viewers' names: MiB both ways, modelled
-        and real seconds."""
+        """Add a row of `metrics.csv`; return the sums by viewers' names: MiB in both directions,
+        modelled seconds of the channel, and measured seconds."""
         mib = [row[name] / 2**20 for name in ("upload_bytes", "download_bytes") if name in row]
         new = {"communication/mib_so_far": sum(mib)} if mib else {}
         new |= {name: row[column] for name, column in _SECONDS.items() if column in row}
@@ -394,9 +399,9 @@ _SECONDS = {
 }
 
 
-def spread(rounds: int, most: int) -> list[int]:
-    """At most `most` of the rounds 1 to `rounds`, evenly apart, the first and the last among
-    them."""
+def evenly_spaced(rounds: int, most: int) -> list[int]:
+    """Return at most `most` of the rounds 1 to `rounds`, evenly spaced, including the first and the
+    last."""
     if rounds <= most:
         return list(range(1, rounds + 1))
     if most < 2:

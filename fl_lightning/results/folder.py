@@ -1,9 +1,9 @@
-"""What a run leaves behind: its tables, relation/ and summary.json, written so that a crash spares
-them.
+"""The run folder: its tables, relation/, traffic/ and summary.json, written so that a crash does
+not spoil them.
 
-A row is one write; everything else is written aside and renamed. A round's row in `metrics.csv` is
-written last: a round that has it has the rest too. A dying process loses none of it, a dying
-machine none of what `flush` was called for, as a checkpoint does before it counts. Rank 0 alone
+A row is one write; any other file is written aside and renamed. The row in `metrics.csv` is a
+round's last write: a round with this row is complete. If the process dies, nothing written is lost;
+if the machine dies, nothing that was flushed (`flush`), as every checkpoint does first. Only rank 0
 writes.
 """
 
@@ -30,12 +30,11 @@ from fl_lightning.results.columns import COLUMNS, Column, declarations
 from fl_lightning.results.record import KINDS, RelationView, RoundRecord
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
-"""Columns of what clients compute. They are always there: a cell is empty where it could not be
+"""Columns of clients' operations. They always exist; a cell is empty if its value could not be
 counted."""
 CLIENT_LOSSES = ("train_loss", "coaching_loss")
-"""Columns of what clients' training came to. They are always there: a cell is empty where no step
-was taken."""
-_ALWAYS = (*CLIENT_LOSSES, *CLIENT_FLOPS)
+"""Columns of clients' losses. They always exist; a cell is empty if the client took no step."""
+_PERMANENT_COLUMNS = (*CLIENT_LOSSES, *CLIENT_FLOPS)
 TABLES = (
     "metrics.csv",
     "clients.csv",
@@ -45,9 +44,9 @@ TABLES = (
     "split.csv",
     "heterogeneity.csv",
 )
-"""Every table of a run; `columns.json` declares their columns."""
-_WORDS = ("name", "model", "rule", "stage", "reason", "outcome")
-"""Columns of text."""
+"""All tables of a run; `columns.json` declares their columns."""
+_TEXT_COLUMNS = ("name", "model", "rule", "stage", "reason", "outcome")
+"""Columns that hold text."""
 UNREADABLE = (
     OSError,
     ValueError,
@@ -58,29 +57,32 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What reading a damaged table, npz or JSON file may raise."""
-NEVER = "they never took part"
-"""Why final models of clients are of another kind than the judge's."""
+"""Exceptions that reading a damaged table, npz or JSON file may raise."""
+NEVER_TRAINED = "they never took part"
+"""Reason why some final models are of another kind than the judge's."""
 PREDICTIONS = "final_predictions.parquet"
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", PREDICTIONS)
+_FINAL_FILES = ("summary.json", "final.csv", "newcomers.csv", PREDICTIONS)
 
 
 @dataclass
 class Traffic:
-    """The ledger of one round. Direction 0 is the download, 1 the upload."""
+    """Bytes sent in one round, by client, direction, layer and kind. Direction 0 is the download, 1
+    the upload."""
 
     bytes: np.ndarray
-    """int64 (clients, 2, L + 1, kinds); the last of the layers is what is beside the model."""
+    """int64 (clients, 2, L + 1, kinds); the last layer stands for everything beside the model."""
     sent: np.ndarray
-    """Bool (clients, 2, L): whether the layer travelled."""
+    """Whether the layer was sent, bool (clients, 2, L)."""
     clients: list[int]
     layers: list[str]
     kinds: list[str]
 
 
 class RunFolder:
-    """The folder `path` of one run, made with its first file. Raises `RunFailed` if the disk
-    refuses a write."""
+    """Writer and reader of the folder `path` of one run; the folder is created with its first file.
+
+    Raises `RunFailed` if the disk refuses a write.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,23 +91,24 @@ class RunFolder:
         self._failures = CsvTable(path / "failures.csv")
         self._declared: set[str] = set()
         self.names: Sequence[str] = ()
-        """Of the clients, written beside their numbers; empty: they have none."""
+        """Names of the clients, which tables show beside their numbers; empty without names."""
 
     def append(self, record: RoundRecord) -> None:
-        """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
+        """Write one round: relation, traffic, clients' rows, failures, and row of metrics."""
         self.write_relation(record.round, record.relation)
         self.write_traffic(record)
         self._clients.append(
-            [{"round": record.round, **self._named(row)} for row in record.clients], _ALWAYS
+            [{"round": record.round, **self._named(row)} for row in record.clients],
+            _PERMANENT_COLUMNS,
         )
         if record.failures:
             self._failures.append(
                 [{"round": record.round, **self._named(row)} for row in record.failures]
             )
-        self._metrics.append([{"round": record.round, **record.metrics}], _ALWAYS)
+        self._metrics.append([{"round": record.round, **record.metrics}], _PERMANENT_COLUMNS)
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A client's row with its name behind its number."""
+        """Add the client's name to its row, after the number."""
         number = int(row["client"])
         name = {"name": self.names[number]} if number < len(self.names) else {}
         return {"client": row["client"], **name, **row}
@@ -115,7 +118,7 @@ class RunFolder:
         after: int,
         upto: int,
     ) -> None:
-        """Wait until the disk has what `append` wrote of the rounds behind `after`, up to
+        """Flush to the disk what `append` wrote of the rounds after `after`, up to and including
         `upto`."""
         paths = [self._clients.path, self._failures.path, self._metrics.path, self.path]
         rounds = range(after + 1, upto + 1)
@@ -124,8 +127,8 @@ class RunFolder:
         flush_all([path for path in (*files, *folders, *paths) if path.exists()])
 
     def truncate(self, round: int) -> None:
-        """Forget what was written after `round` (0: everything), and rows that a crash cut
-        short."""
+        """Delete everything that was written after `round` (0: everything), and rows that a crash
+        cut short."""
         for table in (self._clients, self._failures, self._metrics):
             table.truncate(round)
         for folder in ("relation", "traffic"):
@@ -133,27 +136,31 @@ class RunFolder:
                 if int(file.stem.removeprefix("round-")) > round:
                     file.unlink()
 
-    def forget_end(self) -> None:
-        """Delete what the end of a shorter run has left: rounds have followed."""
-        for name in _OF_THE_END:  # first of all summary.json, which says that it has ended
+    def delete_final_files(self) -> None:
+        """Delete the files of the end of a run that has been extended: they describe a shorter
+        run."""
+        for name in _FINAL_FILES:  # summary.json first, which marks a run that has ended
             (self.path / name).unlink(missing_ok=True)
 
     def check_whole(self, round: int) -> None:
-        """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve
-        could be trusted."""
+        """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice."""
         for table in (self._metrics, self._clients):
             name = table.path.name
-            rows = table.read(_WORDS, numbered=True)
+            rows = table.read(_TEXT_COLUMNS, numbered=True)
             kept_rows = [row for row in rows if row["round"] <= round]
             keys = [(int(row["round"]), row.get("client")) for row in kept_rows]
             is_whole = {t for t, _ in keys} == set(range(1, round + 1))
-            requirement = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one"
+            problem = (
+                f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
+            )
             if len(keys) > len(set(keys)) or not is_whole:
-                raise BadInput("run", str(self.path), f"{requirement} twice")
+                raise BadInput("run", str(self.path), f"{problem}: start another run")
 
     def write_columns(self, judge: str) -> None:
-        """Declare the columns of all tables in `columns.json`, where some are new. `judge`: its
-        kind of model."""
+        """Declare the columns of all tables in `columns.json`, if there are new ones.
+
+        `judge`: kind of the judge's model.
+        """
         names = dict.fromkeys(
             name for file in TABLES for name in CsvTable(self.path / file).header()
         )
@@ -163,16 +170,20 @@ class RunFolder:
             write_whole(self.path / "columns.json", text, durable=False)
 
     def read(self, table: str) -> list[Row]:
-        """The whole rows of a table, such as `metrics`; an empty cell is absent.
+        """Return the rows of a table, such as `metrics`, without a row that a crash cut short; an
+        empty cell has no key.
 
-        No rows before the table is written. Raises `Damaged` as `CsvTable.read`.
+        Returns no rows if the table does not exist.
+
+        Raises:
+            Damaged: the table cannot be read.
         """
         return CsvTable(self.path / f"{table}.csv").read(
-            _WORDS, numbered=table in ("metrics", "clients")
+            _TEXT_COLUMNS, numbered=table in ("metrics", "clients")
         )
 
     def read_columns(self) -> dict[str, Column]:
-        """The declarations in `columns.json`; none before the first round has ended."""
+        """Return the declarations in `columns.json`; empty before the end of the first round."""
         try:
             declared = json.loads((self.path / "columns.json").read_text(encoding="utf-8"))
             return {name: Column(name, **fields) for name, fields in declared.items()}
@@ -184,19 +195,18 @@ class RunFolder:
         metric: metrics.Metric,
         summary: Mapping[str, Any],
     ) -> str | None:
-        """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it
-        cannot be told.
+        """Return the kind of model that `mean_accuracy` scores; None if it is not known.
 
         Args:
-            metric: what the run is judged by.
-            summary: of the run, which is asked where `columns.json` cannot be read.
+            metric: the metric that judges the run.
+            summary: content of `summary.json`, used if `columns.json` cannot be read.
         """
         column = self.read_columns().get(metric.of("mean"))
         kinds = [column.model if column else None, summary.get("judge")]
         return next((kind for kind in kinds if kind in [*metrics.MODELS]), None)
 
     def relation_file(self, round: int) -> Path:
-        """Where the relation of `round` is kept."""
+        """Return the path of the relation of `round`."""
         return self.path / "relation" / f"round-{round:04d}.npz"
 
     def write_relation(
@@ -204,7 +214,7 @@ class RunFolder:
         round: int,
         view: RelationView,
     ) -> None:
-        """Keep the cohort's part of the relation cube: rows (float32), receivers, layers,
+        """Write the cohort's part of the relation cube: rows (float32), receivers, layers,
         sources."""
         save_arrays(
             self.relation_file(round),
@@ -215,9 +225,10 @@ class RunFolder:
         )
 
     def read_relation(self, round: int) -> RelationView:
-        """What `write_relation` kept for `round`; FileNotFoundError if there is nothing.
+        """Read the relation of `round`.
 
         Raises:
+            FileNotFoundError: none was written.
             Damaged: the file cannot be read, or its arrays do not fit together.
         """
         path = self.relation_file(round)
@@ -231,11 +242,11 @@ class RunFolder:
             raise
         except UNREADABLE:
             pass
-        damaged = f"{path.relative_to(self.path)} is damaged: restore it, or delete it"
+        damaged = f"its {path.relative_to(self.path)} is damaged: restore it, or delete it"
         raise Damaged("run", str(self.path), damaged)
 
     def intact_relation(self, round: int) -> RelationView | None:
-        """The relation of `round`; None if its file cannot be read, or holds nothing."""
+        """Return the relation of `round`; None if its file cannot be read, or is empty."""
         try:
             view = self.read_relation(round)
             return view if view.rows.size else None
@@ -243,8 +254,8 @@ class RunFolder:
             return None
 
     def write_traffic(self, record: RoundRecord) -> None:
-        """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`,
-        `kinds`."""
+        """Write the traffic of a round: `bytes` and `sent` as in `RoundRecord`, `clients`,
+        `layers`, `kinds`."""
         save_arrays(
             self.traffic_file(record.round),
             bytes=np.asarray(record.traffic, dtype=np.int64),
@@ -255,21 +266,21 @@ class RunFolder:
         )
 
     def traffic_file(self, round: int) -> Path:
-        """Where the ledger of `round` is kept."""
+        """Return the path of the traffic of `round`."""
         return self.path / "traffic" / f"round-{round:04d}.npz"
 
     def read_traffic(self, round: int) -> Traffic:
-        """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
+        """Read the traffic of `round`; raise FileNotFoundError if none was written."""
         arrays = _arrays(self.traffic_file(round))
         lists = [arrays[name].tolist() for name in ("clients", "layers", "kinds")]
         return Traffic(arrays["bytes"], arrays["sent"], *lists)
 
     def relation_rounds(self) -> list[int]:
-        """The rounds whose relation is kept, in order."""
+        """Return the rounds with a relation, in order."""
         return _rounds(self.path / "relation")
 
     def traffic_rounds(self) -> list[int]:
-        """The rounds whose ledger is kept, in order."""
+        """Return the rounds with traffic, in order."""
         return _rounds(self.path / "traffic")
 
     def write_final(
@@ -279,11 +290,14 @@ class RunFolder:
         models: Sequence[str] = (),
         further: Sequence[Row] = (),
     ) -> None:
-        """Write `final.csv`: the score (`name`) of each client's final model, in the order of
-        client numbers.
+        """Write `final.csv`: a row for each client's final model.
 
-        With `models`, the kind of each: `before`, `after`, `global`, `finetuned`; with `further`,
-        its other scores.
+        Args:
+            scores: by client number.
+            name: column of the scores.
+            models: kind of each client's model (`before`, `after`, `global`, `finetuned`); empty:
+                no such column.
+            further: other columns of each client's row; empty: none.
         """
         rows: list[Row] = [
             {
@@ -309,7 +323,7 @@ class RunFolder:
         CsvTable(self.path / f"{table}.csv").write(named, durable=durable)
 
     def write_predictions(self, tables: Sequence[Mapping[str, Any]]) -> None:
-        """Write `final_predictions.parquet`, the tables of clients below each other; no file
+        """Write `final_predictions.parquet` from the clients' tables, one below the other; no file
         without any."""
         if tables:
             from pandas import DataFrame, concat
@@ -318,7 +332,7 @@ class RunFolder:
                 concat(map(DataFrame, tables), ignore_index=True).to_parquet(aside, index=False)
 
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
-        """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file
+        """Write `newcomers.csv`: scores of held-out clients by number of labelled samples; no file
         without any."""
         if rows:
             CsvTable(self.path / "newcomers.csv").write(rows)
@@ -331,11 +345,16 @@ class RunFolder:
         names: Sequence[str] = (),
         resumed: bool = False,
     ) -> bool:
-        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes);
-        `names`: of these, by which their columns are called where all can be (`class_columns`).
+        """Write `split.csv`: each client's numbers of samples.
 
-        Returns whether it was written: not if a run that is `resumed` began with other numbers of
-        samples.
+        A resumed run keeps its file if it began with other numbers. Returns whether the file was
+        written.
+
+        Args:
+            train, test: samples of each client.
+            classes: training samples by client and class, (N, classes), or None.
+            names: names of the classes, used for the columns if possible (`class_columns`).
+            resumed: whether the run was resumed.
         """
         sizes = enumerate(zip(train, test, strict=True))
         rows: list[Row] = [
@@ -352,13 +371,12 @@ class RunFolder:
             for row, counts in zip(rows, classes.tolist(), strict=True):
                 row |= dict(zip(columns, counts, strict=True))
         before: list[Row] = []
-        # a damaged table, as a power cut may leave, is written anew
+        # a table that a power cut has damaged is written anew
         with contextlib.suppress(Damaged):
             before = self.read("split") if resumed else []
         for old, row in zip(before, rows, strict=False):
             if row | old != old | row:  # they differ in a column that both have
                 return False
-        # Each start writes it anew.
         self._write("split", rows, durable=False)
         return True
 
@@ -367,8 +385,8 @@ class RunFolder:
         clients: Sequence[int],
         pairs: Mapping[str, np.ndarray],
     ) -> None:
-        """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and
-        `heterogeneity.csv`: each one's mean distance from the others."""
+        """Write `heterogeneity.npz`, the distances (n, n) between `clients` for each measure, and
+        `heterogeneity.csv`, each client's mean distance from the others."""
         save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
         rows: list[Row] = [{"client": c} for c in clients]
         for name, table in pairs.items():
@@ -383,20 +401,24 @@ class RunFolder:
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that
-        cannot be read."""
+        """Read `summary.json`.
+
+        Raises:
+            FileNotFoundError: the run has not ended.
+            Damaged: the file cannot be read.
+        """
         try:
             summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except ValueError:
             summary = None
         if not isinstance(summary, dict):
-            raise Damaged("run", str(self.path), "its summary.json is damaged")
+            raise Damaged("run", str(self.path), "its summary.json is damaged: restore it")
         return summary
 
 
 def class_columns(names: Sequence[str]) -> list[str]:
-    """Columns of classes, in their order: by name, or by number where some name (a token of texts)
-    is no plain word."""
+    """Return the columns of classes, in order: by name, or by number if a name (such as a token of
+    texts) is no plain word."""
     if all(name.isprintable() and name.strip() == name != "" for name in names):
         return [f"class_{name}" for name in names]
     return [f"class_{number}" for number in range(len(names))]
@@ -406,8 +428,8 @@ def best(
     rows: Iterable[Row],
     column: str | None = None,
 ) -> tuple[float, int]:
-    """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0)
-    if none has one."""
+    """Return the best value of `column` (None: the judge's mean) and the first round with it; (nan,
+    0) without values."""
     rows = list(rows)
     column = metrics.of_rows(rows).of("mean") if column is None else column
     merit = COLUMNS[column].merit
@@ -419,15 +441,15 @@ def best(
 
 
 def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
-    """Mean over clients of each one's best value of `column` over all rounds, and how many clients
-    have one.
+    """Return the mean over clients of each one's best value, and the number of clients with a
+    value; (nan, 0) without values.
+
+    Each client may choose another round, so this mean is at least that of the best round (`best`).
+    KAPC's journal article uses it for local and FedAvg in its Tables 1 and 2.
 
     Args:
-        rows: of `clients.csv`. (nan, 0) if none has a value.
-
-    Where `best` takes the best of the means over clients, this takes the mean of the bests: each
-    client may choose another round. It is the greater one (KAPC's journal article has it for local
-    and FedAvg in its Tables 1 and 2).
+        rows: of `clients.csv`.
+        column: of the values.
     """
     merit = COLUMNS[column].merit
     bests: dict[int, float] = {}
@@ -442,8 +464,7 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
 
 
 def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Of how many clients which kind of model was scored at the end; empty if the run has not
-    ended."""
+    """Return how many clients' final models are of each kind; empty if the run has not ended."""
     kinds = summary.get("final_kinds")
     counts = kinds if isinstance(kinds, dict) else {}
     return {
@@ -453,9 +474,12 @@ def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def final_kind(summary: Mapping[str, Any]) -> str | None:
-    """Of which kind the final models are; clients that never took part may have another. None: it
-    is not known."""
+def usual_final_kind(summary: Mapping[str, Any]) -> str | None:
+    """Return the kind of the final models: the judge's, or else the most frequent; None if it is
+    not known.
+
+    Clients that never took part may have another kind.
+    """
     kinds, judge = final_kinds(summary), summary.get("judge")
     if judge in kinds:
         return str(judge)
@@ -463,14 +487,14 @@ def final_kind(summary: Mapping[str, Any]) -> str | None:
 
 
 def final_words(summary: Mapping[str, Any]) -> str:
-    """The kind of model of the final scores: `after local training; 2 of 9 clients before it: they
+    """Describe the kind of the final models: `after local training; 2 of 9 clients before it: they
     never took part`."""
-    kinds, kind = final_kinds(summary), final_kind(summary)
+    kinds, kind = final_kinds(summary), usual_final_kind(summary)
     if kind is None:
         return "kind of model unknown"
     total = sum(kinds.values())
     others = total - kinds[kind]
-    rest = f"; {others} of {total} clients before it: {NEVER}" if others else ""
+    rest = f"; {others} of {total} clients before it: {NEVER_TRAINED}" if others else ""
     return metrics.MODELS[kind] + rest
 
 
@@ -485,7 +509,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:
-    """Keep named arrays in an npz file."""
+    """Write named arrays to an npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue(), durable=False)

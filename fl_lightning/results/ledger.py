@@ -1,4 +1,4 @@
-"""What travelled in a run, by layer: the files of `traffic/`, put together."""
+"""The ledger of a run: bytes and layers sent in all of its rounds, from the files of `traffic/`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from fl_lightning.results.folder import UNREADABLE, RunFolder
 
 
-def unread(rounds: list[int]) -> list[str]:
-    """A note that the files of these rounds cannot be read; none if there are none."""
+def unread_note(rounds: list[int]) -> list[str]:
+    """Return a list with a note that the files of these rounds cannot be read; empty without
+    rounds."""
     if not rounds:
         return []
     more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
@@ -19,19 +20,20 @@ def unread(rounds: list[int]) -> list[str]:
 
 @dataclass
 class Ledger:
-    """What travelled in the rounds whose ledger can be read. Direction 0 is the download, 1 the
-    upload."""
+    """Layers and bytes sent in the rounds whose traffic can be read. Direction 0 is the download, 1
+    the upload."""
 
     rounds: list[int]
     layers: list[str]
     share: np.ndarray
-    """(2, L, rounds): share of the cohort whose layer travelled, 0..1."""
+    """Share of the cohort that sent or received each layer, (2, L, rounds), 0 to 1."""
     kinds: dict[str, tuple[int, int]]
-    """Bytes downloaded and uploaded by kind, over these rounds."""
+    """Bytes downloaded and uploaded in these rounds, by kind."""
 
 
 def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
-    """The ledger of a run, None if it has none; and the rounds whose file cannot be read."""
+    """Return the ledger of a run (None without traffic), and the rounds whose file cannot be
+    read."""
     rounds: list[int] = []
     damaged: list[int] = []
     shares: list[np.ndarray] = []
@@ -59,9 +61,7 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
             kinds[str(kind)] = kinds.get(str(kind), 0) + both
     if not rounds:
         return None, damaged
-    totals = {}
-    for kind, (down, up) in kinds.items():
-        totals[kind] = int(down), int(up)
+    totals = {kind: (int(down), int(up)) for kind, (down, up) in kinds.items()}
     return Ledger(
         rounds,
         layers,

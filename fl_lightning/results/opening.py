@@ -1,4 +1,5 @@
-"""The run folder OUT/NAME: which one, what may change when it is resumed, and its config.yaml."""
+"""The run folder OUT/NAME: its creation and lock, its config.yaml, and the changes that a resumed
+run may make."""
 
 from __future__ import annotations
 
@@ -33,10 +34,9 @@ from fl_lightning.results import owncode
 CONFIG = "config.yaml"
 LOCK = "lock"
 CENTER, SITE = "deployed.json", "site.json"
-"""Files that say of a run folder that its clients are elsewhere, or that it is one site's."""
+"""Files that mark the folder of a deployment's server, and of one of its sites."""
 
-# What a resumed run may change: how long, where, and what is told of it. Anything else would make
-# it another run.
+# Keys that may change on resume: length, place and output. Any other would make another run.
 MAY_CHANGE = (
     "federation.rounds",
     "federation.on_bad_client",
@@ -58,39 +58,43 @@ MAY_CHANGE = (
 
 
 def check_name(start: Start) -> None:
-    """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that
-    exists already."""
+    """Check the name of a run that is to start.
+
+    Raises:
+        BadInput: the name cannot be a folder's, a resumed run has no name, or a run with the name
+            exists and is not resumed.
+    """
     if start.name is None:
         check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
     is_plain = start.name not in ("", ".", "..") and Path(start.name).name == start.name
-    requirement = "it must be the name of a folder, without slashes; its parent is --out"
+    requirement = "it must be the name of a folder, without slashes: set its parent by --out"
     check("name", start.name, is_plain, requirement)
     folder = Path(start.out) / start.name
     try:
         exists, is_run = folder.exists(), (folder / CONFIG).exists()
-        # of a start that was stopped, or had a full disk
+        # files of a start that was stopped, or met a full disk
         begun = {LOCK, aside_of(folder / CONFIG).name}
         is_empty = not exists or {path.name for path in folder.iterdir()} <= begun
     except (OSError, ValueError) as error:
-        raise BadInput("name", start.name, f"it can be no folder: {error}") from None
+        raise BadInput("name", start.name, f"it cannot name a folder ({error})") from None
     if launcher.rank() > 0:
         return  # rank 0 may be making the folder right now
     lacks = f"it holds no {CONFIG}"
-    way = "continue it with --resume" if is_run else f"{lacks}, so it is no run: remove it"
-    requirement = f"{folder} exists; {way}, or choose another name"
+    remedy = "continue it with --resume" if is_run else f"{lacks}, so it is no run: remove it"
+    requirement = f"{folder} exists; {remedy}, or choose another name"
     check("name", start.name, start.resume or not exists, requirement)
-    requirement = f"{folder} is a folder of something else: {lacks}"
+    requirement = f"{folder} is no run folder, since {lacks}: choose another name"
     check("name", start.name, is_empty or is_run, requirement)
 
 
 def check_path(key: str, path: Path) -> None:
-    """Raise `BadInput` for what can be no path: a name that is too long, a folder that nobody may
-    look into."""
+    """Raise `BadInput` if a path cannot be used: a name is too long, or a folder may not be
+    read."""
     try:
         path.exists()
     except (OSError, ValueError) as error:
-        raise BadInput(key, str(path), f"it can be no folder: {error}") from None
+        raise BadInput(key, str(path), f"it cannot be opened ({error})") from None
 
 
 def check_out(
@@ -100,24 +104,37 @@ def check_out(
     mark: str | None = None,
     kind: str = "",
 ) -> Path:
-    """Returns the path of `file` if it can be written: its folder exists, the suffix fits, and it
-    is new or begins with `mark`. `BadInput` otherwise; of a file without the mark, that it is no
-    `kind`."""
+    """Return the path of an output file after checking that it can be written.
+
+    Args:
+        key: configuration key of the file, for errors.
+        file: the path.
+        suffix: suffix that the file must have; empty: any.
+        mark: text in the first lines of files of this kind; other files are not overwritten. None:
+            any file is.
+        kind: name of the kind, for errors.
+
+    Raises:
+        BadInput: the folder does not exist, the suffix is another, or the file exists without the
+            mark.
+    """
     path = Path(file)
-    check(key, file, path.parent.is_dir(), f"there is no folder {path.parent}")
+    check(key, file, path.parent.is_dir(), f"there is no folder {path.parent}: create it")
     check(key, file, not suffix or path.suffix == suffix, f"it must end with {suffix}")
     if mark is not None and path.exists():
         is_marked = path.is_file() and mark.encode() in path.read_bytes()[:1000]
-        requirement = f"it exists and is no {kind}, and is not written over"
+        requirement = f"it exists and is no {kind}, so it is not overwritten: choose another name"
         check(key, file, is_marked, requirement)
     return path
 
 
 def check_first_start(start: Start, configured: bool) -> None:
-    """Say that a run that was to be resumed is not there, and begins now.
+    """If the run to be resumed does not exist, print that it starts now.
+
+    `configured`: whether a config was given.
 
     Raises:
-        BadInput: no config says what it is (`configured` is False): more likely its name is wrong.
+        BadInput: none was given, so that the run's name is probably misspelled.
     """
     out = Path(start.out)
     if not start.resume or start.name is None or (out / start.name / CONFIG).exists():
@@ -142,10 +159,10 @@ def check_first_start(start: Start, configured: bool) -> None:
 
 
 def check_no_key(config: Config) -> None:
-    """Raise `BadInput` for a value that holds a W&B key: config.yaml would tell everyone."""
+    """Raise `BadInput` for a value that holds a W&B key, which config.yaml would make public."""
     secret = os.environ.get("WANDB_API_KEY")
     form = re.compile(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b")
-    requirement = "it holds a W&B key, whose place is the environment: WANDB_API_KEY"
+    requirement = "it holds a W&B key: remove it, and set WANDB_API_KEY in the environment"
     for name, value in flat(to_settings(config)):
         is_at_wandb = name.startswith("loggers.wandb.") and form.search(str(value))
         if is_at_wandb or (secret and secret in str(value)):
@@ -153,36 +170,43 @@ def check_no_key(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_run_folder(
     start: Start,
     stem: str,
     config: Config,
 ) -> Iterator[Path]:
-    """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it
-    was: a new folder is removed, and a config.yaml is put back or removed, unless rounds have been
-    trained."""
+    """Context manager that creates or reopens the run folder, locks it, writes config.yaml and
+    yields the path.
+
+    An error before the first round has been trained undoes this: an earlier config.yaml is
+    restored, and after bad input a new folder is removed.
+
+    Args:
+        start: name and parent of the folder, and whether the run is resumed.
+        stem: beginning of the folder's name if `start` has no name.
+        config: content of config.yaml.
+    """
     if launcher.rank() > 0:
-        yield make(start, stem)
+        yield make_run_folder(start, stem)
         return
     out = Path(start.out)
     absent = [path for path in (out, *out.parents) if not path.exists()]
     is_new = start.name is None or not (out / start.name).exists()
-    folder = make(start, stem)
+    folder = make_run_folder(start, stem)
     with locked(folder):
-        before, done = _content(folder / CONFIG), _content(folder / "metrics.csv")
+        before, done = _bytes_of(folder / CONFIG), _bytes_of(folder / "metrics.csv")
         write_config(folder, config)
         try:
             yield folder
         except BaseException as error:
-            if _content(folder / "metrics.csv") != done:
+            if _bytes_of(folder / "metrics.csv") != done:
                 raise
             if before is not None:
-                if _content(folder / CONFIG) != before:
-                    # the run goes on from where it was, as it was
+                if _bytes_of(folder / CONFIG) != before:
                     write_whole(folder / CONFIG, before)
             elif isinstance(error, BadInput) and is_new:
                 shutil.rmtree(folder)
-                with contextlib.suppress(OSError):  # another run may have come in
+                with contextlib.suppress(OSError):  # another run may use the parent folders
                     for path in absent:
                         path.rmdir()
             elif isinstance(error, BadInput):
@@ -191,8 +215,8 @@ def opened(
 
 
 @contextlib.contextmanager
-def when_stopped(line: Callable[[], str]) -> Iterator[None]:
-    """Say `line` where what is within is stopped (Ctrl-C, SIGTERM)."""
+def say_when_stopped(line: Callable[[], str]) -> Iterator[None]:
+    """Context manager that prints the text of `line` if its body is stopped (Ctrl-C, SIGTERM)."""
     try:
         yield
     except BaseException as error:
@@ -201,20 +225,26 @@ def when_stopped(line: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def goes_on(folder: Path, line: str | None) -> str:
-    """Returns how the run in `folder`, which has been stopped, goes on: with `line`, or with the
-    shortest that does it."""
+def resume_line(folder: Path, command: str | None) -> str:
+    """Return the line that tells how to resume the run in `folder`, which has been stopped.
+
+    `command`: the command that resumes it; None: the shortest one is found.
+    """
     out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
     shortest = shlex.join(["fl-train", "fit", *out, "--name", folder.name, "--resume"])
     has_checkpoint = any((folder / "checkpoints").glob("manifest-*"))
     where = ""
     if (folder / "metrics.csv").is_file() and not has_checkpoint:
         where = " from its start, since it has no checkpoint yet,"
-    return f"fl-train: stopped; it goes on{where} with: {line or shortest}"
+    return f"fl-train: stopped; it goes on{where} with: {command or shortest}"
 
 
-def make(start: Start, stem: str) -> Path:
-    """Makes the run folder on rank 0; elsewhere returns its path, which the launcher has named."""
+def make_run_folder(start: Start, stem: str) -> Path:
+    """Create the run folder, on rank 0, and return its path; other ranks only return the path.
+
+    `stem`: beginning of its name if `start` has no name; a number follows. On other ranks the
+    launcher has completed the name.
+    """
     out = Path(start.out)
     if launcher.rank() > 0:
         return out / (start.name or stem)
@@ -227,23 +257,24 @@ def make(start: Start, stem: str) -> Path:
         flush(out)
         return folder
     except OSError as error:
-        raise BadInput("out", start.out, f"no run folder can be made in it: {error}") from None
+        raise BadInput("out", start.out, f"no run folder can be created in it: {error}") from None
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write config.yaml, whole or not at all."""
+    """Write config.yaml, on rank 0, whole or not at all."""
     if launcher.rank() == 0:
         write_whole(folder / CONFIG, to_yaml(config))
 
 
-def saved_of(start: Start) -> Layer | None:
-    """Returns the settings of the run to resume; None where nothing is resumed, or the run does not
-    exist yet."""
-    return saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
+def settings_to_resume(start: Start) -> Layer | None:
+    """Return the settings of the run to be resumed; None if no run is resumed, or it does not exist
+    yet."""
+    return saved_settings(Path(start.out) / start.name) if start.resume and start.name else None
 
 
-def saved_layer(folder: Path) -> Layer | None:
-    """The settings in the config.yaml of a run folder; None if there is none."""
+def saved_settings(folder: Path) -> Layer | None:
+    """Return the settings in a run folder's config.yaml, as a layer that others may be merged over;
+    None without the file."""
     check_path("run", folder / CONFIG)
     file = folder / CONFIG
     if not file.is_file():
@@ -252,59 +283,64 @@ def saved_layer(folder: Path) -> Layer | None:
 
 
 def config_of(folder: Path, layers: list[Layer] | None = None) -> Config:
-    """Returns the resolved config of the run in `folder`, with `layers` over it.
+    """Return the resolved config of the run in `folder`; `layers` of settings override the saved
+    ones.
 
     Raises:
-        BadInput: there is no run, or its clients' models are at their sites.
+        BadInput: there is no run, or it is a deployment, whose models are at its sites.
     """
-    saved = saved_layer(folder)
+    saved = saved_settings(folder)
     if saved is None:
         raise BadInput("run", str(folder), f"there is no run: {CONFIG} is missing")
-    way = f"fl-train export --run FOLDER/{folder.name} there"
-    requirement = f"its clients' models and data are at their sites: {way}"
+    command = f"fl-train export --run FOLDER/{folder.name}"
+    requirement = f"its clients' models and data are at their sites: run {command} there"
     check("run", str(folder), not (folder / CENTER).is_file(), requirement)
     return resolve([saved, *(layers or [])])
 
 
-def check_goes_on(
+def check_resumable(
     saved: Layer,
     config: Config,
     folder: Path,
-    accept: bool = False,
+    accept_changed_code: bool = False,
 ) -> None:
-    """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds
-    `saved`.
+    """Raise `BadInput` unless the run in `folder` may be resumed with `config`.
 
-    `accept`: allows changed own code.
+    It may differ in the keys `MAY_CHANGE` only, and must ask for at least the rounds that are done.
+
+    Args:
+        saved: settings in the folder's config.yaml.
+        config: the new config.
+        folder: the run folder.
+        accept_changed_code: whether the user's own code may have changed.
     """
     before = dict(flat(to_settings(resolve([saved]))))
     after = dict(flat(to_settings(config)))
     for key in dict.fromkeys([*before, *after]):
-        free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
+        may_change = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
-        if not free and old != value:
+        if not may_change and old != value:
             began = repr(old)
             if key not in after and key.startswith("callbacks."):  # the whole callback
                 key, began = key.rpartition(".")[0], "it"
-            requirement = f"the run began with {began}; go on with that, or start another run"
-            remedy = "docs/reference.md lists what may change on resume"
-            raise BadInput(_flag_of(key), value, f"{requirement} ({remedy})")
-    # it imports numpy, which a mere check of the command line does not need
+            remedy = "keep that, or start another run (docs/reference.md lists what may change)"
+            raise BadInput(_flag_of(key), value, f"the run began with {began}: {remedy}")
+    # imported here, since a check of the command line does not need numpy
     from fl_lightning.results.folder import RunFolder
 
     rows = RunFolder(folder).read("metrics")
     done = max((int(row["round"]) for row in rows), default=0)
     rounds = config.federation.rounds
-    check("federation.rounds", rounds, rounds >= done, f"the run has done {done} already")
-    owncode.check_same(config, folder, accept)
+    check("federation.rounds", rounds, rounds >= done, f"the run has done {done}: ask for as many")
+    owncode.check_same(config, folder, accept_changed_code)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder.
+    """Context manager that keeps other runs out of the folder.
 
     Raises:
-        BadInput: one is in it, or the folder cannot be written.
+        BadInput: another run uses the folder, or it cannot be written.
     """
     file = folder / LOCK
     is_new = not file.exists()
@@ -312,11 +348,11 @@ def locked(folder: Path) -> Iterator[None]:
         before = "" if is_new else file.read_text(encoding="utf-8")
         lock = take_lock(file)
     except Taken as error:
-        requirement = f"a run is going on in {folder} ({error}); wait for it, or end it"
+        requirement = f"another run uses {folder} ({error}): wait for it, or end it"
         raise BadInput("name", folder.name, requirement) from None
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            say(f"{folder}: no locks here ({error.strerror}); start no second run in it")
+            say(f"{folder}: it cannot be locked ({error.strerror}); start no second run in it")
             yield
             return
         requirement = f"{folder} cannot be written ({error.strerror})"
@@ -333,13 +369,13 @@ def locked(folder: Path) -> Iterator[None]:
             file.unlink(missing_ok=True)
         raise
     finally:
-        with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
+        with contextlib.suppress(OSError), lock:  # the file tells which run used it last
             lock.truncate(0)
             line = f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n"
             lock.write(before if refused else line)
 
 
-def _content(path: Path) -> bytes | None:
+def _bytes_of(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
@@ -354,7 +390,7 @@ def _first_free(out: Path, stem: str) -> Path:
 
 
 def _flag_of(key: str) -> str:
-    """The key as it is written on the command line."""
+    """Return the key as it is written on the command line."""
     head, _, rest = key.partition(".")
     if head in ("method", "model"):
         rest = rest.removeprefix("init_args.")

@@ -1,10 +1,10 @@
-"""Source code of a user's own classes: which files a run executes, whether they have changed,
-copies in its folder.
+"""Source code of the user's own classes: the files that a run executes, their changes, and copies
+in the run folder.
 
-Own code is what a configuration names by import path outside of this package and of installed
-packages, what those classes descend from, and every file that these files import from the folder of
-their own import path. Imports are read from the text: what is imported by a computed name is not
-seen.
+Own code is every class that a configuration names by an import path outside of this package and of
+installed packages, the classes that it descends from, and every file that these files import from
+the folder of their import path. Imports are found in the text, so imports by a computed name are
+missed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.files import write_whole
 
 COMPUTES = ("method", "model", "data", "callbacks")
-"""Parts of a configuration whose code decides a run's numbers. A logger's does not: it may change,
-and is not kept."""
+"""Parts of a configuration whose code determines a run's numbers. A logger's code does not: it may
+change, and is not stored."""
 SHARED = ("model", "data")
 """Parts that all methods of a comparison have in common."""
 ROUNDS = "source/rounds.json"
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
-# also of another environment, which this one may borrow from
+# packages of another environment, which this one may use too
 _SITES = {"site-packages", "dist-packages"}
 _text_of_loaded: dict[int, tuple[Any, bytes]] = {}
-"""Spec and text of each module by the spec's id: a spec need not be hashable."""
+"""Spec and source text of each loaded module, by the spec's id, since a spec may not be
+hashable."""
 
 
 def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
-    """The import paths outside of this package that `parts` of the configuration name."""
+    """Return the import paths outside of this package that the configuration names.
+
+    `parts`: the parts that are looked at; without an argument all that determine numbers.
+    """
     every = {
         "method": [config.method.class_path],
         "model": [model.component.class_path for model in config.models],
@@ -50,11 +54,14 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
     return tuple(path for path in named if "." in path and not path.startswith("fl_lightning."))
 
 
-def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
-    """Module and file of own code behind import paths, by the file's path below its import folder:
-    `mine/models.py`."""
+def files(import_paths: Collection[str]) -> dict[str, tuple[str, Path]]:
+    """Find the files of own code behind import paths.
+
+    Returns (module name, file) by the file's path below its import folder, such as
+    `mine/models.py`.
+    """
     waiting: dict[str, Path] = {}
-    for module in chain.from_iterable(map(_modules, named)):
+    for module in chain.from_iterable(map(_modules, import_paths)):
         if file := _own_file(module):
             waiting[module] = file
     modules: dict[str, tuple[str, Path]] = {}
@@ -72,22 +79,20 @@ def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
     return dict(sorted(modules.items()))
 
 
-def read(named: Collection[str]) -> dict[str, bytes]:
-    """The text of each of `files` as this process executes it: edits after a module was loaded do
-    not reach it."""
-    texts = {}
-    for name, (module, file) in files(named).items():
-        texts[name] = _text(module, file)
-    return texts
+def read(import_paths: Collection[str]) -> dict[str, bytes]:
+    """Return the source text of each of `files`, as this process executes it: later edits of a
+    loaded file do not count."""
+    modules = files(import_paths)
+    return {name: _text(module, file) for name, (module, file) in modules.items()}
 
 
 def digests(code: Mapping[str, bytes]) -> dict[str, str]:
-    """SHA-256 of each file."""
+    """Return the SHA-256 of each file."""
     return {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
 
 
-def now(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
-    """SHA-256 of each file of own code that `config` would execute now."""
+def current_digests(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
+    """Return the SHA-256 of each file of own code that `config` would execute now."""
     return digests(read(paths(config, parts)))
 
 
@@ -95,13 +100,13 @@ def now(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:
-    """What `source/rounds.json` says of a run: `first_round`, `folder`, `code` (SHA-256 by file),
-    `changed` (files).
+    """Return the versions of own code with which a run was trained, from `source/rounds.json`.
 
-    In the order of rounds; each version trained until the next one's first round.
+    Each has the keys `first_round`, `folder`, `code` (SHA-256 by file) and `changed` (files), in
+    the order of rounds; it trained until the first round of the next.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: the file cannot be read.
     """
     file = folder / ROUNDS
     if not file.is_file():  # the run has no code of its own
@@ -109,21 +114,24 @@ def versions(folder: Path) -> list[dict[str, Any]]:
     try:
         return [dict(version) for version in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
-        raise BadInput("run", str(folder), f"its {ROUNDS} cannot be read ({error})") from None
+        raise BadInput(
+            "run", str(folder), f"its {ROUNDS} cannot be read ({error}): restore it"
+        ) from None
 
 
-def recorded(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of the code that trained the last rounds of the run in `folder`."""
+def recorded_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of the code that trained the last rounds of the run in
+    `folder`."""
     every = versions(folder)
     return dict(every[-1]["code"]) if every else {}
 
 
-def changed(
+def changed_files(
     before: Mapping[str, str],
     after: Mapping[str, str],
 ) -> list[str]:
-    """Files of `after` that are other ones than in `before`; files that `before` lacks are not
-    counted."""
+    """Return the files whose digest differs from that in `before`; files that `before` lacks do not
+    count."""
     return [name for name, digest in after.items() if before.get(name, digest) != digest]
 
 
@@ -132,35 +140,36 @@ def check_same(
     folder: Path,
     accept: bool,
 ) -> None:
-    """Raise `BadInput` if own code is not what the run in `folder` was trained with, unless
+    """Raise `BadInput` if own code differs from the code that trained the run in `folder`, unless
     `accept`."""
-    names = changed(recorded(folder), now(config))
+    names = changed_files(recorded_digests(folder), current_digests(config))
     requirement = (
-        f"it has changed since {folder} was begun ({folder / 'source'} has what it was); change it "
-        "back, start another run, or go on with --accept_changed_code: the folder then tells which "
-        "rounds each version has trained"
+        f"it has changed since {folder} was begun ({folder / 'source'} holds the old code): "
+        "restore it, start another run, or accept it with --accept_changed_code; the folder then "
+        "tells which rounds each version has trained"
     )
     check("code", ", ".join(names), accept or not names, requirement)
 
 
-def keep(
+def store_version(
     folder: Path,
     code: Mapping[str, bytes],
     round: int,
 ) -> list[str]:
-    """Copy `code`, which trains from `round` on, into the run folder, and write down its rounds.
+    """Copy `code`, which trains from `round` on, into the run folder, and record its first round.
 
-    The first version is in `source/`, others in `source/from-round-0006/`. No copy is overwritten.
+    The first version goes to `source/`, later ones to `source/from-round-0006/`. No copy is
+    overwritten.
 
     Returns:
-        The files that are not what they were in the rounds before.
+        The files that differ from the version before.
     """
     before = versions(folder)
     # A resumed run goes on from an earlier checkpoint: of versions from `round` on nothing is left.
     rounds = [version for version in before if version["first_round"] < round]
     last = rounds[-1]["code"] if rounds else {}
     current = digests(code)
-    names = changed(last, current)
+    names = changed_files(last, current)
     if current != last:
         copies = (place for place in _places(folder / "source") if _texts(place) == code)
         place = next(copies, None)
@@ -181,12 +190,15 @@ def keep(
     return names
 
 
-def keep_planned(config: Config, folder: Path) -> None:
-    """Replace `source/` of a run which has not begun by the code that it is to execute, so that it
-    is refused if that changes meanwhile."""
+def store_planned(config: Config, folder: Path) -> None:
+    """Store the code that a run will execute, in place of an earlier copy, unless the run has
+    begun.
+
+    The run is refused if its code differs when it starts.
+    """
     if not (folder / "metrics.csv").exists():
         shutil.rmtree(folder / "source", ignore_errors=True)
-        keep(folder, read(paths(config)), 1)
+        store_version(folder, read(paths(config)), 1)
 
 
 def _places(source: Path) -> list[Path]:
@@ -194,8 +206,7 @@ def _places(source: Path) -> list[Path]:
 
 
 def _texts(version: Path) -> dict[str, bytes]:
-    """The files of one version; a name with hyphens is no module's, but another version's
-    folder."""
+    """Return the text of each file of one version, without the folders of other versions in it."""
     texts = {}
     for file in version.rglob("*.py"):
         name = file.relative_to(version)
@@ -216,8 +227,8 @@ def _free(source: Path, round: int) -> Path:
 
 
 def _modules(path: str) -> Iterator[str]:
-    """The module of an import path with its packages, and those of what the class there descends
-    from."""
+    """Yield the module of an import path, its packages, and the modules of all base classes of the
+    class."""
     module, _, name = path.rpartition(".")
     yield from _with_packages(module)
     named = getattr(sys.modules.get(module), name, None)
@@ -228,7 +239,7 @@ def _modules(path: str) -> Iterator[str]:
 
 
 def _own_file(module: str) -> Path | None:
-    """The file of a module of the user's own; None for others, and where there is no source."""
+    """Return the file of a module, if it is the user's own; None for others, or without source."""
     if module.partition(".")[0] in {"fl_lightning", *sys.builtin_module_names}:
         return None
     loaded = sys.modules.get(module)
@@ -246,7 +257,7 @@ def _own_file(module: str) -> Path | None:
 
 
 def _package(module: str, file: Path) -> list[str]:
-    """The names of the packages that a module lies in; of a package itself, its own too."""
+    """Return the names of the packages that contain a module; for a package, its own name too."""
     names = module.split(".")
     return names if file.name == "__init__.py" else names[:-1]
 
@@ -260,7 +271,7 @@ def _with_packages(module: str) -> Iterator[str]:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Names that a file imports anywhere in it; of `from a import b` both `a` and `a.b`."""
+    """Yield the names that a file imports anywhere; for `from a import b` both `a` and `a.b`."""
     try:
         tree = ast.parse(_text(module, file))
     except (SyntaxError, ValueError):
@@ -278,8 +289,8 @@ def _imports(module: str, file: Path) -> Iterator[str]:
 
 
 def _below(root: Path, module: str) -> Path | None:
-    """The file of a module in the folder `root`; None where it is another's (a standard module
-    comes first)."""
+    """Return the file of a module in the folder `root`; None if a standard module has the name, or
+    there is none."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "fl_lightning":
         return None
@@ -289,10 +300,10 @@ def _below(root: Path, module: str) -> Path | None:
 
 
 def _text(module: str, file: Path) -> bytes:
-    """The text that a loaded module executes: its file when this process first looked, since later
-    edits do not reach it."""
+    """Return the text that a loaded module executes: its file when this process first read it,
+    since later edits have no effect."""
     loaded = sys.modules.get(module)
-    spec = getattr(loaded, "__spec__", None) or loaded  # a reload makes a new one
+    spec = getattr(loaded, "__spec__", None) or loaded  # a reload makes a new spec
     if spec is None:
         return file.read_bytes()
     known_spec, text = _text_of_loaded.get(id(spec), (None, b""))

@@ -1,5 +1,5 @@
-"""Where a run comes from, kept in its folder: each start with its command, code, machine and
-versions; own sources."""
+"""Provenance of a run, stored in its folder: command, code, machine and versions of each start, and
+own source code."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from fl_lightning.results import owncode
 _PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
-def keep(
+def record_start(
     folder: Path,
     code: Mapping[str, bytes],
     round: int,
     data: str | None = None,
     source: str | None = None,
 ) -> None:
-    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains
-    from `round` on.
+    """Add a start to `provenance.json`, list the installed packages, and store own code.
 
-    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the
-    same for every seed.
+    Args:
+        folder: the run folder.
+        code: text of each file of own code.
+        round: first round that it trains.
+        data: digest of the samples of this run's seed (`samples_digest`).
+        source: digest of all samples of the source, the same for every seed (data/identity.py).
     """
     starts, installed = _starts(folder), _installed()
     start = {
@@ -52,7 +55,7 @@ def keep(
         "data": data,
         "source": source,
     }
-    if names := owncode.keep(folder, code, round):
+    if names := owncode.store_version(folder, code, round):
         version = f"rounds from {round} on are of another version ({owncode.ROUNDS})"
         say(f"code: {', '.join(names)} changed: {version}")
     _write(folder, [*starts, start])
@@ -60,19 +63,21 @@ def keep(
     write_whole(folder / "environment.txt", listed, durable=False)
 
 
-def data_of(folder: Path) -> str | None:
-    """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
+def data_digest(folder: Path) -> str | None:
+    """Return the digest of the samples that the run in `folder` last trained on; None if it is not
+    known."""
     return _last(folder, "data")
 
 
-def source_of(folder: Path) -> str | None:
-    """The digest of all that the run in `folder` last read, the same for every seed; None: it is
-    not known."""
+def source_digest(folder: Path) -> str | None:
+    """Return the digest, the same for every seed, of the source that the run in `folder` last read;
+    None if it is not known."""
     return _last(folder, "source")
 
 
-def write_source(folder: Path, digest: str | None) -> None:
-    """Keep the digest of a run whose `provenance.json` is elsewhere, as `source_of` reads it."""
+def write_source_digest(folder: Path, digest: str | None) -> None:
+    """Write a `provenance.json` that holds only a source's digest, for a run that was copied
+    without its own."""
     _write(folder, [{"source": digest}])
 
 
@@ -90,8 +95,8 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
     return starts if isinstance(starts, list) else []
 
 
-def ended(folder: Path) -> None:
-    """Write down that the last start has come to its end, and when."""
+def record_end(folder: Path) -> None:
+    """Record the time at which the last start has ended."""
     starts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     starts[-1]["ended"] = now()
     _write(folder, starts)
@@ -102,15 +107,18 @@ def _write(folder: Path, starts: list[Any]) -> None:
     write_whole(folder / "provenance.json", text, durable=False)
 
 
-def look() -> None:
-    """Look up packages, commit and machine, which the starts of all runs have in common. They are
-    cached for this process and those forked from it."""
+def collect_environment() -> None:
+    """Collect packages, commit and machine, which all runs share; they are cached in this process
+    and those forked from it."""
     _installed(), _git(os.getcwd()), _machine()
 
 
-def name_of(config: Config, stem: str = "") -> str:
-    """The name of a run: method, data and seed. `stem`, which says the method and no other data,
-    comes first."""
+def run_name(config: Config, stem: str = "") -> str:
+    """Return the default name of a run: method, data and seed, without repetition.
+
+    `stem`, the name of the config, takes the method's place if it contains the method's name and
+    names no other data.
+    """
     method = config.method.class_path.rpartition(".")[2].lower()
     data = data_name(config)
     other_data = _words(" ".join(SOURCES)) - _words(data)
@@ -122,18 +130,18 @@ def name_of(config: Config, stem: str = "") -> str:
 
 
 def data_name(config: Config) -> str:
-    """The name of the data: of one's own file or folder, or else of the source."""
+    """Return the name of the data: that of the user's file or folder, or else of the source."""
     root, source = Path(config.data.root or ""), config.data.source
     has_name = root.name and (source in ("arrays", "images", "table") or root.suffix)
     return root.stem if has_name else source
 
 
-def title_of(config: Config, name: str) -> str:
-    """The title in viewers of the run in the folder `name`: after method, data and seed, where it
-    does not say them."""
-    if _words(name_of(config, name)) <= _words(name):
+def run_title(config: Config, name: str) -> str:
+    """Return viewers' title of the run in the folder `name`: the name, after method, data and seed
+    unless it contains them."""
+    if _words(run_name(config, name)) <= _words(name):
         return name
-    return f"{name_of(config)} ({name})"
+    return f"{run_name(config)} ({name})"
 
 
 def _words(text: str) -> set[str]:
@@ -142,15 +150,15 @@ def _words(text: str) -> set[str]:
 
 @cache
 def _installed() -> dict[str, str]:
-    """Every installed distribution and its version, by name."""
+    """Return the version of every installed distribution, by name."""
     versions = {d.name: d.version for d in distributions() if d.name}
     return {name: versions[name] for name in sorted(versions, key=str.lower)}
 
 
 @cache
 def _git(folder: str) -> dict[str, Any] | None:
-    """The commit of the repository that `folder` lies in, and whether files that it follows have
-    changed since."""
+    """Return the commit of the repository that contains `folder`, and whether tracked files have
+    changed since; None without one."""
 
     def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
@@ -184,13 +192,14 @@ def _machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     names = _fields(Path("/proc/cpuinfo"), "model name")
     return names[0] if names else platform.processor()
 
 
 def _fields(file: Path, name: str) -> list[str]:
-    """The values of a field in a file of lines `NAME: VALUE`; none where it cannot be read."""
+    """Return the values of a field in a file of lines `NAME: VALUE`; empty if the file cannot be
+    read."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""What a round leaves behind: its numbers, who received whom, and what travelled. Read without
-torch."""
+"""The record of a round: its numbers, its relation and its traffic. Can be read without torch."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 KINDS = ("parameters", "buffers", "statistics", "other")
-"""What bytes are counted as. Papers print parameters alone; buffers are normalisation's running
-statistics, statistics are numbers about a client's data or training, other is what a method
-exchanges beside models (prototypes, predictions)."""
+"""Kinds of bytes that are counted. Papers report parameters only. Buffers are the running
+statistics of normalisation; statistics are numbers about a client's data or training; other is
+everything that a method sends beside models (prototypes, predictions)."""
 
 
 @dataclass
 class RelationView:
-    """The cohort's part of the relation cube, ready to be drawn: who received whom in a round,
-    layer by layer.
+    """The cohort's part of the relation cube in one round.
 
-    `rows[a, l, b]` is the weight of client `sources[b]`'s layer `layers[l]` in what client
-    `receivers[a]` receives.
+    In `rows` [receivers, layers, sources], `rows[a, l, b]` is the weight of client `sources[b]` in
+    layer `layers[l]` of the model that client `receivers[a]` receives.
     """
 
     rows: np.ndarray
@@ -30,26 +28,26 @@ class RelationView:
 
 @dataclass
 class RoundRecord:
-    """One round, as every rank sees it after the exchange of results. Observers may add metrics and
-    images."""
+    """Results of one round, the same on every rank. Observers may add metrics and images."""
 
     round: int
     cohort: list[int]
     metrics: dict[str, float]
-    """The row of `metrics.csv`, without `round`; a value not measured in this round is absent."""
+    """Row of `metrics.csv`, without `round`; values that were not measured in this round are
+    absent."""
     clients: list[dict[str, float]]
-    """The rows of `clients.csv` in the order of client numbers, each with `client`."""
+    """Rows of `clients.csv`, in the order of client numbers, each with `client`."""
     relation: RelationView
     layers: list[str]
-    """The layers of all architectures, in the order of `traffic` and `sent`."""
+    """Layers of all architectures, in the order of `traffic` and `sent`."""
     traffic: np.ndarray
-    """Bytes that travelled, int64 (clients, 2, L + 1, 4): download and upload of each row of
-    `clients`, by layer (the last: what is beside the model) and kind (`KINDS`)."""
+    """Bytes sent, int64 (clients, 2, L + 1, 4): download and upload of each row of `clients`, by
+    layer (the last: everything beside the model) and kind (`KINDS`)."""
     sent: np.ndarray
-    """Bool (clients, 2, L): layers whose own parameters travelled, in each direction."""
+    """Whether a layer's own parameters were sent, in each direction, bool (clients, 2, L)."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
-    """Pictures by name, uint8 arrays of shape (height, width, 3), or `np.asarray` waits for one;
-    loggers pass them on. Rank 0 only."""
+    """Pictures by name: uint8 arrays (height, width, 3), or objects that `np.asarray` turns into
+    one when it is drawn; loggers pass them on. Only on rank 0."""
     failures: list[dict[str, int | str]] = field(default_factory=list)
-    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of each failure that the
+    """Rows of `failures.csv`: `client`, `stage`, `reason` and `outcome` of each failure that the
     run survived."""

@@ -1,5 +1,5 @@
-"""One run folder as tables: `RunResult`, which `fl_lightning.Run` is. A file that cannot be read
-becomes a note."""
+"""`RunResult`, which users know as `fl_lightning.Run`: reads one run folder as tables. A file that
+cannot be read becomes a note."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from fl_lightning.configuration.config import check
-from fl_lightning.configuration.files import drop_gone
+from fl_lightning.configuration.files import drop_removed_keys
 from fl_lightning.foundation.csvtable import Row
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.extras import hint_if_missing, require
@@ -35,11 +35,11 @@ from fl_lightning.results.folder import (
     UNREADABLE,
     RunFolder,
     best,
-    final_kind,
     final_words,
     mean_of_bests,
+    usual_final_kind,
 )
-from fl_lightning.results.ledger import Ledger, read_ledger, unread
+from fl_lightning.results.ledger import Ledger, read_ledger, unread_note
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.summary import Summary
 
@@ -55,7 +55,7 @@ AXES = {
     "channel": "modelled channel seconds",
     "wall": "seconds without scoring",
 }
-"""What accuracy may be drawn over; all but the rounds add up from round to round."""
+"""Quantities over which accuracy can be drawn; all but `round` add up from round to round."""
 _SUMMED = {
     "mib": ["upload_bytes", "download_bytes"],
     "channel": ["channel_s"],
@@ -68,11 +68,11 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "newcomers": ("newcomers", ("samples_per_class",)),
     "split": ("split", ("client", "train_samples", "test_samples")),
 }
-"""Of each table: the report's section that notes what cannot be read, and columns that every row
-must have."""
-_OF_THE_END = ("final", "newcomers")
-"""Tables of the whole run, which are judged by its metric."""
-_LASTING = (
+"""For each table, the section of the report that notes an unreadable file, and the columns that
+every row must have."""
+_FINAL_TABLES = ("final", "newcomers")
+"""Tables that describe the end of the run, with its metric."""
+_LENGTH_INDEPENDENT = (
     "judge",
     "version",
     "made_up_data",
@@ -81,11 +81,11 @@ _LASTING = (
     "newcomer_rule",
     "heterogeneity_",
 )
-"""How those keys of summary.json begin that hold for a run however long it is."""
+"""Beginnings of keys in summary.json that stay true when a run is extended."""
 
 
 def _table(name: str, doc: str) -> cached_property[DataFrame]:
-    """A table of a run as a DataFrame, read when it is asked for."""
+    """Return a property that reads a table as a DataFrame; `doc`: its docstring."""
 
     def read(run: RunResult) -> DataFrame:
         require("study", "run", str(run.folder))
@@ -98,15 +98,15 @@ def _table(name: str, doc: str) -> cached_property[DataFrame]:
 
 
 class RunResult:
-    """A run folder, finished or not, as tables. Each is read once: make another object to see later
-    rounds.
+    """Reader of a run folder, finished or not. Each table is read once: make another object to see
+    later rounds.
 
     Args:
-        folder: the run's, such as ``runs/kapc_digits-001``.
-        name: by which tables and pictures name the run; None: the folder's.
+        folder: the run folder, such as ``runs/kapc_digits-001``.
+        name: name of the run in tables and pictures; None: the folder's name.
 
     Raises:
-        BadInput: it holds no run.
+        BadInput: the folder holds no run.
     """
 
     def __init__(
@@ -116,24 +116,26 @@ class RunResult:
     ) -> None:
         self.folder = Path(folder)
         self.files = RunFolder(self.folder)
-        """Relations, traffic and tables, as the run wrote them."""
+        """Reader of the folder's files: relations, traffic and tables."""
         self.config = _config(self.folder)
-        """The resolved configuration, as `config.yaml` holds it."""
+        """The resolved configuration, from `config.yaml`."""
         self.name = name or self.folder.resolve().name
         self.notes: dict[str, list[str]] = defaultdict(list)
-        """What cannot be read, by the section of the report that says so (`TABLES` names each
-        table's: metrics.csv has `accuracy`)."""
+        """Notes on files that cannot be read, by the report's section that prints them
+        (`TABLES`)."""
         self._rows: dict[str, list[Row]] = {}
         summary = self._read("runs", "summary.json", self.files.read_summary) or {}
         rounds = self.rounds_asked or 0
         self.finished = summary.get("rounds") == rounds and self.rounds_done >= rounds
-        """Whether the run has ended and was not extended since."""
+        """Whether the run has ended, and was not extended since."""
         self.summary = Summary.of(summary if self.finished else {})
-        """The content of `summary.json`; empty unless the run is finished."""
-        lasting = {key: value for key, value in summary.items() if key.startswith(_LASTING)}
-        self.facts: Mapping[str, Any] = self.summary or lasting
-        """`summary` of a finished run; of one that was extended since, what its old summary.json
-        says whatever the length of the run (`_LASTING`)."""
+        """Content of `summary.json`; empty unless the run is finished."""
+        facts = {
+            key: value for key, value in summary.items() if key.startswith(_LENGTH_INDEPENDENT)
+        }
+        self.facts: Mapping[str, Any] = self.summary or facts
+        """`summary` of a finished run; else those keys of an old summary.json that do not depend on
+        the number of rounds."""
         if (self.folder / "failure.txt").is_file():
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
 
@@ -147,14 +149,17 @@ class RunResult:
         return f"<Run {self.folder}: {self.method}, {rounds}{reached}>"
 
     def rows(self, table: str) -> list[Row]:
-        """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values
-        are absent. A table that cannot be read is noted."""
+        """Return the rows of `metrics`, `clients`, `final`, `newcomers` or `split`; an empty cell
+        has no key.
+
+        Rows that a crash cut short are left out; a table that cannot be read is noted.
+        """
         if table not in self._rows:
             section, needed = TABLES[table]
             rows: list[Row] | None = None
-            if table not in _OF_THE_END or self.finished:
+            if table not in _FINAL_TABLES or self.finished:
                 rows = self._read(section, f"{table}.csv", lambda: self.files.read(table))
-            if table in _OF_THE_END:
+            if table in _FINAL_TABLES:
                 needed += (BY_TASK[self.task].name,)
             self._rows[table] = [
                 row
@@ -179,8 +184,8 @@ class RunResult:
 
     @cached_property
     def predictions(self) -> DataFrame:
-        """`final_predictions.parquet`: a row for each test sample, by the clients' final models;
-        empty unless `evaluation.predictions` has asked for it."""
+        """`final_predictions.parquet`: a row for each test sample, by the final model of its
+        client; empty unless `evaluation.predictions` was set."""
         from pandas import DataFrame, read_parquet
 
         file = self.folder / PREDICTIONS
@@ -195,30 +200,30 @@ class RunResult:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """Each client's name by its number; empty where clients have numbers alone. Without those
-        that were held out: they have numbers of their own (`newcomer_names`)."""
+        """Names of the clients by number, without held-out ones (`newcomer_names`); empty if
+        clients have only numbers."""
         return _names(self.rows("split"))
 
     @property
     def newcomer_names(self) -> dict[int, str]:
-        """The names of held-out clients by their numbers in the split of all."""
+        """Names of the held-out clients, by their numbers among all clients."""
         return _names(self.rows("newcomers"))
 
-    def called(self, client: int) -> str:
-        """A client's name, or its number."""
+    def client_label(self, client: int) -> str:
+        """Return a client's name, or its number if it has none."""
         return self.client_names.get(client, str(client))
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """The declaration of each column of the tables, by the version that trained the run (older
-        ones: by this)."""
+        """Declarations of the tables' columns, by the version that trained the run; for older runs,
+        which stored none, by this version."""
         declared = self.files.read_columns()
         rows = (row for table in TABLES for row in self.rows(table))
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: declared.get(name) or COLUMNS[name] for name in names}
 
     def setting(self, key: str) -> Any:
-        """The value of a dotted key of config.yaml; None if it has none."""
+        """Return the value of a dotted key of config.yaml; None without it."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -226,7 +231,7 @@ class RunResult:
 
     @property
     def method(self) -> str | None:
-        """The method as config.yaml names it."""
+        """Name of the method in config.yaml."""
         method: Any = self.config.get("method")
         if isinstance(method, dict):
             return method.get("name") or method.get("class_path")
@@ -234,7 +239,7 @@ class RunResult:
 
     @property
     def rounds_done(self) -> int:
-        """The last round with a row in metrics.csv; 0 if there is none."""
+        """Last round with a row in metrics.csv; 0 without any."""
         rounds = (row["round"] for row in self.rows("metrics"))
         return int(max(rounds, default=0))
 
@@ -251,46 +256,48 @@ class RunResult:
 
     @property
     def metric(self) -> Metric:
-        """What it is judged by (`evaluation.metric`)."""
+        """Metric that judges the run (`evaluation.metric`)."""
         judged = of_rows(self.rows("metrics"))
         return BY_TASK[self.task] if judged is ACCURACY else judged
 
     @cached_property
     def judge(self) -> str | None:
-        """The kind of model that `mean_accuracy` is of; None if it cannot be told."""
+        """Kind of model that `mean_accuracy` scores; None if it is not known."""
         return self.files.judge(self.metric, self.facts)
 
     def has(self, *columns: str) -> bool:
-        """Whether metrics.csv has a value in one of these columns."""
+        """Return whether metrics.csv has a value in one of these columns."""
         return any(column in row for row in self.rows("metrics") for column in columns)
 
     def column(self, name: str) -> list[float]:
-        """A column of metrics.csv; nan where a round has no value."""
+        """Return a column of metrics.csv; nan in rounds without a value."""
         return [row.get(name, math.nan) for row in self.rows("metrics")]
 
-    def judged(self, column: str) -> list[Row]:
-        """The rounds that have a value in `column`."""
+    def rows_with(self, column: str) -> list[Row]:
+        """Return the rows of metrics.csv that have a value in `column`."""
         return [row for row in self.rows("metrics") if column in row]
 
     def best(self, column: str) -> tuple[float, int]:
-        """The best value of a column of metrics.csv, and its first round; (nan, 0) if it has
-        none."""
+        """Return the best value of a column of metrics.csv, and its first round; (nan, 0) without
+        values."""
         return best(self.rows("metrics"), column)
 
     def mean_of_bests(self, column: str) -> tuple[float, int]:
-        """Mean over clients of each one's best value of a column of clients.csv, and of how many
-        clients it is."""
-        return mean_of_bests(self._judged_clients, column)
+        """Return the mean over clients of each one's best value in a column of clients.csv, and the
+        number of these clients."""
+        return mean_of_bests(self._finished_client_rows, column)
 
     def total(self, *names: str) -> float | None:
-        """Sum of columns over the rounds; None unless every round has them all."""
+        """Return the sum of columns of metrics.csv over all rounds; None unless every round has all
+        of them."""
         rows = self.rows("metrics")
         if not rows or any(name not in row for row in rows for name in names):
             return None
         return sum(row[name] for row in rows for name in names)
 
     def axis(self, name: str) -> list[float] | None:
-        """One of `AXES` at the end of each round; None if a round lacks it."""
+        """Return one of `AXES` (`round`, `mib`, `channel` or `wall`) at the end of each round; None
+        if a round lacks it."""
         if name == "round":
             return self.column("round")
         if self.total(*_SUMMED[name]) is None:
@@ -300,7 +307,7 @@ class RunResult:
         return [total / unit for total in itertools.accumulate(spent)]
 
     def spent(self, name: str) -> float | None:
-        """One of `AXES` at the end of the run; None if a round lacks it."""
+        """Return one of `AXES` at the end of the run; None if a round lacks it."""
         values = self.axis(name)
         return values[-1] if values else None
 
@@ -309,50 +316,53 @@ class RunResult:
         kind: str | None,
         metric: str | None = None,
     ) -> tuple[dict[int, float], str]:
-        """Scores of models of this kind by client, and whose: of the final models, or else of the
-        last judged round.
+        """Return the score of each client's model, and a text that says which models were scored.
 
-        `kind` None: the judge's; with it alone final models may be of another kind, where clients
-        never took part. `metric`: another than the run's; clients of which it is not defined are
-        left out.
+        These are the final models if they are of this kind; else the models of the last round with
+        such scores.
+
+        Args:
+            kind: kind of the models; None: the judge's. The final models of clients that never took
+                part may be of another kind.
+            metric: name of a metric; None: the run's. Clients for which it is not defined are left
+                out.
         """
         kind, column = kind or self.judge, metric or self.metric.name
         rows = self.rows("final")
-        if rows and kind in (None, final_kind(self.facts)):
-            whose = f"end: {final_words(self.facts)}"
+        if rows and kind in (None, usual_final_kind(self.facts)):
+            scored_models = f"end: {final_words(self.facts)}"
         else:
             column = f"{column}_{kind}"
-            judged = [row for row in self._judged_clients if column in row]
+            judged = [row for row in self._finished_client_rows if column in row]
             last = max((row["round"] for row in judged), default=0)
             rows = [row for row in judged if row["round"] == last]
-            whose = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
-        return {int(row["client"]): row[column] for row in rows if column in row}, whose
+            scored_models = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
+        return {int(row["client"]): row[column] for row in rows if column in row}, scored_models
 
     @property
-    def _judged_clients(self) -> list[Row]:
+    def _finished_client_rows(self) -> list[Row]:
         """The rows of clients.csv up to the last round of metrics.csv."""
         return [row for row in self.rows("clients") if row["round"] <= self.rounds_done]
 
     @property
     def final_accuracies(self) -> np.ndarray:
         """Score of each client's final model by the run's metric, (N,): accuracy, mean absolute
-        error (regression), or what `evaluation.metric` chooses; NaN of one that could not be
-        scored; none before the end."""
+        error (regression), or that of `evaluation.metric`. NaN for a model that could not be
+        scored; empty before the end."""
         name = self.metric.name
-        scores: dict[int, float] = {}
-        for row in self.rows("final"):
-            scores[int(row["client"])] = row.get(name, math.nan)
+        rows = self.rows("final")
+        scores = {int(row["client"]): row.get(name, math.nan) for row in rows}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
 
     def by_client(self, column: str) -> np.ndarray:
-        """A column of `clients.csv` as (rounds, N): nan where a client took no part, or has no
-        value.
+        """Return a column of `clients.csv` as (rounds, N); nan where a client took no part, or has
+        no value.
 
         Raises:
             BadInput: there is no such column.
         """
-        requirement = f"columns of clients.csv: {', '.join(self.clients)}"
+        requirement = f"choose a column of clients.csv: {', '.join(self.clients)}"
         check("column", column, column in self.clients, requirement)
         table = self.clients.pivot(index="round", columns="client", values=column)
         rounds, clients = range(1, self.rounds_done + 1), range(self._count())
@@ -360,47 +370,46 @@ class RunResult:
 
     @property
     def relation_rounds(self) -> list[int]:
-        """The rounds whose relation is kept."""
+        """Rounds whose relation is stored."""
         return self.files.relation_rounds()
 
     def relation(self, round: int | None = None) -> RelationView:
-        """Who received whom in `round` (None: the last), as it was kept: rows of the round's cohort
-        alone.
+        """Return the relation of `round` (None: the last), with rows of its cohort only.
 
         Raises:
-            BadInput: nothing is kept of that round.
+            BadInput: no relation of that round is stored.
         """
         rounds = self.relation_rounds
         if round is None and rounds:
             round = rounds[-1]
         if round is None or round not in rounds:
-            stored = f"kept: {rounds[0]} to {rounds[-1]}" if rounds else "nothing is kept"
-            raise BadInput("round", round, f"there is no relation of it; {stored}")
+            stored = f"stored: {rounds[0]} to {rounds[-1]}" if rounds else "none is stored"
+            raise BadInput("round", round, f"it has no stored relation: choose another; {stored}")
         return self.files.read_relation(round)
 
     def cube(self, round: int | None = None) -> np.ndarray:
-        """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer,
-        source.
+        """Return the relation cube of `round` (None: the last), float32 (N, layers, N): receiver,
+        layer, source.
 
-        Rows of clients that were not in the cohort are nan; who was no source has weight 0.
-        `relation` has the layers' names.
+        Rows of clients outside the cohort are nan; a client that was no source has weight 0. The
+        names of the layers are in `relation`.
 
         Raises:
-            BadInput: nothing is kept of that round.
+            BadInput: no relation of that round is stored.
         """
         return _dense(self.relation(round), self._count())
 
     def _count(self) -> int:
-        """How many clients took part: those that were held out have numbers of their own."""
+        """Return the number of clients that took part, without held-out ones."""
         asked_clients = self.setting("federation.clients")
         in_summary = self.summary.get("clients", asked_clients)
         return len(self.rows("split")) or int(in_summary or 0)
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """What travelled, of the rounds whose file can be read; None if there is none."""
+        """Layers and bytes sent in all rounds whose traffic can be read; None without any."""
         ledger, damaged = read_ledger(self.files)
-        self.notes["ledger"] += unread(damaged)
+        self.notes["ledger"] += unread_note(damaged)
         return ledger
 
     def _read(
@@ -409,8 +418,7 @@ class RunResult:
         file: str,
         read: Callable[[], T],
     ) -> T | None:
-        """The result of `read`, or a note that `file` cannot be read; an absent file is not
-        noted."""
+        """Call `read`; return None if the file is absent, or cannot be read, which is noted."""
         try:
             return read()
         except FileNotFoundError:
@@ -421,11 +429,7 @@ class RunResult:
 
 
 def _names(rows: list[Row]) -> dict[int, str]:
-    names = {}
-    for row in rows:
-        if "name" in row:
-            names[int(row["client"])] = str(row["name"])
-    return names
+    return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
 
 
 def _dense(view: RelationView, n: int) -> np.ndarray:
@@ -437,42 +441,42 @@ def _dense(view: RelationView, n: int) -> np.ndarray:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    name, file, requirement = str(folder), folder / "config.yaml", "it must be a run folder;"
-    check("run", name, folder.is_dir(), f"{requirement} there is no such folder")
-    check("run", name, file.is_file(), f"{requirement} config.yaml is missing")
+    name, file, requirement = str(folder), folder / "config.yaml", "it must be a run folder"
+    check("run", name, folder.is_dir(), f"{requirement}, but does not exist")
+    check("run", name, file.is_file(), f"{requirement}, but has no config.yaml")
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time
         config = yaml.load(file.read_text(encoding="utf-8"), loader)
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    check("run", name, isinstance(config, dict), f"{requirement} its config.yaml cannot be read")
-    drop_gone(config)
+    check("run", name, isinstance(config, dict), "its config.yaml cannot be read: restore it")
+    drop_removed_keys(config)
     return config
 
 
 def _spent(row: Row, name: str) -> float:
-    """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is
-    no method's work.
+    """Return a round's contribution to one of `AXES`, in bytes or seconds.
 
-    FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone.
+    `wall` leaves the scoring out, which is no work of the method: in a study, FedAvg is fine-tuned
+    in each scored round only for its baseline's score.
     """
     spent = sum(row[column] for column in _SUMMED[name])
     return max(0.0, spent - row.get("seconds_evaluation", 0.0)) if name == "wall" else spent
 
 
 def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
-    """Mean over the worst tenth of the clients, at least one."""
+    """Return the mean score of the worst tenth of the clients, rounded down to at least one
+    client."""
     worst_first = np.array(sorted(scores, key=metric.merit))
     return float(worst_first[: max(1, len(scores) // 10)].mean())
 
 
-def one_class(run: RunResult) -> str:
-    """Names, in words, the clients whose final model predicts one class; empty without any."""
+def one_class_note(run: RunResult) -> str:
+    """Return a text that names the clients whose final model predicts only one class; empty without
+    any."""
     final = run.rows("final")
-    shares: dict[str, float] = {}
-    for row in final:
-        if ONE_CLASS in row:
-            shares[run.called(int(row["client"]))] = row[ONE_CLASS]
+    one_class_rows = [row for row in final if ONE_CLASS in row]
+    shares = {run.client_label(int(row["client"])): row[ONE_CLASS] for row in one_class_rows}
     if not shares:
         return ""
     return one_class_words(shares, len(final), run.setting("evaluation.metrics") or ())

@@ -1,5 +1,5 @@
-"""Several runs beside each other: by which model they are compared, what differs, and all scores in
-one table."""
+"""Several runs: the kind of model to compare, differences of their settings, and a table of all
+scores."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Runs = list[RunResult]
-_ORDER = ("after", "before", "finetuned", "global")
-"""Of kinds of model to compare runs by; clients' own models come first, as personalised methods are
-about them."""
-MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
-"""Keys of a configuration that say where data lie, not which; but see `_own_data`."""
-QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
-"""Callbacks that change no number: they name no method."""
-SHARED = ("data", "federation", "model", "optimizer")
-"""Groups of keys that make a setting, where run folders differ in them."""
-ALSO = ("smoke", "evaluation.finetune_epochs")
-"""Further keys that do."""
+_KINDS_TO_COMPARE = ("after", "before", "finetuned", "global")
+"""Kinds of models by which runs are compared, in this order; clients' own models come first, since
+personalised methods aim at them."""
+PLACE_KEYS = ("data.root", "data.public_root", "data.download", "data.resident")
+"""Keys that tell where data lie, not which they are; see `_own_data`."""
+NEUTRAL_CALLBACKS = ("heatmaps", "ledger", "progress", "checkpoint")
+"""Callbacks that change no number, so they are left out of a method's label."""
+SETTING_GROUPS = ("data", "federation", "model", "optimizer")
+"""Groups of keys that describe a setting."""
+SETTING_KEYS = ("smoke", "evaluation.finetune_epochs")
+"""Further keys that describe a setting."""
 TIDY = ["method", "setting", "seed", "client", "model", "metric", "value"]
 """Columns of `tidy`."""
 ABSENT = object()
-"""The value of a key that a configuration does not have."""
+"""Value of a key that a configuration does not have."""
 
 
 @dataclass(frozen=True)
 class CommonScore:
-    """By which kind of model runs are compared."""
+    """Kind of model, and metric, by which runs are compared."""
 
     kind: str | None
-    """One that all judged runs were scored by; None: there is none, and each run keeps its own
+    """A kind of model that all runs have scores of; None: there is none, and each run keeps its own
     judge."""
     differ: bool
-    """Whether the judges of the runs differ."""
+    """Whether the runs' judges differ."""
     metric: Metric = ACCURACY
 
     @classmethod
     def of(cls, runs: Runs) -> CommonScore:
-        """Their own judge where it is one, else the first kind in all of them: after training, then
-        before, ..."""
+        """Choose the kind: the runs' judge if all have the same, else the first kind that all have
+        scores of (after training, before, ...)."""
         metric = runs[0].metric if runs else ACCURACY
         judged = [run for run in runs if run.has(metric.of("mean"))]
         judges = {run.judge for run in judged}
         if len(judges) <= 1:
             return cls(next(iter(judges), None), False, metric)
-        for kind in _ORDER:
+        for kind in _KINDS_TO_COMPARE:
             if all(run.has(metric.by(kind)) for run in judged):
                 return cls(kind, True, metric)
         return cls(None, True, metric)
 
     @property
     def column(self) -> str:
-        """Of metrics.csv."""
+        """Column of metrics.csv that holds these scores."""
         if self.kind and self.differ:
             return self.metric.by(self.kind)
         return self.metric.of("mean")
 
 
 def group_of_each(runs: Runs) -> list[int]:
-    """A number for each run, from 0: equal where runs differ in nothing but their seed (and where
-    data lie)."""
+    """Return a group number for each run, from 0, equal for runs that differ only in seed and place
+    of the data."""
     groups: dict[str, int] = {}
     numbers = []
     for run in runs:
         settings = dict(flat(run.config))
-        settings |= dict.fromkeys(("seed", *MACHINE)) | {"data.root": _own_data(run)}
+        settings |= dict.fromkeys(("seed", *PLACE_KEYS)) | {"data.root": _own_data(run)}
         text = repr(sorted(settings.items()))
         numbers.append(groups.setdefault(text, len(groups)))
     return numbers
 
 
 def seed_groups(runs: Runs) -> list[list[int]]:
-    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of
-    two or more.
+    """Return groups of two or more runs that differ only in seed and place of the data, as lists of
+    their positions.
 
-    Runs of which two have the same seed are no group: one seed counted twice would narrow the
-    spread.
+    A group in which two runs have the same seed is left out: it would count that seed twice, and
+    narrow the spread.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for number, group in enumerate(group_of_each(runs)):
@@ -99,7 +99,8 @@ def seed_groups(runs: Runs) -> list[list[int]]:
 
 
 def have_same_seeds(runs: Runs) -> bool:
-    """Whether each method in each setting has run with the same several seeds, each once."""
+    """Return whether each method in each setting has run with the same seeds, several, each
+    once."""
     seeds = [sorted(_seeds(runs, members)) for members in seed_groups(runs)]
     if not seeds or sum(map(len, seeds)) < len(runs):
         return False
@@ -111,8 +112,8 @@ def _seeds(runs: Runs, members: list[int]) -> list[str]:
 
 
 def run_folders(paths: list[Path]) -> list[Path]:
-    """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs
-    in it."""
+    """Return run folders; a path to a folder of runs, or of folders of runs (a study), is replaced
+    by all runs in it."""
     return [folder for path in paths for folder in (_runs_in(path) or [path])]
 
 
@@ -127,7 +128,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def differing(runs: Runs) -> Iterator[tuple[str, list[Any]]]:
-    """Every dotted key of their configurations whose value is not the same in all runs, and the
+    """Yield each dotted configuration key whose value is not the same in all runs, and the
     values."""
     every = [dict(flat(run.config)) for run in runs]
     for key in dict.fromkeys(key for settings in every for key in settings):
@@ -137,23 +138,23 @@ def differing(runs: Runs) -> Iterator[tuple[str, list[Any]]]:
 
 
 def differing_keys(runs: Runs) -> list[str]:
-    """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all
-    of them."""
+    """Return the keys that differ, without `PLACE_KEYS`; runs without the key, such as those of
+    earlier versions, do not count."""
     keys = []
     for key, values in differing(runs):
         present = [value for value in values if value is not ABSENT]
-        if key not in MACHINE and any(value != present[0] for value in present):
+        if key not in PLACE_KEYS and any(value != present[0] for value in present):
             keys.append(key)
     return keys
 
 
 def labels(runs: Runs) -> list[str]:
-    """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and
-    the callbacks that not all runs have."""
+    """Return a label for each run: its method, the arguments that differ among runs of the method
+    and of its callbacks, and the callbacks that not all runs have."""
     callbacks = []
     for run in runs:
         names = run.config.get("callbacks") or {}
-        callbacks.append([name for name in names if name not in QUIET])
+        callbacks.append([name for name in names if name not in NEUTRAL_CALLBACKS])
     shared = set(callbacks[0]).intersection(*callbacks) if runs else set()
     by_method: dict[str, Runs] = defaultdict(list)
     for run in runs:
@@ -175,28 +176,30 @@ def labels(runs: Runs) -> list[str]:
 
 
 def _own_data(run: RunResult) -> str:
-    """The name of the file or folder of own data, which tells them from others wherever they lie;
-    else empty."""
+    """Return the name of the user's file or folder of data, which identifies them wherever they
+    lie; empty for other data."""
     root = PurePath(str(run.setting("data.root") or ""))
     is_own = root.suffix or run.setting("data.source") in ("arrays", "images", "table")
     return root.name if is_own else ""
 
 
 def method_of(run: RunResult) -> str:
-    """The short name of a run's method."""
+    """Return the short name of a run's method."""
     return str(run.method).rpartition(".")[2].lower()
 
 
 def words(setting: Mapping[str, Any]) -> str:
-    """A setting as text: `data.alpha=0.1, model.hidden=[16]`."""
+    """Return a setting as text: `data.alpha=0.1, model.hidden=[16]`."""
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
 def settings(runs: Runs) -> list[str]:
-    """Of each run, the data, federation, model and optimiser settings in which the runs differ:
-    `data.alpha=0.1`."""
+    """Return, for each run, the data, federation, model and optimiser settings in which the runs
+    differ, as text: `data.alpha=0.1`."""
     differing = differing_keys(runs)
-    keys = [key for key in differing if key in ALSO or key.partition(".")[0] in SHARED]
+    keys = [
+        key for key in differing if key in SETTING_KEYS or key.partition(".")[0] in SETTING_GROUPS
+    ]
     roots = [_own_data(run) for run in runs]
     has_roots = len(set(roots)) > 1
     texts = []
@@ -210,15 +213,13 @@ def tidy(
     runs: Iterable[RunResult],
     names: Sequence[tuple[str, str]] | None = None,
 ) -> DataFrame:
-    """The final scores of all runs, a row for each run, client and metric.
+    """Return the final scores of all finished runs, a row for each run, client and metric.
 
-    Columns: `method` (its label among these runs), `setting` (what else differs but the seed),
-        `seed`, `client`,
-    `model` (the kind of the client's final model), `metric`, `value`. Runs that are not finished
-    have no rows.
+    Columns: `method` (label of the run), `setting` (other differences but the seed), `seed`,
+    `client`, `model` (kind of the client's final model), `metric`, `value`.
 
-    `names`: method and setting of each run, as a study calls them; None: by what differs among the
-    runs.
+    `names`: method and setting of each run, as in a study; None: derived from the differences among
+    the runs.
     """
     from pandas import DataFrame, concat
 
@@ -237,35 +238,41 @@ def tidy(
 
 
 def load(paths: list[Path], regression: bool = True) -> Runs:
-    """Read run folders, in the order given. `regression`: whether regressions are allowed.
+    """Read run folders, in the order given.
+
+    Args:
+        paths: the folders.
+        regression: whether regressions are allowed.
 
     Raises:
-        BadInput: a folder does not exist or holds no run, or is given twice; it is a regression
-            beside a classification (or judged by another metric), or (unless `regression`) at all.
+        BadInput: a folder holds no run or is named twice; runs are judged by different metrics; or
+            a run is a regression, and these are not allowed.
     """
     earlier: set[Path] = set()
     for path in paths:
         is_new = path.resolve() not in earlier or not path.is_dir()
-        check("run", str(path), is_new, "it must be given once")
+        check("run", str(path), is_new, "it is named twice: name it once")
         earlier.add(path.resolve())
     names = _names(paths)
     runs = [RunResult(path, name) for path, name in zip(paths, names, strict=True)]
     for path, run in zip(paths, runs, strict=True):
         if regression:  # else a comparison names its metric
             requirement = (
-                f"it is judged by the {run.metric.words}, {runs[0].name} by another metric"
+                f"it is judged by the {run.metric.words}, {runs[0].name} by another metric: choose "
+                f"runs with one metric"
             )
             check("run", str(path), run.metric is runs[0].metric, requirement)
         else:
             requirement = (
-                "it is a regression, and a comparison speaks of accuracies; see fl-train report"
+                "it is a regression, and only accuracies are compared: see fl-train report"
             )
             check("run", str(path), run.task == "classification", requirement)
     return runs
 
 
 def damage(run: RunResult) -> str | None:
-    """What of a run that has ended is damaged, in words; None: nothing, or it has not ended."""
+    """Describe the damaged file of a run that has ended; None if there is none, or the run has not
+    ended."""
     if not (run.folder / "summary.json").is_file():
         return None
     run.rows("final")  # notes what cannot be read of it
@@ -282,7 +289,7 @@ def damage(run: RunResult) -> str | None:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Folder names, with their parents' where that is needed to tell them apart."""
+    """Return the folders' names, preceded by their parents' if two are equal."""
     places = [path.resolve() for path in paths]
     short = [place.name for place in places]
     names = [

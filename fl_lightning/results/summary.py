@@ -1,4 +1,4 @@
-"""`summary.json`: its parts, merged in one place, and the whole of it as a reader has it."""
+"""`summary.json`: merging its parts, and reading it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fl_lightning.foundation.errors import RunFailed
 
 @dataclass(frozen=True, eq=False)
 class Summary(Mapping[str, Any]):
-    """The whole of a run. As a mapping it has every key of `summary.json`; empty unless the run has
-    ended."""
+    """Content of `summary.json`, as attributes and, with every key, as a mapping; empty unless the
+    run has ended."""
 
     method: str = ""
     rounds: int = 0
     clients: int = 0
-    """That took part; held-out clients are not among them."""
+    """Number of clients that took part, without held-out ones."""
     judge: str | None = None
-    """The kind of model that `mean_accuracy` and its like are of."""
+    """Kind of model that `mean_accuracy` and the like score."""
     final_kinds: Mapping[str, int] = field(default_factory=dict)
     """Number of clients by the kind of their final model."""
     wall_seconds: float = math.nan
-    """With those before a resume."""
+    """Seconds of the round loop, including those before a resume."""
     upload_bytes: int = 0
     download_bytes: int = 0
     world_size: int = 1
-    """Processes."""
+    """Number of processes."""
     made_up_data: bool = False
     version: str = ""
-    """Of fl_lightning."""
+    """Version of fl_lightning."""
     content: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Every key, with those that depend on the metric, such as `final_mean_accuracy`."""
+    """All keys, including those that depend on the metric, such as `final_mean_accuracy`."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Summary:
-        """The summary that `summary.json` holds."""
+        """Build the summary from the content of `summary.json`."""
         names = {field.name for field in dataclasses.fields(cls)} & content.keys()
         return cls(**{name: content[name] for name in names}, content=content)
 
@@ -53,10 +53,10 @@ class Summary(Mapping[str, Any]):
 
 
 def merged(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """One mapping of all `parts`, each with the name of who contributes it.
+    """Merge the parts of a summary, each named by its contributor.
 
     Raises:
-        RunFailed: two contribute the same key.
+        RunFailed: two contributors have the same key.
     """
     summary: dict[str, Any] = {}
     owners: dict[str, str] = {}

@@ -1,5 +1,5 @@
-"""The folder that `flwr run` takes: Flower's two ends, the configuration, and a page with the
-commands.
+"""Writes the folder that `flwr run` takes: Flower's ServerApp and ClientApp, the configuration, and
+a page with the commands.
 
 Flower sends the folder's .py, .toml, .md, .yaml and .json files to every node, and no others:
 `write` checks that.
@@ -28,7 +28,7 @@ FLWR = "1.41.0"
 """The version of Flower that the app is tested with; 1.41 moved all of Flower's interfaces to one
 HTTP port."""
 PACKAGE = "fl_lightning_app"
-FREE = (
+NOT_FINGERPRINTED = (
     "federation.rounds",
     "federation.on_bad_client",
     "callbacks",
@@ -37,34 +37,36 @@ FREE = (
     "data.root",
     "smoke",
 )
-"""Keys outside the fingerprint: a run may change them when it goes on, or they are a machine's."""
+"""Keys outside the fingerprint: a resumed run may change them, or they describe a machine."""
 NOT_SENT = ("lib", "env", "build", "parts", "dist", "venv", "node_modules")
 """Folders whose files Flower does not send."""
 MOST = 10 * 2**20
-"""Bytes of an app at most: Flower's own limit."""
+"""Maximum size of an app in bytes: Flower's own limit."""
 
 
 def write(
     folder: Path, name: str, config: str, facts: SiteFacts, source: Mapping[str, bytes]
 ) -> list[Path]:
-    """Write an app called `name` into `folder`; return its files.
+    """Write an app into the new folder `folder`; return the paths of its files.
 
     Args:
-        folder: a new one.
-        name: of the run, at the centre and at the sites.
+        folder: the app's folder, which is empty or does not exist.
+        name: the run's name, at the centre and at the sites.
         config: the resolved configuration, as YAML.
-        facts: of the data.
-        source: own code, by its path below the import folder.
+        facts: the facts about the data that all sites need.
+        source: files of the user's own code, by path below the folder that imports start from.
 
     Raises:
-        BadInput: Flower would not send one of the files.
+        BadInput: Flower would not send one of the files, or the app is too large.
     """
     files = {
         f"{PACKAGE}/__init__.py": b"",
         f"{PACKAGE}/flower.py": _shipped("app_flower.txt").encode(),
         f"{PACKAGE}/config.yaml": config.encode(),
     }
-    requirement = f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(NOT_SENT)}"
+    requirement = (
+        f"Flower leaves out test_*.py, *_test.py, folders {', '.join(NOT_SENT)}: rename it"
+    )
     for path, content in source.items():
         *parents, file = Path(path).parts
         is_test = file.startswith("test_") or file.endswith("_test.py")
@@ -84,7 +86,8 @@ def write(
         )
         files[file] = text.encode()
     size = sum(map(len, files.values()))
-    check("out", str(folder), size <= MOST, f"the app has {size} bytes, and Flower takes {MOST}")
+    requirement = f"the app has {size} bytes, Flower takes {MOST}: let the own code import less"
+    check("out", str(folder), size <= MOST, requirement)
     for path, content in files.items():
         write_whole(folder / path, content, durable=False)
     facts.write(folder / PACKAGE / "facts.json")
@@ -96,27 +99,29 @@ def _shipped(file: str) -> str:
 
 
 def fingerprint(app: Path, config: Config) -> str:
-    """SHA-256 of all that decides a client's work: the app's configuration but for `FREE`, the
-    transforms that sites run, facts, own code.
+    """Return the SHA-256 of everything that changes a client's results: the app's configuration
+    without the keys `NOT_FINGERPRINTED`, the transforms that sites run, `facts.json`, own code.
+
+    Centre and site compare it, to be sure that both have the same app.
 
     Raises:
-        BadInput: the folder is no app of ours.
+        BadInput: the folder was not written by `fl-train deploy`.
     """
-    from fl_lightning.sites.data import of_sites
+    from fl_lightning.sites.data import site_transforms
 
-    transforms = {name: [c.class_path, c.init_args] for name, c in of_sites(config).items()}
+    transforms = {name: [c.class_path, c.init_args] for name, c in site_transforms(config).items()}
     try:
         settings = yaml.safe_load((app / "config.yaml").read_text(encoding="utf-8"))
         decisive = {
             key: value
             for key, value in flat(settings)
-            if not any(f"{key}.".startswith(f"{free}.") for free in FREE)
+            if not any(f"{key}.".startswith(f"{free}.") for free in NOT_FINGERPRINTED)
         }
         text = json.dumps([__version__, transforms, decisive], sort_keys=True)
         digest = hashlib.sha256(text.encode() + (app / "facts.json").read_bytes())
         for file in sorted((app / "source").rglob("*.py")):
             digest.update(file.relative_to(app).as_posix().encode() + file.read_bytes())
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        problem = f"it is no app that fl-train deploy wrote: {error}"
+        problem = f"this folder is not an app that fl-train deploy wrote: {error}"
         raise BadInput("app", str(app), problem) from None
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""The centre: a federation whose visits and scores are made by sites.
+"""The centre: the server's side of a deployment, whose clients train and are scored at their sites.
 
-All else of a round is the engine's, as in a simulation: `RemoteVisits` sends messages in place of
-training (step 3 of `Federation.round`) and of scoring on clients' data.
+The engine runs the rounds as in a simulation. `RemoteVisits` sends messages to the sites where the
+simulation would train a client (step 3 of `Federation.round`) or score a model on its data.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.configuration.config import Config, check
 from fl_lightning.core import Client, Payload
 from fl_lightning.core.run import ModelGroup
-from fl_lightning.engine.evaluation import unjudged
+from fl_lightning.engine.evaluation import missing_scores
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.foundation.errors import BadClient
 from fl_lightning.run import assemble
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere, SiteFacts, at_center
+from fl_lightning.sites.data import NotTransmitted, SiteFacts, at_center
 from fl_lightning.sites.exchange import MOST_BEYOND, Exchange
 from fl_lightning.sites.site import digest_of, visits_of
 from fl_lightning.storage.state import MODEL, ClientState
 
 
 class RemoteVisits:
-    """Carries out visits and scoring by messages: sites train, and score every model on their own
-    test data."""
+    """Has sites train their clients and score models on their own test data, by messages; takes the
+    place of `Worker` in the engine."""
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self.run = worker.run
@@ -45,16 +45,17 @@ class RemoteVisits:
         self.transforms = worker.transforms
         self.observers = worker.observers
         self.exchange = exchange
-        self.forms: dict[int, dict[str, Counter[wire.Form]]] = {
+        self.tensor_types: dict[int, dict[str, Counter[wire.TensorType]]] = {
             group.index: defaultdict(Counter) for group in self.run.groups
         }
-        """By the model's group, and by name: forms of the tensors that came beside vectors."""
+        """How often each tensor type has arrived, by architecture (index of the model group) and
+        by name of the upload's tensor (`Method.beside`)."""
 
     def state(self, client: int) -> ClientState:
-        """Return the server's last copy of a client's state. The client's own vectors never arrive:
-        they are NaN.
+        """Return the server's view of a client's state.
 
-        The copy of the upload (`keeps_received`) begins with the first values, as in a simulation.
+        The client's own vectors stay at its site and are NaN here. The server's copy of the last
+        upload (where the method declares `keeps_received`) begins with the initial model.
         """
         if client not in self.run.states:
             layout = self.run.group_of(client).layout
@@ -65,11 +66,17 @@ class RemoteVisits:
     def visits(
         self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer
     ) -> Results:
-        """Visit every client of `cohort` by a message; return results and failures.
+        """Have the sites of `cohort` train in round `t`; return results and failures.
+
+        Args:
+            t: the round, from 1.
+            cohort: clients of the round.
+            downloads: the payload for each client.
+            scored: whether models are scored in this round.
+            timer: is given the time of all visits together, as `client`.
 
         Raises:
-            BadClient: one failed, and the run does not go on without it
-                (`federation.on_bad_client`).
+            BadClient: a client failed, and `federation.on_bad_client` is stop.
         """
         results = Results()
         for client in cohort:
@@ -80,8 +87,12 @@ class RemoteVisits:
             messages: dict[int, bytes] = {}
             for client in pending:
                 message = self.server_state_for(client, with_models=False)
-                message |= {"kind": "visit", "round": t, "scored": scored}
-                message["payload"] = wire.of_payload(downloads[client])
+                message |= {
+                    "kind": "visit",
+                    "round": t,
+                    "scored": scored,
+                    "payload": wire.of_payload(downloads[client]),
+                }
                 messages[client] = self.exchange.pack(message, client)
             answers = self.exchange.ask(t, "visit", messages, attempt)
             failures = self._receive(t, answers, downloads, results)
@@ -113,7 +124,8 @@ class RemoteVisits:
         outcome: str,
         results: Results,
     ) -> None:
-        """Add failures to `results`; raise the first where the run tolerates none."""
+        """Add failures with their `outcome` to `results`; raise the first if the run does not go on
+        without failed clients."""
         for failure in failures:
             if not self.run.tolerant:
                 raise failure
@@ -126,11 +138,12 @@ class RemoteVisits:
         downloads: Mapping[int, Payload],
         results: Results,
     ) -> list[BadClient]:
-        """Add answers to `results` and to the clients' states; return failures by client."""
+        """Add the sites' answers to `results` and to the clients' states; return the failures in
+        the order of clients."""
         failures: list[BadClient] = []
         uploads: dict[int, tuple[wire.Message, Payload]] = {}
         entries = self.run.method.beside()
-        # forms of all answers are counted before the first is checked
+        # tensor types of all answers are counted before the first answer is checked
         for c, content in answers.items():
             group = self.run.group_of(c)
             with self.exchange.collecting(t, c, "upload", failures):
@@ -143,8 +156,8 @@ class RemoteVisits:
                 uploads[c] = answer, upload
                 for name, tensor in (upload.statistics | upload.extra).items():
                     if name in entries:
-                        form = wire.form(tensor, entries[name])
-                        self.forms[group.index][name][form] += 1
+                        tensor_type = wire.tensor_type(tensor, entries[name])
+                        self.tensor_types[group.index][name][tensor_type] += 1
         initial_memory: dict[str, Tensor] = {}
         for transform in self.transforms:
             initial_memory |= transform.init_client(self.run)
@@ -160,14 +173,14 @@ class RemoteVisits:
         return sorted(failures, key=lambda failure: failure.client)
 
     def _check(self, c: int, upload: Payload) -> None:
-        """Raise `Unreadable` for an upload that the method does not make."""
+        """Raise `Unreadable` for an upload whose parts are not those that the method declares."""
         run = self.run
         group = run.group_of(c)
         slots = {name for name, slot in run.method.slots().items() if slot.exchanged}
         received_slots = set(upload.vectors)
         further_blocks = (upload.sent & ~group.up_mask).any()
         if further_blocks or upload.further or not received_slots <= slots:
-            raise wire.Unreadable("it holds what the method does not upload")
+            raise wire.Unreadable("it holds blocks or vectors that the method does not upload")
         parts: list[Any] = [run.method.traits, *self.transforms]
         may_omit_blocks = any(part.changes_upload for part in parts)
         has_blocks = may_omit_blocks or np.array_equal(upload.sent, group.up_mask)
@@ -177,7 +190,7 @@ class RemoteVisits:
             upload.statistics | upload.extra,
             run.method.beside(),
             run.data.num_classes,
-            self.forms[group.index],
+            self.tensor_types[group.index],
         )
         wire.check_finite(upload)
 
@@ -187,7 +200,7 @@ class RemoteVisits:
         upload: Payload,
         memory: Mapping[str, Tensor],
     ) -> None:
-        """Keep an upload as the server's copy."""
+        """Store an upload as the server's copy, and count the client's round."""
         state = self.state(c)
         layout = upload.layout
         columns = wire.packed(upload.vector, layout, upload.sent)
@@ -202,10 +215,12 @@ class RemoteVisits:
     # ---------------------------------------------------------------- scores
 
     def server_state_for(self, c: int, with_models: bool) -> wire.Message:
-        """Return the parts of a message that tell a client the server's state; `with_models` adds
-        the server's model for it.
+        """Return the part of a message that tells client `c` the server's state, by name.
 
-        `visits` is the number of visits that the site's state must have behind it.
+        - `has_global`: whether the server has a model for every client.
+        - `uploaded`: whether the client has uploaded before.
+        - `visits`: how many visits the state that the site goes on from must have had.
+        - `global` or `shared`, only if `with_models`: the server's model for the client.
         """
         run = self.run
         group = run.group_of(c)
@@ -232,8 +247,8 @@ class RemoteVisits:
         return message
 
     def scores(self, t: int, results: Results) -> None:
-        """Add scores of models that exist only now, by one more message to each client of the
-        round."""
+        """Add scores of the models that exist only after aggregation (global, fine-tuned), by one
+        more message to each client of the round."""
         evaluator = self.evaluator
         has_global = evaluator.has_global and evaluator.wants("global")
         if not (has_global or evaluator.wants("finetuned")):
@@ -249,7 +264,8 @@ class RemoteVisits:
             results.clients[client].values |= values
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Return kinds and scores of the final models of all clients, by their sites."""
+        """Have every site score its client's final model; return kind of model and scores by
+        client."""
         run = self.run
         results = Results()
         finals = self._ask(
@@ -259,7 +275,7 @@ class RemoteVisits:
             results,
             wire.final_of,
         )
-        return finals | {failure.client: unjudged(failure) for failure, _ in results.failures}
+        return finals | {failure.client: missing_scores(failure) for failure, _ in results.failures}
 
     def _ask(
         self,
@@ -269,7 +285,16 @@ class RemoteVisits:
         results: Results,
         read: Callable[[wire.Message], dict[str, Any]],
     ) -> dict[int, dict[str, Any]]:
-        """Return the scores that `read` takes from each answer; failures go to `results`."""
+        """Ask the sites of `clients` for scores; return them by client, and add failures to
+        `results`.
+
+        Args:
+            t: the round.
+            kind: of the messages, `score` or `final`.
+            clients: whose sites are asked.
+            results: of the round.
+            read: returns the scores in an answer.
+        """
         messages = {}
         for client in clients:
             message = self.server_state_for(client, with_models=True) | {"kind": kind, "round": t}
@@ -283,7 +308,7 @@ class RemoteVisits:
                     self.exchange.checked(
                         t,
                         client,
-                        answers.get(client),
+                        answers[client],
                     )
                 )
         self._record(failures, "not judged", results)
@@ -291,26 +316,25 @@ class RemoteVisits:
 
 
 def _unknown_blocks(model: Tensor, group: ModelGroup) -> wire.Message:
-    """Return the blocks of the server's model for a client that its site is sent.
+    """Return the blocks of the server's model for a client that its site must be sent.
 
-    `sent`, whose numbers are in `model`: blocks that travel down anyway or differ from the initial
-    model. `own`: blocks that are all NaN: the server lacks them, and the site has its own.
+    `sent` lists blocks that are downloaded in each round or differ from the initial model; `model`
+    holds their numbers. `own` lists blocks that are NaN at the server: the site has its own.
     """
     sent = group.down_mask.copy()
-    own_places = []
+    own_blocks = []
     for k, block in enumerate(group.layout.blocks):
         numbers = model[block.start : block.stop]
         initial = group.initial[block.start : block.stop]
         if block.size and bool(numbers.isnan().all()):
-            own_places.append(k)
+            own_blocks.append(k)
             sent[k] = False
         elif not torch.equal(numbers, initial):
             sent[k] = True
-    columns = wire.packed(model, group.layout, sent)
     return {
         "sent": np.flatnonzero(sent).tolist(),
-        "own": own_places,
-        "model": columns,
+        "own": own_blocks,
+        "model": wire.packed(model, group.layout, sent),
     }
 
 
@@ -326,10 +350,21 @@ def federation_of(
     folder: Path,
     callbacks: Sequence[Callback],
 ) -> Federation:
-    """Wait for all sites, and build the federation whose visits and scores they make.
+    """Wait until all sites are connected; return the `Federation` that trains at them.
+
+    Args:
+        exchange: carries messages to the sites.
+        facts: about the data, from the app.
+        public: file with public samples at the centre; None: there is none.
+        fabric: of this process.
+        config: of the app.
+        folder: the run folder.
+        callbacks: the run's callbacks.
 
     Raises:
-        BadInput: it cannot be deployed; the line names the hook that reads data of sites.
+        BadInput: a setting or the method cannot be deployed; the message names the hook that reads
+            data which stay at sites.
+        RunFailed: sites are missing, and `federation.on_bad_client` is stop.
     """
     check_deployable(config, callbacks)
     exchange.tolerant = config.federation.on_bad_client != "stop"
@@ -337,10 +372,10 @@ def federation_of(
     try:
         data = at_center(facts, config, sizes, public)
         fed = assemble(fabric, config, folder, list(callbacks), data)
-    except NotHere as error:
+    except NotTransmitted as error:
         name = config.method.class_path.rpartition(".")[2].lower()
-        raise error.refusal(name) from error
-    exchange.check_beginnings(digest_of(fed), __version__)
+        raise error.as_bad_input(name) from error
+    exchange.check_equal_start(digest_of(fed), __version__)
     run = fed.run
     exchange.method = run.method_name
     vectors = 1 + sum(slot.exchanged for slot in run.method.slots().values())
@@ -350,8 +385,8 @@ def federation_of(
 
 
 def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
-    """Raise `BadInput` for settings that have no meaning, or another one, where every client is a
-    site of its own."""
+    """Raise `BadInput` for an executor, a callback or a `data` key that cannot be used when every
+    client is a site of its own."""
     for callback in callbacks:
         is_deployable = not isinstance(callback, Transform) or callback.deployed
         requirement = "it must be null: sites cannot run it"
@@ -361,7 +396,7 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
         "held_out_clients": f"it must be 0: {later}",
         "held_out": f"it must be null: {later}",
         "global_test": "it must be false: no site has all test data",
-        "drift_every": "it must be null: sites have own tasks",
+        "drift_every": "it must be null: a site's task is its own data",
     }
     for key, requirement in requirements.items():
         value = getattr(config.data, key)

@@ -1,5 +1,5 @@
-"""The data of a federation of sites: facts that all sites know, a site's own samples, and errors
-for hooks that read others'."""
+"""The data of a deployment: facts that all sites know, a site's own samples, and errors for hooks
+that read the data of other sites."""
 
 from __future__ import annotations
 
@@ -44,29 +44,32 @@ Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 """Samples and labels by part."""
 
 
-class NotHere(RunFailed):
-    """A hook of the method or relation reads data that do not travel.
+class NotTransmitted(RunFailed):
+    """A hook of the method or relation read data that are not transmitted: the method cannot be
+    deployed.
 
     Args:
-        attribute: of the run, or a call.
-        hook: `Class.function`; empty: the one that is running now.
+        attribute: the data, as code: `run.data.client(3)`.
+        hook: `Class.function`; empty: the hook that is running now.
     """
 
     def __init__(self, attribute: str, hook: str = "") -> None:
-        super().__init__(f"{attribute} does not travel")
+        super().__init__(f"{attribute} is not transmitted")
         self.attribute = attribute
         self.hook = hook or _running_hook()
 
-    def refusal(self, method: str) -> BadInput:
-        """The error for the user."""
+    def as_bad_input(self, method: str) -> BadInput:
+        """Return the error for the user. `method`: the method's name."""
         requirement = (
-            f"{self.hook} reads {self.attribute}, which does not travel: it cannot be deployed"
+            f"it cannot be deployed, since {self.hook} reads {self.attribute}, which is not "
+            f"transmitted: choose another method"
         )
         return BadInput("method", method, requirement)
 
 
 def _running_hook() -> str:
-    """The innermost function on the stack of a `Method` or `Relation`; empty: none is running."""
+    """Return the innermost running function of a `Method` or `Relation` as `Class.function`; empty:
+    none is running."""
     for frame in inspect.stack(0):
         owner = frame.frame.f_locals.get("self")
         if isinstance(owner, Method | Relation):
@@ -75,26 +78,30 @@ def _running_hook() -> str:
 
 
 class Unfit(BadInput):
-    """A site's data or folder do not fit the federation. The centre is sent `requirement` alone,
-    which holds nothing of the data."""
+    """A site's data or folder do not fit the federation.
+
+    Only `requirement` is sent to the centre, so it must not contain anything of the data.
+    """
 
 
-class Withheld(dict[str, Tensor]):
-    """The server's memory at a site, where reading it is an error."""
+class UnreadableMemory(dict[str, Tensor]):
+    """Takes the place of the server's memory at a site: reading any entry raises
+    `NotTransmitted`."""
 
     def get(self, name: object, default: Any = None) -> NoReturn:
-        """Raise `NotHere`."""
-        raise NotHere(f"run.server.memory[{name!r}]")
+        """Raise `NotTransmitted`."""
+        raise NotTransmitted(f"run.server.memory[{name!r}]")
 
-    __getitem__ = __contains__ = get  # reading it in whatever way is the error
+    __getitem__ = __contains__ = get
 
 
 class OwnOnly(Sequence[Any]):
-    """A sequence over all clients, in which only some values may be read.
+    """A sequence with a value for each client; reading a value that this end does not have raises
+    `NotTransmitted`.
 
     Args:
-        name: of the attribute of `run.data`.
-        values: by client.
+        name: the attribute of `run.data` that it takes the place of, for the error.
+        values: the values that this end has, by client.
         size: number of clients.
     """
 
@@ -113,7 +120,7 @@ class OwnOnly(Sequence[Any]):
 
     def __getitem__(self, client: Any) -> Any:
         if not isinstance(client, int) or client not in self.values:
-            raise NotHere(f"run.data.{self.name} of other clients")
+            raise NotTransmitted(f"run.data.{self.name} of other clients")
         return self.values[client]
 
     def __iter__(self) -> Iterator[Any]:
@@ -125,38 +132,40 @@ class OwnOnly(Sequence[Any]):
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Facts about the data of a configuration that the app tells the centre and all sites: no
-    sample, no count."""
+    """Facts about a configuration's data that the app tells the centre and all sites. They contain
+    no sample and no number of samples."""
 
     input_shape: list[int]
     strides: list[int]
-    """Strides of a sample in memory: they decide how convolutions round, so all ends need the
-    same."""
+    """Strides of a sample in memory. Convolutions round differently with other strides, so centre
+    and sites use the same."""
     class_names: list[str]
     task: Task
     mean: list[Any]
-    """Of each channel or feature of the training data; every site normalises by it and by `std`."""
+    """Mean of each channel or feature of the training data; every site normalises with it and with
+    `std`."""
     std: list[Any]
     public: bool
-    """Whether the method works on public samples, which travel with a site's data file."""
+    """Whether the method uses public samples, which each site's data file then contains."""
     client_names: list[str] = field(default_factory=list)
-    """In order; empty: clients have numbers alone."""
+    """Names, client 0 first; empty: clients have numbers only."""
     columns: list[tuple[str, list[str] | None]] | None = None
-    """Name and, if it is one-hot, values of each column of a table's features."""
+    """For each feature column of a table its name and, if it is one-hot, its values."""
     fills: list[float] | None = None
-    """The value of `data.impute` for empty cells of each feature; None: each site fits its own, or
-    none is needed."""
+    """Value for empty cells by feature (`data.impute`); None: each site fits its own, or no feature
+    is imputed."""
     scale: list[list[float]] | None = None
-    """Centre, spread, slope and shift of each feature by `data.scale`."""
+    """Four rows, each with a number by feature: centre, spread, slope and shift of `data.scale`,
+    (x - centre) / spread * slope + shift."""
 
     @classmethod
     def of(cls, data: FederatedData) -> SiteFacts:
         """Return the facts of `data`.
 
         Raises:
-            BadInput: a site could not hold such data in a file of its own.
+            BadInput: a site's data file cannot hold data of this kind.
         """
-        requirement = "sites hold tables, images, series or vectors, no texts yet"
+        requirement = "sites cannot hold texts: deploy tables, images, series or vectors"
         check("data.source", "texts", data.text is None, requirement)
         raw = AsRead.of(data)
         reading = data.reading
@@ -173,7 +182,7 @@ class SiteFacts:
         if reading.columns is not None:
             names = reading.columns.names
             values = reading.columns.values
-            requirement = "sites' files need this name: rename it"
+            requirement = "sites' files use this name for train, validation or test: rename it"
             check("data.columns", PART, PART not in names, requirement)
             facts = replace(facts, columns=[(name, values.get(name)) for name in names])
         steps = reading.preprocessing
@@ -183,7 +192,8 @@ class SiteFacts:
         return facts
 
     def reading(self, data: DataConfig) -> Reading:
-        """Return the steps from a site's raw samples to inputs."""
+        """Return the `Reading` of a site: the columns and the preprocessing that turn its raw
+        samples into model inputs."""
         columns = None
         if self.columns is not None:
             values = {name: words for name, words in self.columns if words is not None}
@@ -200,17 +210,17 @@ class SiteFacts:
         return Reading(list(self.client_names), columns, preprocessing=steps)
 
     def write(self, file: Path) -> None:
-        """Write JSON; floats come back as they were."""
+        """Write JSON, from which `read` gets the same floats."""
         write_whole(file, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def read(cls, file: Path) -> SiteFacts:
-        """The facts that `write` wrote."""
+        """Return the facts that `write` wrote."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
 
 class Declared(Preprocessing):
-    """The imputer and scaler with the numbers that the app declares."""
+    """An imputer and scaler that takes its numbers from the app's facts instead of fitting them."""
 
     def __init__(
         self,
@@ -222,7 +232,7 @@ class Declared(Preprocessing):
         self.facts = facts
 
     def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
-        """Return the declared numbers."""
+        """Return `facts.fills` and `facts.scale`, which are the same for every client `who`."""
         return self.facts.fills or [], self.facts.scale or []
 
     def transformed(
@@ -231,7 +241,8 @@ class Declared(Preprocessing):
         name: str,
         raw: np.ndarray,
     ) -> np.ndarray:
-        """Return samples (n, features), imputed and scaled."""
+        """Return the samples `raw` (n, features), imputed and scaled. `who` and `name` are the
+        client's number and name, which change nothing here."""
         fills = None if self.data.impute is None else self.facts.fills
         about = {"input": "table", "empty": fills, "scale": self.facts.scale}
         return plain.scaled(about | UNCHANGED, torch.from_numpy(raw)).numpy()
@@ -245,7 +256,7 @@ UNCHANGED = {"mean": [0.0], "std": [1.0]}
 
 
 class OwnData(FederatedData):
-    """The data of one site, or of the centre, which has none."""
+    """The data of one site, which has one client's samples, or of the centre, which has none."""
 
     holds_all = False
     own_clients: frozenset[int] = frozenset()
@@ -254,9 +265,9 @@ class OwnData(FederatedData):
     def client(
         self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
     ) -> Any:
-        """Return the site's own data; raise `NotHere` for another client."""
+        """Return the site's own data; raise `NotTransmitted` for another client."""
         if i not in self.own_clients:
-            raise NotHere(f"run.data.client({i})")
+            raise NotTransmitted(f"run.data.client({i})")
         return super().client(i, device, dtype)
 
     def example(
@@ -265,7 +276,7 @@ class OwnData(FederatedData):
         device: torch.device,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return a sample, of zeros for another client: operations are counted by shape."""
+        """Return a sample and its label to count FLOPs with; zeros for a client of another site."""
         if i in self.own_clients:
             return super().example(i, device, dtype)
         label = torch.zeros(1, dtype=torch.float32 if self.task == "regression" else torch.int64)
@@ -286,7 +297,7 @@ def at_site(
     """Return the data of the site of `client`, with the samples in `file`.
 
     Raises:
-        Unfit: they cannot be read, or do not fit the federation.
+        Unfit: the samples cannot be read, or do not fit the federation.
     """
 
     def check_fit(holds: bool, problem: str) -> None:
@@ -327,16 +338,19 @@ def at_center(
     """Return the data of the centre.
 
     Args:
-        facts: of the data.
+        facts: the app's facts about the data.
         config: of the app.
-        sizes: samples of `PARTS` by client, as sites told them.
-        public: file with public samples.
+        sizes: number of training, validation and test samples by client, as the sites sent them.
+        public: file with public samples; None: there is none.
+
+    Raises:
+        BadInput: the method needs public samples, and there are none.
     """
     empty = np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)
     samples = None if public is None else _read(facts, config.data, public)[1]
     requirement = (
-        "the method works on public samples at the centre: set public, in the run config of flwr "
-        "run, to a file with x_public"
+        "the method needs public samples at the centre: set public in the run config of flwr run "
+        "to a file with x_public"
     )
     check(
         "public",
@@ -361,10 +375,10 @@ def _read(
     data: DataConfig,
     file: Path,
 ) -> tuple[Parts, np.ndarray | None]:
-    """Return raw samples and labels in `file` by part, and raw public samples.
+    """Return the raw samples and labels in `file` by part, and its raw public samples or None.
 
     Raises:
-        BadInput, ValueError: they cannot be read.
+        BadInput, ValueError: the file cannot be read.
     """
     if file.suffix != ".csv" or facts.columns is None:
         return npz.site(str(file), facts.task)
@@ -380,7 +394,8 @@ def _read(
         problem = f"its column {PART} holds {part!r}, not {', '.join(PARTS)} or {PUBLIC}"
         raise BadInput("data", str(file), problem)
     complete = data.impute is not None or np.isfinite(raw).all()
-    check("data", str(file), complete, "a cell is empty, and data.impute is null")
+    requirement = "a cell is empty: fill it, or deploy with data.impute"
+    check("data", str(file), complete, requirement)
     class_numbers = {name: number for number, name in enumerate(facts.class_names)}
     unknown = len(class_numbers)
     parts: Parts = {}
@@ -405,16 +420,17 @@ def _data(
     public: np.ndarray | None,
     sizes: Mapping[int, Sequence[int]],
 ) -> OwnData:
-    """Return the data of an end: samples of `own_clients`, and errors for others'.
+    """Return the data of a site or of the centre; reading data of a client outside `own_clients`
+    raises `NotTransmitted`.
 
     Args:
-        facts: of the data.
+        facts: the app's facts about the data.
         config: of the app.
-        reading: of raw samples.
-        parts: samples, imputed and scaled.
-        own_clients: none, or the site's client.
-        public: raw samples.
-        sizes: samples of `PARTS` by client; other clients' are unknown.
+        reading: columns and preprocessing of raw samples.
+        parts: the samples, imputed and scaled.
+        own_clients: the site's client; at the centre empty.
+        public: raw public samples; None: there are none.
+        sizes: number of samples in each of `PARTS`, by those clients whose numbers are known here.
     """
     mean = torch.tensor(facts.mean, dtype=torch.float32)
     std = torch.tensor(facts.std, dtype=torch.float32)
@@ -476,11 +492,12 @@ def write_sites(
     data: FederatedData,
     folder: Path,
 ) -> list[Path]:
-    """Write `data` as one file for each client, `site-0.npz` or of a table `site-0.csv`, and the
-    public samples.
+    """Write `data` as one file for each client, `site-0.npz` (a table: `site-0.csv`), and a file
+    with the public samples; return the clients' files.
 
     Raises:
-        BadInput: the clients' samples are turned, or drift, which a file cannot say.
+        BadInput: the configuration rotates clients' images or has tasks that drift, which a file of
+            samples cannot express.
     """
     facts = SiteFacts.of(data)
     if data.reading.preprocessing is not None:
@@ -493,20 +510,22 @@ def write_sites(
             fit=False,
         )
     raw = AsRead.of(data)
-    requirement = "a rehearsal needs samples that are not turned"
-    check("data.partition", "rotated or planted", raw.plain, requirement)
+    requirement = "sites' files cannot hold rotated or drifting samples: change data.partition"
+    check("data", ..., raw.plain, requirement)
     write: Callable[..., None] = _write_arrays
     suffix = "npz"
     if facts.columns is not None:
         write = partial(_write_table, facts, config.data)
         suffix = "csv"
     public = {} if raw.public is None else {PUBLIC: (raw.public, torch.zeros(0))}
-    contents = {f"site-{client}": parts | public for client, parts in enumerate(raw.parts)}
-    files = [folder / f"{name}.{suffix}" for name in contents]
+    contents = {}
+    for client, parts in enumerate(raw.parts):
+        contents[folder / f"site-{client}.{suffix}"] = parts | public
+    files = [*contents]
     if public:
-        contents["public"] = public
-    for name, parts in contents.items():
-        with atomic_write(folder / f"{name}.{suffix}") as aside:
+        contents[folder / f"public.{suffix}"] = public
+    for file, parts in contents.items():
+        with atomic_write(file) as aside:
             write(aside, parts)
     return files
 
@@ -524,7 +543,8 @@ def _write_arrays(file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]) -> Non
 def _write_table(
     facts: SiteFacts, data: DataConfig, file: Path, parts: Mapping[str, tuple[Tensor, Tensor]]
 ) -> None:
-    """Write samples as the table had them: numbers with 32 bits, words, and empty cells."""
+    """Write samples as a table with the columns of the original: numbers rounded to 32 bits, words,
+    and empty cells."""
     columns = facts.columns or []
     label = data.label_column
     text = io.StringIO()
@@ -555,7 +575,7 @@ def _cells(
 
 
 def _cell(column: str, number: float, data: DataConfig) -> str:
-    """Return a number as the table has it, which `cells.number` reads."""
+    """Return a number, or the date of a number of days, as `cells.number` reads it."""
     if math.isnan(number):
         return ""
     if column in (data.dates or []):
@@ -564,13 +584,14 @@ def _cell(column: str, number: float, data: DataConfig) -> str:
     return repr(number).replace(".", data.decimal)
 
 
-def of_sites(config: Config) -> dict[str, Component]:
-    """Return the transforms of the configuration that sites run at their end, by name."""
+def site_transforms(config: Config) -> dict[str, Component]:
+    """Return the configuration's transforms that run at the sites, by name."""
     return {name: c for name, c in config.callbacks.items() if getattr(c.load(), "deployed", False)}
 
 
 def with_loop(config: Config) -> Config:
-    """Return the configuration as every end runs it: one process, clients one after the other."""
+    """Return `config` as the centre and every site run it: in one process, clients one after the
+    other."""
     return replace(
         config,
         fabric=replace(

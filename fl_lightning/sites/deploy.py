@@ -19,13 +19,14 @@ from fl_lightning.sites.data import SiteFacts, with_loop, write_sites
 from fl_lightning.sites.rehearsal import differences, rehearse, simulate, two_rounds_of, with_noise
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
-"""The centre saves after every round: a resumed centre asks for no round that sites have left
-behind."""
+"""The centre saves after every round: once resumed, it never asks for a round that sites have
+left behind."""
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """The files of an app, those of its rehearsal sites, and lines for the user."""
+    """The files that `deploy` wrote: those of the app and of the sites' data, with notes for the
+    user. Its text lists them."""
 
     folder: Path
     app: list[Path]
@@ -52,14 +53,16 @@ def deploy(
     """Write the Flower app of `config` to the new folder `out`.
 
     Args:
-        config: complete.
+        config: the resolved configuration.
         out: the app's folder; the run gets its name.
-        sites: a new folder for the configuration's data, one file for each client.
-        rehearse: first compare two rounds by messages with the simulator's.
+        sites: a new folder for the configuration's data, one file for each client; None: the data
+            are not written.
+        rehearse: whether to run two rounds first, by messages and in the simulator, and compare
+            their results.
 
     Raises:
         BadInput: the configuration cannot be deployed, or a folder exists.
-        RunFailed: the rehearsal differs from the simulator.
+        RunFailed: the rehearsal's results differ from the simulator's.
     """
     folder = Path(out)
     check("out", str(out), not folder.exists(), "it exists; the app needs a new folder")
@@ -78,14 +81,15 @@ def deploy(
         config.seed,
         config.smoke,
     )
-    config = imbalance.judged(config, data)  # its server will not know the classes' shares
+    config = imbalance.with_metric(config, data)  # its server will not know the classes' shares
     notes = []
     if rehearse:
         notes.append(_rehearsed(two_rounds_of(config)))
     if "localprivacy" in config.callbacks:
         config = with_noise(config, reproducible=False)
         notes.append(
-            "noise: every site draws it from its operating system, since all sites know the seed"
+            "privacy noise: every site draws it from its operating system's random numbers, since "
+            "all sites know the seed"
         )
     source = owncode.read(owncode.paths(config))
     site_files: list[Path] = []
@@ -104,19 +108,20 @@ def deploy(
 
 
 def _rehearsed(config: Config) -> str:
-    """Run `config` by messages and in the simulator; return a line saying that results are equal.
+    """Run `config` by messages and in the simulator; return a line which says that the results are
+    equal.
 
     Raises:
-        BadInput: a hook reads data that does not travel.
+        BadInput: a hook reads data that are not transmitted.
         RunFailed: the results differ.
     """
     with tempfile.TemporaryDirectory() as name:
         cells = differences(simulate(config, Path(name)), rehearse(config, Path(name)))
     if cells:
         raise RunFailed(
-            f"the rehearsal differs from the simulator in {len(cells)} cells (the first: "
-            f"{cells[0]}): own code must draw from the run's seed alone (without own "
-            f"code it is a bug: please report it); --rehearse false writes the app all the same"
+            f"the rehearsal's results differ from the simulator's in {len(cells)} table cells "
+            f"(first: {cells[0]}): let own code take all random numbers from the run's seed, or "
+            f"without own code report a bug; --rehearse false writes the app anyway"
         )
     federation = config.federation
     return (

@@ -1,5 +1,5 @@
-"""The processes of a deployment: the centre's, which makes the run, and a site's, which answers one
-message."""
+"""The entry points of a deployment's processes: `center` runs the federation, `answer` handles one
+message at a site."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from fl_lightning.sites.app import fingerprint
 from fl_lightning.sites.center import federation_of
 from fl_lightning.sites.data import SiteFacts, Unfit, at_site
 from fl_lightning.sites.exchange import Exchange, Limits, Transport
-from fl_lightning.sites.site import FAILED, Site, keep_traceback, unable
+from fl_lightning.sites.site import FAILED, Site, failed_reply, keep_traceback
 
 SITE_KEYS = {"client": int, "fingerprint": str, "data": str}
 """Keys of `site.json` and their types."""
 
 
 def config_of(app: Path) -> Config:
-    """The configuration of an app, or of a site's folder."""
+    """Return the configuration of an app, or of a site's folder; its own code can be imported from
+    now on."""
     source = app / "source"
     if source.is_dir() and str(source) not in sys.path:
         sys.path.append(str(source))
@@ -48,26 +49,32 @@ def center(
     settings: Mapping[str, Any],
     transport: Transport,
 ) -> None:
-    """Begin the run of `app`, or go on with it. `settings`: the run config of `flwr run`."""
+    """Run the federation of `app` to its end, from the start or from its last checkpoint.
+
+    Args:
+        app: the app's folder.
+        settings: the run config of `flwr run`.
+        transport: carries messages to the sites.
+    """
     config = config_of(app)
-    mark = fingerprint(app, config)
+    app_fingerprint = fingerprint(app, config)
     out = str(settings["out"])
     name = str(settings["name"])
     run_folder = Path(out) / name
     begun = (run_folder / opening.CONFIG).exists()
     start = Start(out=out, name=name, resume=begun)
     opening.check_name(start)
-    saved = opening.saved_layer(run_folder)
+    saved = opening.saved_settings(run_folder)
     if saved:
-        opening.check_goes_on(saved, config, run_folder)
+        opening.check_resumable(saved, config, run_folder)
     public = settings.get("public")
     public_file = Path(str(public)) if public else None
     limits = {key: float(settings[key]) for key in ("gather", "visit", "again") if key in settings}
-    with opening.opened(start, name, config) as folder:
+    with opening.open_run_folder(start, name, config) as folder:
         exchange = Exchange(
             transport,
-            run_id(folder, mark),
-            mark,
+            run_id(folder, app_fingerprint),
+            app_fingerprint,
             Limits(**limits),
         )
         facts = SiteFacts.read(app / "facts.json")
@@ -76,19 +83,19 @@ def center(
         add_bytes(folder, exchange.bytes_sent, exchange.bytes_received)
 
 
-def run_id(folder: Path, mark: str) -> str:
-    """Return the run's name for sites, drawn when it first begins: a run that begins anew in a
-    folder of this name is another."""
+def run_id(folder: Path, app_fingerprint: str) -> str:
+    """Return the run's id, drawn at its first start and kept in its `folder`: it tells sites a
+    resumed run from a new one with the same name."""
     file = folder / CENTER
     if file.is_file():
         return str(_read(file, {"run": str})["run"])
-    drawn_id = f"{mark[:16]}-{uuid.uuid4().hex[:16]}"
+    drawn_id = f"{app_fingerprint[:16]}-{uuid.uuid4().hex[:16]}"
     write_whole(file, json.dumps({"run": drawn_id}))
     return drawn_id
 
 
 def add_bytes(folder: Path, sent: int, received: int) -> None:
-    """Add the bytes of this process's messages to those of earlier processes of the run."""
+    """Add the bytes of this process's messages to the run's counts in `CENTER`."""
     file = folder / CENTER
     content = _read(file, {"run": str})
     for key, count in (("bytes_sent", sent), ("bytes_received", received)):
@@ -97,7 +104,11 @@ def add_bytes(folder: Path, sent: int, received: int) -> None:
 
 
 def _read(file: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    """Read `CENTER` or `SITE`; `Damaged` where a key of `types` is missing or of another type."""
+    """Return the content of `center.json` or `site.json`.
+
+    Raises:
+        Damaged: a key of `types` is missing, or its value has another type.
+    """
     try:
         content = dict(json.loads(file.read_text(encoding="utf-8")))
         is_valid = all(isinstance(content[key], kind) for key, kind in types.items())
@@ -117,11 +128,18 @@ def answer(
     node: Mapping[str, Any],
     message: bytes,
 ) -> bytes:
-    """Answer a message of `run` at a site. `node`: the SuperNode's configuration."""
+    """Return a site's answer to a message; errors become an answer that says why.
+
+    Args:
+        app: the app's folder.
+        run: name of the run's folder at the site.
+        node: the SuperNode's configuration.
+        message: the bytes of the message.
+    """
     name = str(node.get("site", ""))
     if Path(run).name != run or not {"client", "data", "folder"} <= node.keys():
-        why = f"its node config lacks client, data or folder, or {run!r} is no folder name"
-        return unable(message, node.get("client"), name, why)
+        why = f"its node config lacks client, data or folder, or {run!r} is not a folder name"
+        return failed_reply(message, node.get("client"), name, why)
     client = int(node["client"])
     folder = Path(str(node["folder"])) / run
     data = str(Path(str(node["data"])).resolve())
@@ -132,7 +150,7 @@ def answer(
         except Exception as error:
             keep_traceback(folder)
             why = error.requirement if isinstance(error, Unfit) else FAILED
-            return unable(message, client, name, why)
+            return failed_reply(message, client, name, why)
 
 
 def _answer(
@@ -143,25 +161,24 @@ def _answer(
     name: str,
     message: bytes,
 ) -> bytes:
-    """Answer a message at the site of `client`, whose state lies in `folder`.
+    """Return the answer to a message at the site of `client`, whose state is in `folder`.
 
     Raises:
         BadInput: the folder is another site's, or the data cannot be read.
     """
     config = config_of(app)
-    mark = fingerprint(app, config)
-    settings = {"client": client, "fingerprint": mark, "data": data}
+    app_fingerprint = fingerprint(app, config)
+    settings = {"client": client, "fingerprint": app_fingerprint, "data": data}
     file = folder / SITE
     stored = _read(file, SITE_KEYS) if file.is_file() else {}
-    if stored and (stored["client"], stored["fingerprint"]) != (client, mark):
+    if stored and (stored["client"], stored["fingerprint"]) != (client, app_fingerprint):
         problem = (
             "its folder holds the state of another client, or of another configuration: give the "
             "node an empty folder"
         )
         raise Unfit("folder", str(folder), problem)
     if stored != settings:
-        sources = (app / "source").rglob("*.py")
-        for path in (app / "config.yaml", app / "facts.json", *sources):
+        for path in (app / "config.yaml", app / "facts.json", *(app / "source").rglob("*.py")):
             write_whole(folder / path.relative_to(app), path.read_bytes())
         write_whole(file, json.dumps(settings))
     reply: bytes = _at_site(
@@ -177,9 +194,10 @@ def _answer(
 def _at_site(
     folder: Path, config: Config, settings: Mapping[str, Any], name: str, use: Callable[[Site], Any]
 ) -> Any:
-    """Return the result of `use` for the site in `folder`. `settings`: of its `site.json`."""
+    """Make the site in `folder` and return the result of `use` for it. `settings`: the content of
+    its `site.json`."""
     client = settings["client"]
-    mark = settings["fingerprint"]
+    app_fingerprint = settings["fingerprint"]
     facts = SiteFacts.read(folder / "facts.json")
     data = at_site(facts, config, client, Path(settings["data"]))
 
@@ -192,7 +210,7 @@ def _at_site(
                     folder,
                     data,
                     client,
-                    mark,
+                    app_fingerprint,
                     name,
                 )
             )
@@ -203,30 +221,40 @@ def _at_site(
 
 @contextlib.contextmanager
 def _locked(lock: Path) -> Iterator[None]:
-    """Wait until no other process answers a message in this folder: Flower may bring one twice."""
+    """Hold the lock, so that one process at a time answers a message in this folder: Flower may
+    deliver a message twice."""
     with lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def exported(
+def export_at_site(
     folder: Path,
     client: int,
     out: Path,
     calibration: CalibrationRule,
 ) -> tuple[Config, dict[str, Any]]:
-    """Write the model of the site in `folder` to `out`; return its configuration, and the model's
-    kind, round and arguments.
+    """Write the final model of the site in `folder` to `out`.
+
+    Args:
+        folder: the run's folder at the site.
+        client: the site's client.
+        out: the file.
+        calibration: temperature and threshold to fit on the site's validation data.
+
+    Returns:
+        The site's configuration; kind, round and arguments of the model.
 
     Raises:
-        BadInput: it is another client's, or its data or its state cannot be read.
+        BadInput: the folder is another client's, or its data or state cannot be read.
     """
     settings = _read(folder / SITE, SITE_KEYS)
     site_client = settings["client"]
-    check("client", client, client == site_client, f"it is the site of client {site_client}")
+    requirement = f"the folder is the site of client {site_client}: export that one"
+    check("client", client, client == site_client, requirement)
 
     def write(site: Site) -> dict[str, Any]:
-        requirement = "it holds no checkpoint yet: wait for the first round"
+        requirement = "the site has no checkpoint yet: wait until the first round has ended"
         check("run", str(folder), site.round > 0, requirement)
         return site.export(out, calibration)
 

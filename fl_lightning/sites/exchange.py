@@ -1,7 +1,8 @@
-"""Messages from the centre to sites, and their answers, of which some are late, lost or sent twice.
+"""The centre's side of the protocol with sites: messages and answers may be late, lost or sent
+twice.
 
-A transport delivers a message at most once and may lose any. So a message without an answer is sent
-again under the same (run, round, client), until the deadline; a site that has answered it sends the
+A transport may lose any message. So the centre sends a message with the same (run, round, client)
+again until it is answered or the deadline has passed; a site that has answered before sends the
 same bytes again.
 """
 
@@ -16,52 +17,57 @@ from typing import Any, Protocol
 from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadClient, RunFailed
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere
+from fl_lightning.sites.data import NotTransmitted
 
 MOST_BEYOND = 2**26
-"""Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions
-(ours)."""
+"""Accepted bytes of an answer beyond twice the size of its vectors, for header, statistics and
+predictions (our choice)."""
 
 
 Reply = bytes | int | None
-"""What has come of a message: the answer; a number: it was too long to be accepted, and this is its
-length (-1: unknown); None: nobody will answer."""
+"""The answer to a message; or a number: the answer was too long and has this length in bytes (-1:
+unknown length); or None: the message is lost, and nobody will answer."""
 
 
 class Transport(Protocol):
-    """Carries messages to sites, each of which it knows by an address."""
+    """Carries messages to sites; each site has an address."""
 
     def addresses(self) -> list[int]:
-        """Addresses of the sites that can be reached now."""
+        """Return the addresses of the sites that can be reached now."""
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Send; returns a name for the message. It may never arrive."""
+        """Send a message, which may get lost; return its name. `ttl`: seconds that it may take."""
 
     def pull(self, most: int) -> list[tuple[str, Reply]]:
-        """Answers of at most `most` bytes that have arrived, with their messages' names."""
+        """Return the replies that have arrived since the last call, with the names of their
+        messages. A reply of more than `most` bytes is given as its length; once the replies
+        returned have more bytes together, the rest is left to the next call."""
 
     def pause(self) -> None:
-        """Wait a moment before the next look."""
+        """Wait a moment between two calls of `pull`."""
 
 
 @dataclass
 class Limits:
-    """Seconds of patience."""
+    """Timeouts in seconds."""
 
     gather: float = 600.0
-    """For all sites to be there. 600: a person starts them by hand."""
+    """Until all sites must be connected. 600: a person starts them by hand."""
     visit: float = 3600.0
-    """For one answer, sent again or not. 3600: a round of some hundred batches of a large model on
-    a CPU."""
+    """Until a message must be answered, however often it was sent. 3600: a round of some hundred
+    batches of a large model on a CPU."""
     again: float = 90.0
-    """Until a message is sent again, and twice as long from each time to the next: Flower starts a
-    process for each, and a busy site would be buried in them. 90: a site that died is known to be
-    dead after 60 (Flower's heartbeat)."""
+    """Until a message is sent again; doubles each time, since Flower starts a process for each
+    message and a busy site would get too many. 90: Flower's heartbeat knows after 60 that a site
+    has died."""
 
 
 @dataclass
 class Exchange:
-    """The centre's end. `run_id` names the run for the sites, `fingerprint` its configuration."""
+    """Registers sites, sends them messages until they are answered, and checks the answers.
+
+    `run_id` and `fingerprint` (`ends.run_id`, `app.fingerprint`) are in the header of each message.
+    """
 
     transport: Transport
     run_id: str
@@ -70,44 +76,45 @@ class Exchange:
     tolerant: bool = False
     """Whether the run goes on without a site that cannot take part (`federation.on_bad_client`)."""
     most: int = MOST_BEYOND
-    """Bytes of an answer at most; `center.federation_of` adds what the method's clients upload."""
+    """Maximum size of an answer in bytes; `center.federation_of` sets it from the model's size."""
     method: str = ""
-    """For messages."""
+    """The method's name, for errors."""
     bytes_sent: int = 0
     bytes_received: int = 0
     left_out: dict[int, str] = field(default_factory=dict)
-    """Clients whose site cannot take part, and why."""
+    """Clients whose site cannot take part, with the reason."""
     _address: dict[int, int] = field(default_factory=dict)
-    """By client: the address of its site."""
+    """Address of the site by client."""
     _client_at: dict[int, int] = field(default_factory=dict)
-    """By address: the client; -1: the site did not say which, and is not greeted again."""
+    """Client by address; -1: the site did not say which, and gets no further hello."""
     _hellos: dict[int, wire.Message] = field(default_factory=dict)
+    """Answers to hello by client."""
     _greet_at: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By address: the time of the next hello, and seconds from it to the one after."""
+    """By address: the time of the next hello, and the seconds between it and the one after."""
     _rivals: set[int] = field(default_factory=set)
     """Addresses that claim a client whose site is at another address."""
     _open: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """By a message's name: the address, and the question (`hello`, or round, kind, attempt)."""
+    """Unanswered messages by name: the address, and `hello` or (round, kind, attempt)."""
 
     def name(self, client: int) -> str:
-        """The client's site, as messages to the user call it."""
+        """Return the name of a client's site for messages to the user: `site 3 (Basel)`."""
         site_name = str(self._hellos.get(client, {}).get("name") or "")
         return f"site {client} ({site_name})" if site_name else f"site {client}"
 
     def pack(self, message: wire.Message, client: int | None) -> bytes:
-        """The bytes of a message to `client`; None: to any site."""
+        """Return a message and its header as bytes. `client`: the receiver; None: any site."""
         common = {"run": self.run_id, "fingerprint": self.fingerprint, "client": client}
         return wire.pack(message | common)
 
     # ---------------------------------------------------------------- hello
 
     def wait_for_sites(self, clients: int) -> dict[int, list[int]]:
-        """Wait until every client has a site; return samples for training, validation and test by
-        client (0 of one that cannot take part).
+        """Wait until every client has a site; return its numbers of training, validation and test
+        samples by client (0 if its site cannot take part).
 
         Raises:
-            RunFailed: sites are missing at the deadline, or one cannot take part, and the run does
-                not go on so.
+            RunFailed: a site is missing at the deadline or cannot take part, and
+                `federation.on_bad_client` is stop; or no site can take part.
         """
         deadline = time.monotonic() + self.limits.gather
         while missing := sorted({*range(clients)} - {*self._hellos, *self.left_out}):
@@ -120,22 +127,26 @@ class Exchange:
             self._listen(None, {})
             self.transport.pause()
         if len(self.left_out) == clients:
-            raise RunFailed("no site can take part")
+            raise RunFailed("no site can take part: the lines above give the reason of each")
         absent = {"sizes": [0, 0, 0]}
         return {c: self._hellos.get(c, absent)["sizes"] for c in range(clients)}
 
-    def check_beginnings(self, initial: str, version: str) -> None:
-        """Leave out sites with another version of the package, another app or other first weights
-        (`initial`: their digest) than the centre.
+    def check_equal_start(self, initial: str, version: str) -> None:
+        """Leave out sites that would not start like the centre.
+
+        Args:
+            initial: digest of the centre's initial models.
+            version: the centre's version of this package.
 
         Raises:
-            RunFailed: there is one, and the run does not go on without it.
+            RunFailed: a site has another version, app or initial model, and
+                `federation.on_bad_client` is stop.
         """
         for client, hello in sorted(self._hellos.items()):
             if hello["version"] != version:
                 why = f"it has fl_lightning {hello['version']}, the centre has {version}"
             elif hello.get("fingerprint") != self.fingerprint:
-                why = "it has another configuration than the centre: another app, or other own code"
+                why = "its configuration is not the centre's: another app, or other own code"
             elif hello["initial"] not in ("", initial):
                 why = (
                     "it begins with other weights than the centre: model.weights, or another torch"
@@ -149,14 +160,14 @@ class Exchange:
         self.left_out[client] = why
 
     def _go_on_without(self, line: str, error: str = "") -> None:
-        """Say that the run goes on without a site; raise `RunFailed` with `error`, else `line`,
-        where it does not."""
+        """Print that the run goes on without a site; if it may not, raise `RunFailed` with `error`
+        (empty: `line`)."""
         if not self.tolerant:
             raise RunFailed(error or line)
         log.say(f"{line}; the run goes on without it")
 
     def _greet(self) -> None:
-        """Say hello to each site that is new, or has not answered for a while."""
+        """Send hello to each new site, and again to sites that have not answered it."""
         now = time.monotonic()
         for address in self.transport.addresses():
             greet_at, wait = self._greet_at.get(address, (now, self.limits.again))
@@ -170,7 +181,7 @@ class Exchange:
             )
 
     def _welcome(self, address: int, message: wire.Message) -> None:
-        """Take in a site's answer to hello."""
+        """Register the site at `address` by its answer to hello, or leave it out."""
         client = message.get("site")
         if type(client) is not int or client < 0:
             silent = "it did not say which client it is: client=K in its node config"
@@ -180,21 +191,20 @@ class Exchange:
             return
         first = self._address.get(client, address)
         if first != address and first in self.transport.addresses():
-            # it is greeted again: the first may be a site that has gone
+            # the second site is greeted again later: the first may be gone by then
             if address not in self._rivals:
                 self._rivals.add(address)
                 line = f"the sites at {first} and {address} both say that they are client {client}"
                 self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
-        sizes: Any = message.get("sizes")
-        counted = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
-        counted = counted and min(sizes) >= 0 and {"version", "initial"} <= message.keys()
         if "failed" in message:
             self._leave_out(client, _two_texts(message["failed"])[1])
             return
-        if not counted:
-            why = "it did not tell its version, its first weights and how many samples it has"
+        sizes: Any = message.get("sizes")
+        are_counts = isinstance(sizes, list) and [type(n) for n in sizes] == [int] * 3
+        if not (are_counts and min(sizes) >= 0 and {"version", "initial"} <= message.keys()):
+            why = "it did not send its version, initial weights and numbers of samples"
             self._leave_out(client, why)
             return
         self._address[client] = address
@@ -211,8 +221,15 @@ class Exchange:
         messages: Mapping[int, bytes],
         attempt: int,
     ) -> dict[int, Any]:
-        """Send each client its message, again until it is answered; return answers by client, None
-        where there is none in time."""
+        """Send each client its message until it is answered; return the answers by client, None if
+        there was none in time.
+
+        Args:
+            t: the round.
+            kind: of the messages: `visit`, `score` or `final`.
+            messages: by client.
+            attempt: 1, or 2 if failed clients are visited again.
+        """
         question = (t, kind, attempt)
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self.limits.visit
@@ -227,7 +244,7 @@ class Exchange:
                     wait[c] *= 2
                     self._push(self._address[c], messages[c], question)
             self._greet()
-            # nobody will answer these: send soon, to wherever the site is then
+            # lost messages: send them again soon, to the address that the site has then
             for c in self._listen(question, answers):
                 soon = now + min(5.0, self.limits.again)
                 send_at[c] = min(send_at.get(c, now), soon)
@@ -245,7 +262,8 @@ class Exchange:
         question: Any,
         answers: dict[int, Any],
     ) -> list[int]:
-        """Put replies to `question` into `answers`; return clients whose message is lost."""
+        """Handle the replies that have arrived: put answers to `question` into `answers`, register
+        sites that answered hello; return the clients whose message is lost."""
         lost_clients = []
         for name, reply in self.transport.pull(self.most):
             if name not in self._open:
@@ -277,12 +295,12 @@ class Exchange:
         c: int,
         answer: wire.Message | None,
     ) -> wire.Message:
-        """Return `answer` if it answers the message of round `t`.
+        """Return the `answer` of client `c` if it is a result for round `t`.
 
         Raises:
-            BadClient: there is none, it answers another message, or the site failed.
-            BadInput: a hook of the method reads data that do not travel.
-            Unreadable: it is no message.
+            BadClient: the site did not answer, answered another message, or failed.
+            BadInput: a hook of the method reads data that are not transmitted.
+            Unreadable: the answer is not a message.
         """
         site = self.name(c)
         if answer is None:
@@ -291,7 +309,7 @@ class Exchange:
         if "unreadable" in answer:
             raise wire.Unreadable(answer["unreadable"])
         if "refused" in answer:
-            raise NotHere(*_two_texts(answer["refused"])).refusal(self.method)
+            raise NotTransmitted(*_two_texts(answer["refused"])).as_bad_input(self.method)
         if "failed" in answer:
             stage, reason = _two_texts(answer["failed"])
             raise BadClient(c, t, stage, f"{site}: {reason}")
@@ -307,18 +325,19 @@ class Exchange:
         stage: str,
         failures: list[BadClient],
     ) -> Iterator[None]:
-        """Add a failure within the block, where an answer cannot be used, to `failures`."""
+        """Catch a failure of client `c` within the block and add it to `failures`. `stage`: for an
+        answer that cannot be used."""
         try:
             yield
         except wire.Unreadable as error:
-            why = f"{self.name(c)} sent what is refused: {error}"
+            why = f"the answer of {self.name(c)} is refused: {error}"
             failures.append(BadClient(c, t, stage, why))
         except BadClient as failure:
             failures.append(failure)
 
 
 def _two_texts(texts: Any) -> tuple[str, str]:
-    """The two texts that a site sends; a hostile one may have sent anything."""
+    """Return a site's pair of texts, shortened; a hostile site may have sent anything."""
     if not isinstance(texts, list) or len(texts) != 2:
         return "", "its answer has no reason"
     first, second = (str(text)[:200] for text in texts)

@@ -1,7 +1,7 @@
-"""Flower's two ends of a deployment: a ServerApp and a ClientApp.
+"""Flower's ServerApp and ClientApp of a deployment.
 
-The only file beside `superexec` that imports flwr. A message is one array of bytes, which Flower
-cuts into objects of its store.
+Only this file and `superexec` import flwr. A message is one array of bytes, which Flower splits and
+joins again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fl_lightning.sites import ends
 from fl_lightning.sites.exchange import Reply
 
 PAUSE = 0.2
-"""Seconds between two looks for answers: a SuperNode looks for messages every 3 seconds."""
+"""Seconds between two calls of `pull`: a SuperNode fetches messages every 3 seconds."""
 SLACK = 2**28
-"""Bytes for other work of the process while it takes in an answer: threads, connections (ours)."""
+"""Bytes that other work of the process (threads, connections) may need while an answer is read. Our
+choice."""
 
 
 def server_app(app: Path) -> ServerApp:
-    """The ServerApp of the app in the folder `app`; errors are one line in the stream."""
+    """Return the ServerApp of the app in the folder `app`; it prints an error as one line."""
     server = ServerApp()
 
     @server.main()
@@ -42,10 +43,10 @@ def server_app(app: Path) -> ServerApp:
 
 
 def client_app(app: Path) -> ClientApp:
-    """The ClientApp of the app in the folder `app`."""
+    """Return the ClientApp of the app in the folder `app`."""
     client = ClientApp()
 
-    # messages of every kind: Flower's own kinds are not used
+    # handles messages of every kind: all are sent as Flower's kind `train`
     @client.train()
     def answer(message: Message, context: Context) -> Message:
         node = node_of(context.node_config, context.run_config)
@@ -56,18 +57,21 @@ def client_app(app: Path) -> ClientApp:
 
 
 def records(body: bytes) -> RecordDict:
-    """Return bytes as Flower carries them."""
+    """Return the content of a Flower message that carries the bytes `body`."""
     return RecordDict({"body": ArrayRecord({"bytes": Array("uint8", (len(body),), "bytes", body)})})
 
 
 def body_of(message: Message) -> bytes:
-    """Return the bytes of a message, whatever type and shape its array has."""
+    """Return the bytes that `records` has put into a message."""
     return message.content["body"]["bytes"].data
 
 
 def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's configuration; of Flower's simulation engine, with the data in the run's
-    `sites`."""
+    """Return a node's configuration.
+
+    Flower's simulation engine gives its nodes only numbers (`partition-id`). There the client, its
+    data file and its folder are those in the folder `sites` of the run config.
+    """
     if "client" in node or "partition-id" not in node or not run.get("sites"):
         return dict(node)
     client = int(node["partition-id"])
@@ -82,7 +86,7 @@ def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GridTransport:
-    """Sends messages through Flower's grid. `run` names the run's folder at the sites."""
+    """Sends messages through Flower's grid. `run`: name of the run's folder at the sites."""
 
     def __init__(self, grid: Grid, run: str) -> None:
         self.grid = grid
@@ -91,17 +95,17 @@ class GridTransport:
         self.unsent: list[str] = []
 
     def addresses(self) -> list[int]:
-        """Ids of the connected nodes."""
+        """Return the ids of the connected nodes."""
         return list(self.grid.get_node_ids())
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Send; return Flower's id of the message."""
+        """Send a message; return Flower's id of it, or a name of our own if sending failed."""
         content = records(message)
         content["about"] = ConfigRecord({"run": self.run})
         sent = Message(content, dst_node_id=address, message_type="train", ttl=ttl)
         try:
             [name] = self.grid.push_messages([sent])
-        except Exception:  # a busy SuperLink has given up an object of it
+        except Exception:  # a busy SuperLink may drop a part of the message
             name = f"unsent {time.monotonic_ns()}"
             self.unsent.append(name)
         else:
@@ -109,7 +113,8 @@ class GridTransport:
         return name
 
     def pull(self, most: int) -> list[tuple[str, Reply]]:
-        """Return answers that have come, until they have more than `most` bytes together."""
+        """Return the replies that have arrived, and None for messages that could not be sent; stop
+        once the replies have more than `most` bytes together."""
         answers: list[tuple[str, Reply]] = [(name, None) for name in self.unsent]
         self.unsent = []
         size = 0
@@ -123,15 +128,15 @@ class GridTransport:
         return answers
 
     def _replies(self, name: str, most: int) -> list[Reply]:
-        """Return the answer to one message, if it has come: its bytes, or its length if it is too
-        long."""
+        """Return the reply to one message in a list, empty if none has arrived. A reply is its
+        bytes, or its length if that is more than `most`."""
         try:
-            # Flower takes in a whole answer before anybody may look at its length
+            # Flower reads a whole answer into memory before its length can be checked
             with memory_for(4 * most):
                 messages = list(self.grid.pull_messages([name]))
         except MemoryError:
             return [-1]
-        except Exception:  # it may come at the next look
+        except Exception:  # it may arrive later
             return []
         if not messages:
             return []
@@ -150,8 +155,8 @@ class GridTransport:
 
 @contextlib.contextmanager
 def memory_for(count: int) -> Iterator[None]:
-    """Raise `MemoryError` where this process takes `count` bytes and `SLACK` more within the block.
-    Linux."""
+    """Have `MemoryError` raised if this process allocates more than `count` + `SLACK` bytes within
+    the block: an answer that is too large then ends no run. On Linux only."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

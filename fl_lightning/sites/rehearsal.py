@@ -1,5 +1,5 @@
-"""A deployment in one process, with sites that are called with messages, and a comparison with the
-simulator, bit by bit."""
+"""Runs a deployment in one process, where messages to sites are function calls, and compares its
+tables with the simulator's."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fl_lightning.foundation.csvtable import Row
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import fit_on_rank, launch
 from fl_lightning.sites.center import federation_of
-from fl_lightning.sites.data import SiteFacts, at_site, of_sites, with_loop, write_sites
+from fl_lightning.sites.data import SiteFacts, at_site, site_transforms, with_loop, write_sites
 from fl_lightning.sites.exchange import Exchange, Limits, Reply
 from fl_lightning.sites.site import Site
 
 TABLES = ("metrics", "clients", "final")
 OF_THE_MACHINE = ("seconds", "memory")
-"""First words of columns that tell of machines, not of results."""
+"""Columns that begin with these words depend on the machine and are not compared."""
 MARK = "rehearsal"
 """The run's name and fingerprint."""
 LIMITS = 600.0, 600.0, 1.0
-"""Seconds of patience in one process."""
+"""`Limits` of a rehearsal."""
 
 
 @dataclass
 class LocalSite:
-    """Answers messages to a client, each by a new `Site`, as a ClientApp does."""
+    """Answers messages to a client; makes a new `Site` for each, as a ClientApp does."""
 
     fabric: Fabric
     config: Config
@@ -49,7 +49,7 @@ class LocalSite:
     """The site of the last message."""
 
     def __call__(self, message: bytes) -> bytes:
-        """Answer a message."""
+        """Return the answer to a message."""
         data = at_site(self.facts, self.config, self.client, self.file)
         self.site = Site(
             self.fabric,
@@ -64,23 +64,23 @@ class LocalSite:
 
 @dataclass
 class LocalTransport:
-    """Sites in this process."""
+    """Calls sites in this process."""
 
     sites: Sequence[Callable[[bytes], bytes]]
     waiting: deque[tuple[str, Reply]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
-        """Return the places of all sites."""
+        """Return the indices of all sites."""
         return list(range(len(self.sites)))
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Have the site answer."""
+        """Call the site and keep its answer; return a name for the message."""
         name = uuid.uuid4().hex
         self.waiting.append((name, self.sites[address](message)))
         return name
 
     def pull(self, most: int) -> list[tuple[str, Reply]]:
-        """Return all answers."""
+        """Return the answers that were kept, and forget them."""
         arrived = list(self.waiting)
         self.waiting.clear()
         return arrived
@@ -92,11 +92,16 @@ class LocalTransport:
 def rehearse(
     config: Config, folder: Path, transport: Callable[..., LocalTransport] = LocalTransport
 ) -> Path:
-    """Run `config` in this process as a centre and sites with files of their own; return the run
-    folder.
+    """Run `config` in this process by messages between a centre and sites, each with its own data
+    file; return the centre's run folder.
+
+    Args:
+        config: the resolved configuration.
+        folder: an empty folder for the data files and the folders of centre and sites.
+        transport: makes a transport from the sites.
 
     Raises:
-        BadInput: the method, or another setting, cannot be deployed.
+        BadInput: the method or a setting cannot be deployed.
     """
     config = with_loop(config)
     data = prepare(
@@ -127,7 +132,8 @@ def rehearse(
 
 
 def simulate(config: Config, folder: Path) -> Path:
-    """Run `config` in `folder` as `fl-train fit` does, in the loop; return the run folder."""
+    """Run `config` in `folder` like `fl-train fit`, with the executor `loop`; return the run
+    folder."""
     out = folder / "simulation"
     out.mkdir()
     launch(with_loop(config), fit_on_rank, out, False)
@@ -135,7 +141,8 @@ def simulate(config: Config, folder: Path) -> Path:
 
 
 def differences(run: Path, other_run: Path) -> list[str]:
-    """Name the cells in which two run folders' tables differ, but for seconds and memory."""
+    """Return a text for each cell in which two run folders' tables differ; columns of seconds and
+    memory are not compared."""
     return [
         f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}"
         for table, k, a, b, names in unlike(run, other_run)
@@ -144,20 +151,13 @@ def differences(run: Path, other_run: Path) -> list[str]:
 
 
 def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
-    """Yield the rows in which two run folders' tables differ, seconds and memory left out: table,
-    row number, both rows (empty: missing), and the names of unequal columns. `differences` says the
-    same in words, by cell."""
+    """Yield the rows in which two run folders' tables differ: table, row number, both rows (empty:
+    missing), and the names of unequal columns. Columns of seconds and memory are not compared."""
     nothing: Row = {}
     for table in TABLES:
         rows = RunFolder(run).read(table)
         other_rows = RunFolder(other_run).read(table)
-        for k, (a, b) in enumerate(
-            zip_longest(
-                rows,
-                other_rows,
-                fillvalue=nothing,
-            )
-        ):
+        for k, (a, b) in enumerate(zip_longest(rows, other_rows, fillvalue=nothing)):
             unequal = [name for name in a | b if repr(a.get(name)) != repr(b.get(name))]
             names = [name for name in unequal if not name.startswith(OF_THE_MACHINE)]
             if names:
@@ -165,21 +165,21 @@ def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, lis
 
 
 def two_rounds_of(config: Config) -> Config:
-    """Return `config` with at most two rounds, sites' transforms and no other callbacks: enough to
-    see all that travels."""
+    """Return `config` with at most two rounds and no callbacks but those that sites run: in these
+    rounds every kind of message is sent."""
     config = with_noise(config, reproducible=True)
     federation = replace(config.federation, rounds=min(2, config.federation.rounds))
     return replace(
         config,
         federation=federation,
-        callbacks=of_sites(config),
+        callbacks=site_transforms(config),
         loggers={},
     )
 
 
 def with_noise(config: Config, *, reproducible: bool) -> Config:
-    """Return `config` with privacy noise from the seed (`reproducible`), or from the operating
-    system."""
+    """Return `config` with the noise of `localprivacy` drawn from the seed (`reproducible`) or from
+    the operating system's random numbers."""
     noise = config.callbacks.get("localprivacy")
     if noise is None:
         return config

@@ -1,9 +1,8 @@
-"""One site: its own data, one client, and an answer to each message. Its state lies in a folder of
-its own.
+"""A site: trains one client on its own data and answers the centre's messages.
 
-An answer is on the disk, with the client's state behind it, before it is sent. A message that comes
-again gets the same bytes again, and nothing is trained twice: the checkpoint's round says whether
-the stored answer counts.
+Before an answer is sent, it and then the client's new state are written to the site's folder. A
+message that arrives twice gets the stored bytes again, and nothing is trained twice: a stored
+answer is valid if the checkpoint is of its round.
 """
 
 from __future__ import annotations
@@ -31,23 +30,29 @@ from fl_lightning.exporting.calibration import CalibrationRule
 from fl_lightning.foundation.device import digest
 from fl_lightning.foundation.errors import BadClient, redact
 from fl_lightning.foundation.files import write_whole
-from fl_lightning.run import assemble, calibrated, instantiate, written
+from fl_lightning.run import assemble, calibrated, instantiate, write_model
 from fl_lightning.sites import wire
-from fl_lightning.sites.data import NotHere, OwnData, Withheld, of_sites, with_loop
+from fl_lightning.sites.data import (
+    NotTransmitted,
+    OwnData,
+    UnreadableMemory,
+    site_transforms,
+    with_loop,
+)
 from fl_lightning.storage import manifest as disk
-from fl_lightning.storage.state import MODEL, spent_by
+from fl_lightning.storage.state import MODEL, privacy_spent
 
-BROUGHT = "received.safetensors"
-"""In a site's folder: the last message that brought the server's models, for exports."""
+MODELS_FILE = "received.safetensors"
+"""File in a site's folder with the last message that contained the server's models, for exports."""
 HEADER_KEYS = ("kind", "run", "round", "client")
-"""Keys of a message's header that the answer repeats."""
+"""Header of a message; the answer has the same."""
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
-"""Sent in place of an error's text, which could hold a label or a path."""
+"""Reason that is sent for an unexpected error, whose own text could contain a label or a path."""
 NOT_FINITE = "is not finite; lower optimizer.lr"
 
 
 class Uploading(Transform):
-    """A transform without its `on_download`, which the centre has run before it sent."""
+    """Wraps a transform without its `on_download`, which the centre has run before sending."""
 
     changes_upload = client_memory = True
 
@@ -55,16 +60,16 @@ class Uploading(Transform):
         self.transform = transform
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
-        """The transform's."""
+        """Return the wrapped transform's tensors."""
         return self.transform.init_client(run)
 
     def on_upload(self, client: Client, payload: Payload) -> None:
-        """Run the transform's."""
+        """Run the wrapped transform's `on_upload`."""
         self.transform.on_upload(client, payload)
 
 
 class Outbox(Transform):
-    """Keeps the upload of a visit, to be sent, as the transforms have left it."""
+    """Runs after all other transforms and keeps the upload that they leave, to send it."""
 
     payload: Payload
 
@@ -73,28 +78,29 @@ class Outbox(Transform):
         self.payload = payload
 
 
-class Brought:
-    """The server's model for the site's client, as the last message brought it, for the
-    `Evaluator`; `whole`: whether the server has one for every client."""
+class ServerModel:
+    """Gives the `Evaluator` at a site the server's model for its client, from the last message."""
 
-    whole = False
+    has_global = False
+    """Whether the server has a model for every client."""
     model: Tensor | None = None
 
-    def of(self, client: int) -> Tensor | None:
-        """Return the model; None: there is none."""
+    def global_model(self, client: int) -> Tensor | None:
+        """Return the server's model; None: the server has none for the site's client."""
         return self.model
 
 
 class Site:
-    """The site of a client, made for one message.
+    """Trains and scores one client at its site. Made anew for each message, from the state in its
+    folder.
 
     Args:
         fabric: of this process.
         config: of the app.
-        folder: for state and answers.
-        data: of the client.
-        client: number of the client.
-        fingerprint: of the app.
+        folder: holds the site's state and stored answers.
+        data: the client's data.
+        client: its number.
+        fingerprint: of the app (`app.fingerprint`).
         name: of the site, for messages to the user.
     """
 
@@ -115,24 +121,24 @@ class Site:
         self.folder = folder
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
-        # a client that failed is left as it was
+        # with skip a client that fails keeps its former state
         federation = replace(config.federation, on_bad_client="skip")
         config = replace(
-            with_loop(config), federation=federation, callbacks=of_sites(config), loggers={}
+            with_loop(config), federation=federation, callbacks=site_transforms(config), loggers={}
         )
         self.transforms = [
             instantiate(f"callbacks.{key}", component)
             for key, component in config.callbacks.items()
         ]
-        # set where the method cannot be deployed: then the site answers nothing but hello
-        self.refused: NotHere | None = None
+        # set if the method cannot be deployed: the site then answers hello only
+        self.refused: NotTransmitted | None = None
         try:
-            # a federation reads all sizes, to deal clients to processes: any number will do
+            # placeholders: `assemble` assigns clients to processes by their sizes
             data.train_sizes = data.validation_sizes = data.test_sizes = [2] * config.clients
             self.fed = assemble(fabric, config, folder, self.transforms, data)
             for transform in self.transforms:
                 transform.on_fit_start(self.fed.run)
-        except NotHere as error:  # the method makes its server memory from all clients' data
+        except NotTransmitted as error:  # the method builds server memory from all clients' data
             self.refused = error
             return
         self._settle()
@@ -141,17 +147,17 @@ class Site:
         if has_checkpoint(folder / "checkpoints"):
             restore(self.fed.run, folder / "checkpoints")
             self.checkpoint.on_fit_start(self.fed.run)
-            if (folder / BROUGHT).is_file():
-                self._take_over(wire.unpack((folder / BROUGHT).read_bytes()))
+            if (folder / MODELS_FILE).is_file():
+                self._take_over(wire.unpack((folder / MODELS_FILE).read_bytes()))
 
     def _settle(self) -> None:
-        """Make the federation this client's alone: without server memory, scoring the models that
-        messages bring."""
+        """Adapt the federation to a site: no readable server memory, server models from messages,
+        transforms on the upload only."""
         run = self.fed.run
-        run.server.memory = Withheld()
+        run.server.memory = UnreadableMemory()
         worker = self.fed.worker
-        self.brought = Brought()
-        self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.brought)
+        self.server_model = ServerModel()
+        self.evaluator = Evaluator(run, worker.trainers, worker.guard, self.server_model)
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
         transforms = [*map(Uploading, self.transforms), self.outbox]
@@ -162,16 +168,14 @@ class Site:
 
     @property
     def round(self) -> int:
-        """The round of the last visit that this site has answered; 0: none.
-
-        It is the run's `server.round`, which a message to score that round sets one back.
-        """
+        """Round of the last visit that this site has answered; 0: none."""
         return self.fed.run.server.round
 
     # ---------------------------------------------------------------- messages
 
     def answer(self, content: bytes) -> bytes:
-        """Answer a message; an error becomes an answer with a fixed sentence."""
+        """Return the answer to a message. An error is answered, too, with a reason that contains
+        nothing of the site's data."""
         about: wire.Message = {}
         stage = "download"
         why = FAILED
@@ -197,7 +201,7 @@ class Site:
             reply = wire.pack(about | work[kind](message))
             self._keep(message, content, reply)
             return reply
-        except NotHere as error:
+        except NotTransmitted as error:
             return wire.pack(about | {"refused": [error.attribute, error.hook]})
         except BadClient as failure:
             stage = failure.stage
@@ -231,11 +235,11 @@ class Site:
         }
 
     def _agree(self, message: wire.Message) -> None:
-        """Go back to the state that the centre counts on: an answer that it refused, or never had,
-        does not count.
+        """Restore the client's state of as many visits as the centre counts: it does not count an
+        answer that it refused or never received.
 
         Raises:
-            Unreadable: the site does not have that state.
+            Unreadable: the site has not stored that state.
         """
         run = self.fed.run
         folder = self.folder / "checkpoints"
@@ -248,25 +252,24 @@ class Site:
         if not counted_visits:
             self.fed.pool.restore(self.client, None)
         else:
-            saved_round: int | None = None
-            for t, manifest in disk.manifests(folder).items():
-                entry = manifest["clients"].get(str(self.client), {})
-                if entry.get("turns") == counted_visits:
-                    saved_round = t
-                    break
-            if visits < counted_visits or saved_round is None:
-                raise wire.Unreadable(
-                    f"the site has its state after {visits} visits, the centre has {counted_visits}"
-                )
-            spent = spent_by(run.states.get(self.client))
-            restore(run, folder, saved_round)
+            client = str(self.client)
+            saved_rounds = [
+                t
+                for t, manifest in disk.manifests(folder).items()
+                if manifest["clients"].get(client, {}).get("turns") == counted_visits
+            ]
+            if visits < counted_visits or not saved_rounds:
+                have = f"the site has the state after {visits} visits"
+                raise wire.Unreadable(f"{have}, the centre counts {counted_visits}")
+            spent = privacy_spent(run.states.get(self.client))
+            restore(run, folder, saved_rounds[0])
             run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
         run.server.round = answered_round
         self.checkpoint.save(run)
 
     def _visit(self, message: wire.Message) -> wire.Message:
-        """Train; return the upload, and the columns of the client's row."""
+        """Train the client; return its upload and its values for `clients.csv`."""
         run = self.fed.run
         t = message["round"]
         c = self.client
@@ -301,7 +304,8 @@ class Site:
         }
 
     def _result(self, results: Results) -> ClientResult:
-        """Return the client's result, whose values are numbers; raise its failure."""
+        """Return the client's result; raise `BadClient` if it failed or has a value that is not
+        finite."""
         if results.failures:
             raise results.failures[0][0]
         result = results.clients[self.client]
@@ -309,7 +313,7 @@ class Site:
         return result
 
     def _score(self, message: wire.Message) -> wire.Message:
-        """Score models that exist only now."""
+        """Score the models that exist only after aggregation."""
         self._take_over(message)
         t = message["round"]
         results = Results({self.client: ClientResult(self.client, {})})
@@ -327,20 +331,20 @@ class Site:
         return {"scores": scores}
 
     def export(self, out: Path, calibration: CalibrationRule) -> dict[str, Any]:
-        """Write the client's final model, as far as it is known now, to `out`; return its kind,
-        round and arguments. `calibration` is fitted to the site's validation data."""
+        """Write the client's current final model to `out`; return its kind, round and arguments.
+        `calibration`: temperature and threshold to fit on the site's validation data."""
         kind, vector, buffers = self.evaluator.final_model(self.client)
         fitted = calibrated(self.evaluator, self.client, kind, vector, buffers, calibration)
-        facts = written(self.fed, self.client, vector, buffers, out, fitted=fitted)
+        facts = write_model(self.fed, self.client, vector, buffers, out, fitted=fitted)
         return {"kind": kind, **facts}
 
     def _take_over(self, message: wire.Message) -> None:
-        """Take over the server's models for the client from a message."""
+        """Set the server's models for the client to those in a message."""
         run = self.fed.run
         group = self.group
         layout = group.layout
         size = len(layout.blocks)
-        self.brought.whole = bool(message["has_global"])
+        self.server_model.has_global = bool(message["has_global"])
         run.server.uploaded = {self.client} if message["uploaded"] else set()
         if shared := message.get("shared"):
             sent = wire.mask(shared["sent"], size)
@@ -359,7 +363,7 @@ class Site:
             if state is not None:
                 columns = wire.packed(state.vectors[MODEL], layout, own_blocks)
                 wire.unpack_into(vector, layout, own_blocks, columns)
-            self.brought.model = wire.unpack_into(
+            self.server_model.model = wire.unpack_into(
                 vector,
                 layout,
                 sent,
@@ -372,10 +376,11 @@ class Site:
         return self.folder / "answers" / f"round-{round:05d}.safetensors"
 
     def _stored_reply(self, message: wire.Message, content: bytes) -> bytes | None:
-        """Return the stored answer to a visit that has been answered; None: there is none.
+        """Return the stored answer if the message is a visit of the last answered round; else
+        None.
 
         Raises:
-            Unreadable: that round was answered, to another message.
+            Unreadable: in that round the site has answered another message.
         """
         if message["kind"] != "visit" or message["round"] != self.round:
             return None
@@ -385,7 +390,7 @@ class Site:
             return None
         reply = file.read_bytes()
         if digest_file.read_text(encoding="utf-8") != _digests(content, reply):
-            raise wire.Unreadable(f"round {self.round} has been answered, to another message")
+            raise wire.Unreadable(f"another message of round {self.round} has been answered")
         return reply
 
     def _keep(
@@ -394,27 +399,34 @@ class Site:
         content: bytes,
         reply: bytes,
     ) -> None:
-        """Write the answer to a visit, and then the client's state, to the disk; of other messages
-        write the message, which holds the server's models."""
+        """Write to the disk: of a visit the answer and then the client's state, of another message
+        the message itself, which contains the server's models."""
         if message["kind"] != "visit":
-            write_whole(self.folder / BROUGHT, content)
+            write_whole(self.folder / MODELS_FILE, content)
             return
         file = self._file(message["round"])
         write_whole(file, reply)
         write_whole(file.with_suffix(".xxh3"), _digests(content, reply))
-        self.checkpoint.save(self.fed.run)  # from here on the stored answer counts
+        self.checkpoint.save(self.fed.run)  # from here on the stored answer is valid
         for stored_file in file.parent.glob("round-*"):
             if stored_file.stem < file.stem:
                 stored_file.unlink()
 
 
-def unable(
+def failed_reply(
     content: bytes,
     client: Any,
     name: str,
     why: str,
 ) -> bytes:
-    """The answer of a site that cannot take part."""
+    """Return the answer of a site that cannot take part.
+
+    Args:
+        content: the message.
+        client: the client in the node's configuration, unchecked.
+        name: of the site.
+        why: the reason, for the user.
+    """
     about: wire.Message = {}
     with contextlib.suppress(wire.Unreadable, KeyError):
         message = wire.unpack(content)
@@ -430,19 +442,20 @@ def unable(
 
 
 def keep_traceback(folder: Path) -> None:
-    """Add the current error to `failure.txt`: its text could hold a label or a path, and stays at
-    the site."""
+    """Append the traceback of the current error to `failure.txt`. Its text could contain a label or
+    a path, so it stays at the site."""
     with (folder / "failure.txt").open("a", encoding="utf-8") as file:
         file.write(f"{redact(traceback.format_exc())}\n")
 
 
 def visits_of(run: RunContext, client: int) -> int:
-    """Visits behind a client's state; 0 where states are not kept from round to round."""
+    """Return how often the client's state has been trained; 0 if states are not kept between
+    rounds."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
 
 
 def digest_of(fed: Federation) -> str:
-    """Digest of the initial models, with which centre and sites must begin alike."""
+    """Return a digest of the initial models, which must be equal at the centre and all sites."""
     tensors = []
     for group in fed.run.groups:
         tensors += [group.initial, *group.frozen.values()]

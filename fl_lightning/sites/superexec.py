@@ -1,7 +1,7 @@
-"""Flower's SuperExec with fl_lightning loaded: `python -m fl_lightning.sites.superexec`.
+"""Starts Flower's SuperExec with fl_lightning loaded: `python -m fl_lightning.sites.superexec`.
 
 Takes the arguments of `flower-superexec`. Flower starts a new process for every message, which
-takes some seconds to load torch; here it is a fork of this process, which has loaded it.
+needs some seconds to load torch. Here each is a fork of this process, which has loaded it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from flwr.supernode.cli import flwr_clientapp
 
 
 def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
-    """Run a ClientApp in a fork of this process."""
+    """Run a ClientApp in a fork of this process; the executor's own way is not used."""
     if spec.task_type is not TaskType.CLIENT_APP:
         return LaunchResult.failed("this SuperExec runs ClientApps")
     if os.fork() == 0:
@@ -37,14 +37,15 @@ def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
 
 
 def reconcile(executor: object) -> None:
-    """Collect the forks that have ended: this process has no other children."""
+    """Wait for the forks that have ended, so that none stays a zombie; they are this process's only
+    children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 if __name__ == "__main__":
-    # what a ClientApp needs
+    # loads torch and everything else that a ClientApp needs
     import_module("fl_lightning.sites.flower")
     executor_class: Any = subprocess_executor.SubprocessExecutor
     executor_class.launch = launch

@@ -1,10 +1,13 @@
-"""Messages between the centre and its sites: JSON with tensors in it, as the bytes of one
+"""Encodes messages between the centre and its sites: a JSON header and tensors, as the bytes of one
 safetensors file.
 
-Reading a message runs no code. What arrives is compared with the layout of the model before it is
-used. Of a vector only the blocks that are `sent` are in the message, without the gaps between
-blocks: the bytes that the tables of traffic count. At the receiver the other blocks are NaN, so
-that a hook that reads them is noticed.
+Reading a message runs no code, and its tensors are compared with the layout of the model before
+they are used. A message contains only those blocks of a vector that are sent, without the gaps
+between blocks: these are the bytes that the traffic tables count. At the receiver the other blocks
+are NaN, so that a hook that reads them is noticed.
+
+A tensor "beside" the vectors is an entry of an upload's `statistics` or `extra`, which the method
+declares (`Method.beside`).
 """
 
 from __future__ import annotations
@@ -28,28 +31,30 @@ from fl_lightning.foundation.metric import MODELS
 HEADER = "fl_lightning"
 """Key of the JSON in the file's metadata."""
 TENSOR = "tensor"
-"""Key of a tensor's number in the JSON."""
+"""Key in the JSON under which a tensor's number stands."""
 BY_CLASS = ("classes", "rows", "class_counts")
-"""Values of `Beside.values` with a row for each class that the client has."""
+"""`Beside.values` of tensors with a row for each class of the client's samples."""
 ROWS_VARY = (*BY_CLASS, "public", None)
-"""Values of `Beside.values` whose number of rows differs between clients."""
+"""`Beside.values` of tensors whose number of rows differs between clients."""
 
 Message = dict[str, Any]
-Form = tuple[int, tuple[int, ...], torch.dtype]
-"""Number of axes, shape and type of a tensor (`form`)."""
+TensorType = tuple[int, tuple[int, ...], torch.dtype]
+"""Number of axes, shape (perhaps without the number of rows) and dtype of a tensor."""
 
 
 class Unreadable(Exception):
-    """A message cannot be used; the text says why, and holds nothing of the sender's data."""
+    """A message cannot be used. The text gives the reason and contains nothing of the sender's
+    data."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """The bytes of a message: of nested mappings and lists of numbers, texts and tensors."""
+    """Return the bytes of a message, which consists of nested mappings and lists of numbers, texts
+    and tensors."""
     tensors: dict[str, Tensor] = {}
 
     def numbered(tensor: Tensor) -> dict[str, str]:
         number = str(len(tensors))
-        # a copy: safetensors takes none that share memory
+        # a copy: safetensors refuses tensors that share memory
         tensors[number] = tensor.detach().cpu().clone().contiguous()
         return {TENSOR: number}
 
@@ -58,11 +63,15 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes | int, most: int | None = None) -> Message:
-    """Read a message of at most `most` bytes. An int stands for a message of that length which was
-    not accepted (-1: nobody knows its length).
+    """Return the message in `content`.
+
+    Args:
+        content: the bytes; or a number, if the message was too long to be read: its length (-1:
+            unknown).
+        most: maximum number of bytes; None: no limit.
 
     Raises:
-        Unreadable: the message is too long, or none.
+        Unreadable: the message is too long, or the bytes are not a message.
     """
     size = content if isinstance(content, int) else len(content)
     if size < 0:
@@ -74,7 +83,7 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
         if header_size > size:
             raise Unreadable("it is cut short")
         text = json.loads(content[8 : 8 + header_size])["__metadata__"][HEADER]
-        # memory that torch has aligned
+        # a copy is aligned as torch needs it
         tensors = {name: tensor.clone() for name, tensor in load(content).items()}
 
         def with_tensor(item: dict[str, Any]) -> Any:
@@ -82,9 +91,9 @@ def unpack(content: bytes | int, most: int | None = None) -> Message:
 
         message = json.loads(text, object_hook=with_tensor)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Unreadable("it is no message of this package") from error
+        raise Unreadable("it is not a message of this package") from error
     if not isinstance(message, dict):
-        raise Unreadable("its header is no mapping")
+        raise Unreadable("its header is not a mapping")
     return message
 
 
@@ -96,13 +105,15 @@ def packed(
     layout: Layout,
     blocks: np.ndarray,
 ) -> Tensor:
-    """Return the numbers of `blocks` (bool [B]) of a vector (D,), joined."""
+    """Return the numbers of those blocks of a vector (D,) that `blocks` (bool [B]) selects, joined
+    to one vector."""
     parts = [vector[b.start : b.stop] for b in _chosen(layout, blocks)]
     return torch.cat(parts) if parts else vector[:0]
 
 
 def empty(layout: Layout, like: Tensor) -> Tensor:
-    """Return a vector (D,) in which nothing has arrived: NaN in every block, 0 in the gaps."""
+    """Return a vector (D,) with NaN in every block and 0 in the gaps, to be filled by
+    `unpack_into`. `like`: a tensor with its dtype and device."""
     vector = torch.zeros(
         layout.size,
         dtype=like.dtype,
@@ -119,12 +130,12 @@ def unpack_into(
     blocks: np.ndarray,
     numbers: Any,
 ) -> Tensor:
-    """Write `numbers`, as `packed` returns them, into the `blocks` of `vector`; returns `vector`.
+    """Write `numbers`, as `packed` returns them, into the `blocks` of `vector`; return `vector`.
 
     Raises:
-        Unreadable: the numbers are more, fewer, or of another type.
+        Unreadable: `numbers` has another length or dtype than the blocks.
     """
-    count = int(layout.numbers[blocks].sum())
+    count = int(layout.sizes[blocks].sum())
     shape = tuple(numbers.shape)
     if (shape, numbers.dtype) != ((count,), vector.dtype):
         arrived = f"{shape} of {numbers.dtype}"
@@ -140,17 +151,17 @@ def _chosen(layout: Layout, blocks: np.ndarray) -> list[Any]:
     return [layout.blocks[k] for k in np.flatnonzero(blocks)]
 
 
-def mask(places: Any, size: int) -> np.ndarray:
-    """Return a mask, bool [size], of the blocks at `places`.
+def mask(indices: Any, size: int) -> np.ndarray:
+    """Return a mask, bool [size], that is true for the blocks with these `indices`.
 
     Raises:
-        Unreadable: `places` are no places of blocks.
+        Unreadable: `indices` is not a list of numbers from 0 to `size` - 1.
     """
-    exist = isinstance(places, list) and all(type(k) is int and 0 <= k < size for k in places)
+    exist = isinstance(indices, list) and all(type(k) is int and 0 <= k < size for k in indices)
     if not exist:
         raise Unreadable("it names blocks that the model does not have")
     blocks = np.zeros(size, dtype=bool)
-    blocks[places] = True
+    blocks[indices] = True
     return blocks
 
 
@@ -158,7 +169,7 @@ def mask(places: Any, size: int) -> np.ndarray:
 
 
 def of_payload(payload: Payload) -> Message:
-    """Return a payload as a part of a message, without `own_weights`, which do not travel."""
+    """Return a payload as a part of a message; `own_weights` stay with the server."""
     layout = payload.layout
     vectors = {
         name: packed(vector, layout, layout.is_parameter)
@@ -175,15 +186,16 @@ def of_payload(payload: Payload) -> Message:
 
 
 def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
-    """Return the payload that `of_payload` wrote as `message`; blocks that were not sent are NaN.
+    """Return the payload that `of_payload` has put into a message; blocks that were not sent are
+    NaN.
 
     Args:
         message: the part of a message.
         layout: of the vectors.
-        like: a vector (D,) with the type and device of the result.
+        like: a vector (D,) with the dtype and device of the result.
 
     Raises:
-        Unreadable: a part is missing, or of another shape or type.
+        Unreadable: a part is missing, or has another shape or dtype.
     """
     try:
         sent = mask(message["sent"], len(layout.blocks))
@@ -195,8 +207,9 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
         )
         payload = Payload(layout, vector, sent)
         for slot, numbers in message["vectors"].items():
-            vector = empty(layout, like)
-            payload.vectors[slot] = unpack_into(vector, layout, layout.is_parameter, numbers)
+            payload.vectors[slot] = unpack_into(
+                empty(layout, like), layout, layout.is_parameter, numbers
+            )
         payload.statistics.update(_tensors(message["statistics"]))
         payload.extra.update(_tensors(message["extra"]))
         for key, inner in message["further"].items():
@@ -212,23 +225,24 @@ def _tensors(named: Any) -> dict[str, Tensor]:
     return dict(named)
 
 
-# ---------------------------------------------------------------- what sites say
+# ---------------------------------------------------------------- answers of sites
 
 
 def values_of(message: Message) -> dict[str, float]:
-    """Return the columns of a client's row.
+    """Return a client's values for its row of `clients.csv`, by column.
 
     Raises:
-        Unreadable: the values are no numbers with names.
+        Unreadable: they are not numbers by name.
     """
     return _numbers(message.get("values"))
 
 
 def final_of(message: Message) -> dict[str, Any]:
-    """Return kind and scores of a client's final model.
+    """Return `kind` and scores of a client's final model by name; scores of further metrics are
+    under `further`.
 
     Raises:
-        Unreadable: there are no scores.
+        Unreadable: the message has no kind, or its scores are not numbers by name.
     """
     scores = message.get("scores")
     if not (isinstance(scores, dict) and scores.get("kind") in MODELS):
@@ -241,7 +255,7 @@ def final_of(message: Message) -> dict[str, Any]:
 def _numbers(values: Any) -> dict[str, float]:
     is_table = isinstance(values, dict) and not {"client", "round"} & values.keys()
     if not (is_table and all(_is_score(*item) for item in values.items())):
-        raise Unreadable("its scores are no numbers with names")
+        raise Unreadable("its scores are not numbers by name")
     return dict(values)
 
 
@@ -251,24 +265,28 @@ def _is_score(name: str, value: Any) -> bool:
 
 
 def check_memory(initial: Mapping[str, Tensor], memory: Any) -> dict[str, Tensor]:
-    """Return the tensors of a site's transforms by the names of `initial`, their first values.
+    """Return the memory tensors of a site's transforms, by name, after a check.
+
+    Args:
+        initial: the transforms' initial tensors: the expected names, shapes and dtypes.
+        memory: the tensors that the site has sent.
 
     Raises:
-        Unreadable: a tensor is missing, or of another shape or type.
+        Unreadable: a tensor is missing, or has another shape or dtype.
     """
     tensors: dict[str, Tensor] = {}
     for name, first in initial.items():
         tensor = memory.get(name) if isinstance(memory, dict) else None
-        form = first.shape, first.dtype
-        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != form:
+        expected = first.shape, first.dtype
+        if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != expected:
             raise Unreadable(f"its {name} is missing, or of another shape or type")
         tensors[name] = tensor
     return tensors
 
 
-def form(tensor: Tensor, entry: Beside) -> Form:
-    """Return the form that an entry has at all clients: without its number of rows where that
-    varies."""
+def tensor_type(tensor: Tensor, entry: Beside) -> TensorType:
+    """Return the properties in which the tensor of a declared `entry` must agree between clients:
+    axes, shape, dtype. The number of rows is left out if it may differ."""
     first = int(entry.values in ROWS_VARY)
     return tensor.ndim, tuple(tensor.shape[first:]), tensor.dtype
 
@@ -277,18 +295,20 @@ def check_beside(
     beside: Mapping[str, Tensor],
     entries: Mapping[str, Beside],
     classes: int,
-    forms: Mapping[str, Counter[Form]],
+    tensor_types: Mapping[str, Counter[TensorType]],
 ) -> None:
-    """Check the tensors of an upload beside vectors.
+    """Check an upload's tensors beside its vectors.
 
     Args:
-        beside: the tensors.
-        entries: the method's declarations.
-        classes: of the federation.
-        forms: how often each form has come, by name; the most frequent one is right.
+        beside: the tensors by name.
+        entries: the method's declarations by name.
+        classes: number of classes of the federation.
+        tensor_types: by name, how often each type has arrived from clients with this architecture;
+            the most frequent one counts as right.
 
     Raises:
-        Unreadable: a tensor is missing, or does not fit.
+        Unreadable: a tensor is missing, has another type than other sites', or does not fit the
+            classes.
     """
     by_class = []
     class_numbers: list[int] | None = None
@@ -298,9 +318,9 @@ def check_beside(
             if entry.once:
                 continue
             raise Unreadable(f"its {name} is missing")
-        if form(tensor, entry) != forms[name].most_common(1)[0][0]:
+        if tensor_type(tensor, entry) != tensor_types[name].most_common(1)[0][0]:
             arrived = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise Unreadable(f"its {name} has shape {arrived}, and other sites' another")
+            raise Unreadable(f"its {name} has shape {arrived}, other sites' has another")
         if entry.values in BY_CLASS:
             by_class.append(tensor)
         if entry.values == "classes":
@@ -311,11 +331,11 @@ def check_beside(
     if not distinct <= set(range(classes)) or len(distinct) < len(class_numbers):
         raise Unreadable("it names classes that the federation does not have")
     if any(len(tensor) != len(class_numbers) for tensor in by_class):
-        raise Unreadable("it has not one row for each of its classes")
+        raise Unreadable("a tensor does not have one row for each of its classes")
 
 
 def check_finite(payload: Payload) -> None:
-    """Raise `Unreadable` where a number that was sent is not finite."""
+    """Raise `Unreadable` if a number in the upload is not finite."""
     layout = payload.layout
     parts = [packed(payload.vector, layout, payload.sent)]
     parts += [packed(vector, layout, layout.is_parameter) for vector in payload.vectors.values()]

@@ -1,2 +1,2 @@
-"""What is kept of clients and server between rounds: `state`, decided in `policy`; where it lies:
-`store`."""
+"""Keeps clients' and server's state between rounds: `policy` decides which, `store` holds vectors,
+`manifest` reads and writes checkpoints."""

@@ -1,13 +1,14 @@
-"""Checkpoints on disk: files of tensors, and for each saved round a manifest of its files.
+"""Reads and writes checkpoints: files of tensors, and for each saved round a manifest of its files.
 
-Manifests share files; a manifest appears in one step (write aside, fsync, rename) when all of its
-files are on the disk. So a run that dies at any moment still has its last finished round complete.
-Everything is safetensors and JSON: loading runs no code, and checks size, checksum, name and shape
-of each file first.
+Manifests share files. A manifest is written atomically (to a temporary file, fsync, rename) after
+all of its files, so a run that is killed at any moment has a complete checkpoint of an earlier
+round. Files are safetensors and JSON: loading runs no code, and first checks the size, checksum,
+names and shapes of each file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -39,7 +40,8 @@ Manifest = dict[str, Any]
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint cannot be used, and why; no `BadInput`: callers may take an older one."""
+    """Raised with the reason if a checkpoint cannot be used. It is no `BadInput`, as callers may
+    use an older checkpoint instead."""
 
 
 # ---------------------------------------------------------------- writing
@@ -48,14 +50,15 @@ class DamagedCheckpoint(Exception):
 def write_tensors(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, dict[str, Any]]:
-    """Write tensors to files in `folder`, durably; returns the manifest's entry of each file.
+    """Write tensors to files in `folder` and flush them to the disk; returns the manifest's entry
+    of each file.
 
     Raises:
-        RunFailed: the disk is full, or refuses.
+        RunFailed: the disk is full or cannot be written to.
     """
 
     def flushed(name: str) -> dict[str, Any]:
-        """Flush a file that has been written aside; its entry in the manifest."""
+        """Flush a temporary file to the disk; returns the file's entry in the manifest."""
         aside = aside_of(folder / name)
         with writing(folder / name):
             flush(aside)
@@ -80,8 +83,7 @@ def write_tensors(
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, none of which shares memory with another, as safetensors needs
-    them."""
+    """Return the tensors on the CPU, without shared memory, which safetensors refuses."""
     storages = set()
     unshared = {}
     for name, tensor in tensors.items():
@@ -93,20 +95,20 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of its round; all of its files must be on the disk."""
+    """Write a round's manifest, after all files that it names."""
     text = json.dumps(manifest)
     content = f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}'
     write_whole(_file(folder, manifest["round"]), content)
 
 
-# --------------------------------------------------------- reading what may be damaged, or not ours
+# --------------------------------------------------- reading files that may be damaged or foreign
 
 
 def read_manifest(folder: Path, round: int) -> Manifest:
-    """The manifest of `round`, every value of it of the right kind.
+    """Read and check the manifest of `round`.
 
     Raises:
-        Damaged: it cannot be read, or has another format.
+        DamagedCheckpoint: it cannot be read, or has another format.
     """
     file = _file(folder, round)
     try:
@@ -115,7 +117,7 @@ def read_manifest(folder: Path, round: int) -> Manifest:
         if content["xxh3"] != _digest(json.dumps(manifest)):
             raise DamagedCheckpoint(f"{file.name} has changed since it was written")
         if manifest["round"] != round or not _is_ours(manifest):
-            raise DamagedCheckpoint(f"{file.name} is no manifest of ours")
+            raise DamagedCheckpoint(f"{file.name} is no manifest of this package")
     except OSError as error:
         raise DamagedCheckpoint(f"{file.name} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -124,10 +126,10 @@ def read_manifest(folder: Path, round: int) -> Manifest:
 
 
 def _is_ours(manifest: Manifest) -> bool:
-    """Whether every value is of the right kind. Where keys are missing or types are wrong, it may
+    """Whether every value has the right type. If a key is missing or a type is wrong, it may also
     raise KeyError, TypeError or the like, which `read_manifest` reports as damage.
 
-    `heard` is `ServerState.uploaded`, and `turns` is `ClientState.rounds`.
+    The key `heard` is `ServerState.uploaded`, and `turns` is `ClientState.rounds`.
     """
     clients = manifest["clients"]
     counts = [manifest["round"], *manifest["heard"], *map(int, clients)]
@@ -148,29 +150,25 @@ def _is_ours(manifest: Manifest) -> bool:
     )
 
 
-def intact(folder: Path, round: int) -> Manifest | None:
-    """The manifest of `round`; None: it cannot be used."""
-    try:
-        return read_manifest(folder, round)
-    except DamagedCheckpoint:
-        return None
-
-
 def read_tensors(
     folder: Path,
     entry: Mapping[str, Any],
     expected: dict[str, Tensor],
     possible: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU. All `expected` ones must be there; these, and `possible`
-    ones that are there, must have the right shape and type. (`fields.*`, entries of a client's or
-    the server's memory, may have others: hooks may have resized them.)
+    """Read and check one file of tensors; returns them on the CPU.
 
-    They are copied into memory that torch has aligned: matrix products round differently on
-    unaligned memory.
+    The tensors are copied, as matrix products round differently on the unaligned memory of the
+    file.
+
+    Args:
+        entry: the file's entry in the manifest.
+        expected: tensors with the names, shapes and types that the file must contain.
+        possible: the same for tensors that may be missing. Only the names of `fields.*`, which are
+            entries of a client's or the server's memory, are checked: hooks may resize them.
 
     Raises:
-        Damaged: the file is not as it was written, or not as expected.
+        DamagedCheckpoint: the file has changed since it was written, or lacks a tensor.
     """
     name = entry["file"]
     size = entry["size"]
@@ -200,7 +198,11 @@ def read_tensors(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The file `name` of `folder`; no link may lead out of it."""
+    """Return the path of the file `name` in `folder`.
+
+    Raises:
+        DamagedCheckpoint: it is a link that leads out of the folder, or no plain file.
+    """
     path = folder / name
     if not path.exists():
         return path
@@ -210,11 +212,11 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- saved rounds
 
 
 def rounds(folder: Path) -> list[int]:
-    """Saved rounds, with an intact manifest or not, the newest first."""
+    """Return the rounds that have a manifest, intact or damaged, the newest first."""
     numbers = []
     for path in folder.glob("manifest-round-*.json"):
         match = re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name)
@@ -227,14 +229,13 @@ def manifests(folder: Path) -> dict[int, Manifest]:
     """Return the intact manifests by round, the newest first."""
     by_round = {}
     for t in rounds(folder):
-        manifest = intact(folder, t)
-        if manifest is not None:
-            by_round[t] = manifest
+        with contextlib.suppress(DamagedCheckpoint):
+            by_round[t] = read_manifest(folder, t)
     return by_round
 
 
-def best(saved: Iterable[Manifest]) -> int | None:
-    """The round of the greatest score, the first of equals; None: no round has a score."""
+def best_round(saved: Iterable[Manifest]) -> int | None:
+    """Return the round with the greatest score, the first of equals; None: no round has a score."""
     scored = []
     for manifest in saved:
         score = manifest["score"]
@@ -246,17 +247,17 @@ def best(saved: Iterable[Manifest]) -> int | None:
 
 
 def files_of(manifest: Manifest) -> list[str]:
-    """All files of a checkpoint, with its manifest."""
+    """Return the names of all files of a checkpoint, including its manifest."""
     return [*tensor_files(manifest), _file(Path(), manifest["round"]).name]
 
 
 def tensor_files(manifest: Manifest) -> list[str]:
-    """The files of tensors of a checkpoint."""
+    """Return the names of a checkpoint's files of tensors."""
     return [entry["file"] for entry in _entries(manifest)]
 
 
 def _entries(manifest: Manifest) -> list[dict[str, Any]]:
-    """The entries of a manifest's files."""
+    """Return the entries of all files in a manifest."""
     return [manifest["initial"], manifest["server"], *manifest["clients"].values()]
 
 

@@ -1,4 +1,4 @@
-"""Decides what is kept of clients and server from round to round."""
+"""Decides which state of clients and server is kept between rounds."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StoragePolicy:
-    """What is kept of clients and server between rounds."""
+    """The state of clients and server that is kept between rounds."""
 
     keeps_clients: bool
-    """A client's vectors, buffers and memory stay from round to round, to train on or to be mixed;
-    else only the server's one model is kept."""
+    """Whether clients' vectors, buffers and memory are kept, to train or to mix them in later
+    rounds; else only the server's global model is."""
     keeps_received: bool
-    """The server has its own copy of each kept client's last upload; else it uses the client's
-    model."""
+    """Whether the server has a copy of each client's last upload; else it uses the client's model
+    in its place."""
     keeps_optimizer: bool
-    """A kept client has its optimiser's state with it."""
+    """Whether clients keep their optimiser's state."""
     starts_from_server: bool
-    """A client begins each round with the server's model in every block, and keeps nothing of its
-    own: the method `starts` from the server, has no slots, and shares all blocks."""
+    """Whether clients begin each round with the server's model in every block: the method `starts`
+    from the server, has no slots, and shares all blocks."""
     overwritten: bool
-    """The download replaces all of a client's vector, whose memory may hold any numbers before."""
+    """Whether the download overwrites the client's whole vector, which may hold any values
+    before."""
     for_judge: bool
-    """Clients are kept only for the judge `after`, who asks for their models at the end."""
+    """Whether clients are kept only because the judge `after` scores their models at the end."""
     keeps_start: bool
-    """With each client stays the model with which it began its last round, for the judge `before`
-    at the end."""
+    """Whether each client keeps the model with which it began its last round, which the judge
+    `before` may score at the end."""
     one_download: bool
-    """All clients receive one global model; else the server composes a download for each."""
+    """Whether all clients receive one global model; else the server composes one for each."""
     exchanged: int
-    """Number of exchanged slots beside the model."""
+    """Number of exchanged slots other than the model."""
 
     @classmethod
-    def of(
+    def for_run(
         cls,
         method: Any,
         relation: Any,
@@ -45,14 +46,13 @@ class StoragePolicy:
         config: Any,
         masks: Sequence[np.ndarray],
     ) -> StoragePolicy:
-        """The policy of a run, by the declarations of its parts.
+        """Derive the policy of a run from the declarations of method, relation and callbacks.
 
         Args:
-            method: its traits and slots.
             relation: the method's.
-            callbacks: objects or classes, with declarations like a method's traits.
-            config: whether optimiser state is kept, and the judge.
-            masks: for each architecture, the blocks that travel to clients, bool [B].
+            callbacks: objects or classes, whose attributes declare the same as a method's traits.
+            config: `optimizer.keep_state` and `evaluation.judge` are read.
+            masks: mask of the downloaded blocks of each architecture, bool [B].
         """
         parts = [getattr(part, "traits", part) for part in (method, *callbacks)]
         uploads = any(getattr(part, "changes_upload", False) for part in parts)

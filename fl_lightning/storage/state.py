@@ -1,5 +1,4 @@
-"""Everything that survives a round, in two explicit objects. A client's state lives on its home
-rank only."""
+"""The state that is kept between rounds: a client's, on its home rank only, and the server's."""
 
 from __future__ import annotations
 
@@ -8,42 +7,43 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 MODEL = "model"
-"""The slot that every client has."""
+"""Name of the vector that every client has."""
 
 
 @dataclass
 class ClientState:
-    """What is kept of one client between its rounds (home rank)."""
+    """The state of one client between its rounds (home rank)."""
 
     client: int
     vectors: dict[str, Tensor]
-    """Its own vectors by slot, each of shape (D,). In a visit they lie on the device, else in the
+    """The client's vectors by slot, (D,) each. During a visit they lie on the device, else in the
     store."""
     buffers: list[Tensor]
-    """Its buffers that are no block of a vector (counters, masks); they never travel."""
+    """Buffers that are in no vector (counters, masks); they are never sent."""
     received: dict[str, Tensor]
-    """The server's copy of the client's last upload, by slot: the model and the exchanged slots.
-    The model is the tensor in `vectors`, unless the policy `keeps_received`."""
+    """The server's copy of the client's last upload by slot: the model and the exchanged slots. The
+    model is the tensor in `vectors`, unless the policy has `keeps_received`."""
     rounds: int = 0
-    """Rounds it has taken part in."""
+    """Number of rounds in which the client took part."""
     memory: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors of the method, callbacks (on the CPU) and the optimiser, by name."""
+    """Tensors of the method, of callbacks (on the CPU) and of the optimiser, by name."""
 
 
 @dataclass
 class ServerState:
-    """The server's state beside its vectors: small, and equal on every rank."""
+    """The server's state other than its vectors, equal on every rank."""
 
     round: int = 0
-    """Rounds finished."""
+    """Number of finished rounds."""
     uploaded: set[int] = field(default_factory=set)
     """Clients that have uploaded at least once."""
     memory: dict[str, Tensor] = field(default_factory=dict)
-    """Named tensors of the method and of its relation: the relation cube is one of them."""
+    """Named tensors of the method and its relation, such as the relation cube."""
 
 
-def spent_by(state: ClientState | None) -> dict[str, Tensor]:
-    """Copies of the tensors in which callbacks account for a client's spent privacy."""
+def privacy_spent(state: ClientState | None) -> dict[str, Tensor]:
+    """Return copies of the tensors in which callbacks account for a client's spent privacy; empty
+    without a state."""
     spent: dict[str, Tensor] = {}
     if state is None:
         return spent

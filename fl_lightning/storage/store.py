@@ -1,9 +1,9 @@
-"""Stores clients' vectors between visits, and brings them to the device for a visit.
+"""Stores clients' vectors between visits, and copies them to the device for a visit.
 
-In `memory` they lie where clients train, and are trained in place. On the `host` (main memory
-beside a GPU) or on `disk` there is room for more vectors than the device holds: a visit's vectors
-are copied to the device while the client before it trains, and copied back while the next one
-does. (Beside a GPU, copies from and to files are waited for.)
+With `memory`, vectors lie on the device that trains, and are trained in place. The `host` (main
+memory of a machine with a GPU) and the `disk` have room for more vectors than the device: a visit's
+vectors are copied to the device while the client before it trains, and copied back while the next
+one does. (Between files and a GPU, copies block.)
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.foundation.device import empty_beside, has_streams, module_of
+from fl_lightning.foundation.device import has_streams, host_buffer, module_of
 from fl_lightning.foundation.files import writing
 from fl_lightning.storage.state import ClientState
 
 Place = Literal["memory", "host", "disk"]
-"""Where vectors lie: on the device that trains, in main memory, or in files."""
+"""The place of vectors: the device that trains, main memory, or files."""
 
 
-class Lane:
-    """Copies between the store and the device: here one after the other, with all the rest."""
+class Copier:
+    """Copies vectors between the store and the device, at once."""
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy after all earlier copies; returns a function to call before the copy is
-        read."""
+        """Start a copy; returns a function that waits for its end."""
         into.copy_(source)
         return lambda: None
 
     def synchronize(self) -> None:
-        """Wait until all copies are made."""
+        """Wait for the end of all copies."""
 
 
-class StreamLane(Lane):
-    """Copies on a stream of their own, beside what the device computes."""
+class StreamCopier(Copier):
+    """Copies vectors on a separate stream, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,8 +47,8 @@ class StreamLane(Lane):
         self.stream = self.module.Stream(device)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin to copy after all earlier copies and computations; returns a function to call
-        before the copy is read."""
+        """Start a copy that follows all earlier copies and computations; returns a function that
+        makes later computations wait for its end."""
         compute = self.module.current_stream(self.device)
         self.stream.wait_stream(compute)
         with self.module.stream(self.stream):
@@ -58,22 +57,26 @@ class StreamLane(Lane):
         return partial(compute.wait_event, done)
 
     def synchronize(self) -> None:
-        """Wait until all copies are made."""
+        """Wait for the end of all copies."""
         self.stream.synchronize()
 
 
 class VectorStore:
-    """Keeps vectors from visit to visit.
+    """Keeps clients' vectors between visits.
 
-    `fetch` copies the vectors of a coming visit ahead; `acquire` and `borrow` give them to the
-    visit; `release` writes them back; `synchronize` waits for the end of all copies. `adopt` takes
-    in a client that moves here.
+    `fetch` starts to copy the vectors of the next visit; `acquire` and `borrow` provide them to the
+    visit; `release` writes them back; `synchronize` waits for the end of all copies. `adopt` stores
+    the vectors of a client that moves to this rank.
 
-    On disk every vector is a file of `folder` that has no name any more: the system writes its
-    pages out when it needs the memory, reads them back when they are touched, and frees the space
-    with the process, however that ends.
+    On disk, every vector is a memory-mapped file in `folder` that is already deleted: the system
+    writes its pages when it needs memory, reads them on access, and frees the space when the
+    process ends in any way.
 
-    Clients train on `device`; vectors are copied there by `lane` (None: the device's).
+    Args:
+        place: the place of vectors between visits.
+        folder: for files.
+        device: the device on which clients train.
+        copier: copies vectors between store and device; None: the one for the device.
     """
 
     def __init__(
@@ -81,24 +84,25 @@ class VectorStore:
         place: Place,
         folder: Path,
         device: torch.device,
-        lane: Lane | None = None,
+        copier: Copier | None = None,
     ) -> None:
         self.place = place
         self.folder = folder
         self.device = device
         self.apart = place == "host" or (place == "disk" and device.type != "cpu")
         """Whether a visit works on copies of vectors."""
-        if lane is None:
-            lane = StreamLane(device) if self.apart and has_streams(device) else Lane()
-        self._lane = lane
-        self._free: list[Tensor] = []  # vectors on the device, used again and again
-        # by id: vector, its copy, how to wait
+        if copier is None:
+            copier = StreamCopier(device) if self.apart and has_streams(device) else Copier()
+        self._copier = copier
+        self._free: list[Tensor] = []
+        """Vectors on the device for reuse."""
         self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
+        """Fetched vectors by id: the vector, its copy, and a function that waits for the copy."""
         self._acquired: list[tuple[ClientState, _Copies]] = []
         self._borrowed: list[Tensor] = []
 
     def allocate(self, vector: Tensor) -> Tensor:
-        """A copy of `vector` (D,) in the store.
+        """Copy `vector` (D,) to the store; returns the copy.
 
         Raises:
             RunFailed: the disk is full.
@@ -107,41 +111,41 @@ class VectorStore:
             return self._file(vector)
         if self.place == "memory":
             return vector.to(self.device, copy=True)
-        return empty_beside(vector, self.device).copy_(vector)
+        return host_buffer(vector, self.device).copy_(vector)
 
     def adopt(self, state: ClientState) -> None:
-        """Put the vectors of a `state` from another rank into the store."""
+        """Copy the vectors of a `state` from another rank to the store."""
         stored = {}
         for vector in _tensors(state):
             stored[id(vector)] = self.allocate(vector)
         _replace(state, stored)
 
     def stow(self, tensor: Tensor) -> Tensor:
-        """`tensor` as a client's memory keeps it between visits: copied to main memory if vectors
-        lie off the device, too, else the tensor itself."""
+        """Return a tensor for a client's memory between visits: a copy in main memory if vectors
+        are not kept on the device either, else `tensor` itself."""
         if self.apart:
             return tensor.cpu()
         return tensor
 
     def fetch(self, vectors: Iterable[Tensor]) -> None:
-        """Begin to copy `vectors` to the device: a visit will soon ask for them, and they do not
-        change until then."""
+        """Start to copy `vectors` to the device for a coming visit; they must not change until
+        then."""
         if not self.apart:
             return
         for vector in vectors:
             if id(vector) not in self._ahead:
                 copy = self._room(vector)
-                wait = self._lane.copy(copy, vector)
+                wait = self._copier.copy(copy, vector)
                 self._ahead[id(vector)] = (vector, copy, wait)
 
     def acquire(self, state: ClientState) -> None:
-        """Replace the vectors of `state` by copies on the device, until `release`."""
+        """Replace the vectors of `state` by copies on the device until `release`."""
         if not self.apart:
             return
         copies: _Copies = {}
         try:
             for stored in _tensors(state):
-                copy = self._at_hand(stored)
+                copy = self._fetched(stored)
                 copies[id(copy)] = (copy, stored)
         except BaseException:
             self._free += [copy for copy, _ in copies.values()]
@@ -150,14 +154,14 @@ class VectorStore:
         _replace(state, {id(stored): copy for copy, stored in copies.values()})
 
     def borrow(self, vector: Tensor) -> Tensor:
-        """`vector` on the device, to be read until `release`."""
+        """Return a copy of `vector` on the device, for reading until `release`."""
         if not self.apart:
             return vector
-        self._borrowed.append(self._at_hand(vector))
+        self._borrowed.append(self._fetched(vector))
         return self._borrowed[-1]
 
     def release(self) -> None:
-        """Begin to write back the acquired vectors: their states have the vectors of the store
+        """Start to write back the acquired vectors, and give their states the stored vectors
         again."""
         for state, copies in self._acquired:
             stored = {}
@@ -165,7 +169,7 @@ class VectorStore:
                 key = id(tensor)
                 if key in copies:
                     _, stored[key] = copies[key]
-                    self._lane.copy(stored[key], tensor)
+                    self._copier.copy(stored[key], tensor)
                 else:  # a new tensor from a hook
                     stored[key] = self.allocate(tensor)
             _replace(state, stored)
@@ -175,29 +179,32 @@ class VectorStore:
         self._borrowed = []
 
     def synchronize(self) -> None:
-        """Wait until all is written back, and drop copies that were fetched and not asked for."""
+        """Wait for the end of all copies, and drop fetched vectors that no visit has used."""
         if self.apart:
-            self._lane.synchronize()
+            self._copier.synchronize()
             self._free += [copy for _, copy, _ in self._ahead.values()]
             self._ahead = {}
 
-    def _at_hand(self, vector: Tensor) -> Tensor:
+    def _fetched(self, vector: Tensor) -> Tensor:
+        """Return the copy of `vector` on the device, fetched already or now."""
         self.fetch([vector])
         _, copy, wait = self._ahead.pop(id(vector))
         wait()
         return copy
 
     def _room(self, vector: Tensor) -> Tensor:
+        """Return memory for `vector` on the device, reused if possible."""
         for k, free in enumerate(self._free):
             if free.shape == vector.shape and free.dtype == vector.dtype:
                 return self._free.pop(k)
         return torch.empty_like(vector, device=self.device)
 
     def _file(self, vector: Tensor) -> Tensor:
+        """Copy `vector` to a memory-mapped file without a name."""
         with writing(self.folder):
             handle, name = tempfile.mkstemp(dir=self.folder, prefix=".vector-")
             try:
-                # else a full disk kills the process when it writes
+                # reserve the space: a write to a full disk would kill the process
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(handle, 0, max(1, vector.nbytes))
                 stored = torch.from_file(name, shared=True, size=vector.numel(), dtype=vector.dtype)
@@ -208,16 +215,16 @@ class VectorStore:
 
 
 _Copies = dict[int, tuple[Tensor, Tensor]]
-"""By id of the copy on the device: that copy, and the vector in the store."""
+"""By id of a copy on the device: the copy, and the vector in the store."""
 
 
 def _tensors(state: ClientState) -> list[Tensor]:
-    """The vectors of a state, each once: the last upload may be the client's own tensor."""
+    """Return the distinct vectors of a state: the last upload may be the client's own tensor."""
     tensors = [*state.vectors.values(), *state.received.values()]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _replace(state: ClientState, by: dict[int, Tensor]) -> None:
-    """Replace the tensors of a state, by their ids."""
-    state.vectors = {slot: by[id(v)] for slot, v in state.vectors.items()}
-    state.received = {slot: by[id(v)] for slot, v in state.received.items()}
+def _replace(state: ClientState, new: dict[int, Tensor]) -> None:
+    """Replace the tensors of a state by those in `new`, which has them by the old ones' ids."""
+    state.vectors = {slot: new[id(v)] for slot, v in state.vectors.items()}
+    state.received = {slot: new[id(v)] for slot, v in state.received.items()}

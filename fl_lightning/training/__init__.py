@@ -1,2 +1,2 @@
-"""Training on one client: its module, optimisers, batches and objective, and the executors that run
-them."""
+"""Local training: module, optimisers, batches and objective of a client, and the executors that run
+local steps."""

@@ -1,4 +1,4 @@
-"""The plain attributes with which a model computes, beside its parameters and buffers."""
+"""Compares models by the attributes with which they compute, other than parameters and buffers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from fl_lightning.foundation.device import digest
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
-"""Parameters, buffers, modules, hooks and the mode."""
+"""Attributes that every module has: parameters, buffers, modules, hooks and the mode."""
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a model's parts by their names, and tensors by their digests."""
+    """Pickles a model's modules and parameters as their names, and other tensors as digests."""
 
     names: dict[int, str]
 
     def persistent_id(self, value: Any) -> Hashable:
-        """What stands for a part or a tensor; None: the value is pickled."""
-        if isinstance(value, ref):  # an LSTM refers so to its parameters
+        """Return the name or the digest in place of `value`; None: pickle the value itself."""
+        if isinstance(value, ref):  # an LSTM has weak references to its parameters
             value = value()
         if id(value) in self.names:
             return self.names[id(value)]
@@ -33,9 +33,9 @@ class _Pickler(pickle.Pickler):
 
 
 def constants(model: nn.Module) -> Hashable:
-    """A value that is equal for two models whose modules have equal attributes: tensors bit by bit,
-    others as they are pickled; where one cannot be pickled, it equals nothing else.
-    """
+    """Return a value that is equal for two models if all attributes of their modules are equal:
+    tensors bit for bit, others as pickled bytes. If an attribute cannot be pickled, the value is
+    unequal to any other."""
     content = BytesIO()
     pickler = _Pickler(content)
     parts = [*model.named_modules(), *model.named_parameters()]
@@ -44,6 +44,6 @@ def constants(model: nn.Module) -> Hashable:
         attributes = {k: v for k, v in vars(module).items() if k not in _OF_EVERY_MODULE}
         try:
             pickler.dump(attributes)
-        except Exception:  # of a lambda, a lock: whatever a user's module has
+        except Exception:  # a user's module may hold a lambda or a lock
             return object()
     return content.getvalue()

@@ -1,7 +1,7 @@
-"""Kernels that all executors share: the terms beside the loss, the direction of an SGD step, and a
-faster pooling.
+"""Kernels that all executors share: proximal and linear terms, the direction of an SGD step, a
+faster max-pooling.
 
-Rows lie side by side, (k, D): the loop has k = 1, `vmap` as many as it trains at once.
+Models are rows, (k, D): the loop has k = 1, `vmap` the number of models that it trains together.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 Columns = tuple[int, int, "float | Tensor"]
-"""Columns `start` to `stop`, and *twice* their coefficient: one number, or a tensor (k, stop -
-start)."""
+"""Columns `start` to `stop` of the proximal term and *twice* their coefficient, a number or a
+tensor (k, stop - start)."""
 
 
 def row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products of the rows of `a` and `b`, (k,)."""
+    """Return the inner product of each row of `a` with that of `b`, (k,)."""
     if len(a) == 1:
         return a[0].dot(b[0]).unsqueeze(0)
     return (a * b).sum(1)
 
 
 class Terms:
-    """sum_j c_j (w_j - a_j)^2 + <l, w> for rows w (k, D): its value, and then its gradient 2 c (w -
-    a) + l.
+    """The objective's terms sum_j c_j (w_j - a_j)^2 + <l, w> for rows w (k, D): first their value,
+    then their gradient 2 c (w - a) + l.
 
     Args:
-        room: (k, D), written over by each call: to get so much memory anew in every step costs more
-            than the term.
-        anchor: a, (D,) or (k, D); None: no quadratic term.
+        room: work memory (k, D), overwritten by each call: allocating it in every step costs more
+            than the terms.
+        anchor: a, (D,) or (k, D); None: no proximal term.
         linear: l, (D,) or (k, D); None: no linear term.
-        columns: (start, stop, 2 c) of the columns where c is not 0; with a linear term also of all
-            other columns of parameters, with 0.0.
+        columns: (start, stop, 2 c) of the columns where c is not 0; with a linear term also those
+            of all other parameters, with 0.0.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Terms:
         self._parts = [(room[:, start:stop], twice) for start, stop, twice in columns]
 
     def narrow(self, k: int) -> Terms:
-        """The terms of the first `k` rows, in the same memory."""
+        """Return the terms of the first `k` rows, with the same memory."""
         columns = []
         for start, stop, twice in self.columns:
             if isinstance(twice, Tensor):
@@ -68,9 +68,9 @@ class Terms:
         return Terms(self.room[:k], anchor, linear, columns)
 
     def value(self, rows: Tensor) -> Tensor:
-        """The terms of each of the `rows` (k, D), shape (k,)."""
+        """Return the terms' value for each of the `rows` (k, D), shape (k,)."""
         if self.anchor is not None:
-            # other columns of the anchor mean nothing, and are not used
+            # columns of the anchor without a coefficient are arbitrary; they are not used below
             torch.sub(rows, self.anchor, out=self.room)
         total = self.room.new_zeros(len(self.room))
         for part, twice in self._parts:
@@ -83,20 +83,21 @@ class Terms:
         return total + row_dots(self.linear, rows)
 
     def gradient(self) -> Tensor:
-        """The gradient at the rows of the last `value`, (k, D): to be called once for each
-        value."""
+        """Return the gradient at the rows of the last `value`, (k, D); call it once after each
+        `value`."""
         for part, twice in self._parts:
             if isinstance(twice, Tensor) or twice:
                 part.mul_(twice)
             else:
-                part.zero_()  # its numbers need not be finite
+                part.zero_()  # its values may be infinite or NaN
         if self.linear is not None:
             self.room.add_(self.linear)
         return self.room
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """Factor for gradients of this `norm` that makes it at most `limit` (as `clip_grad_norm_`)."""
+    """Return the factor that clips gradients of this `norm` to `limit`, as `clip_grad_norm_`
+    does."""
     return (limit / (norm + 1e-6)).clamp_max(1.0)
 
 
@@ -108,16 +109,18 @@ def direction(
     momentum: float,
     nesterov: bool,
 ) -> list[Tensor]:
-    """The direction of an SGD step: w <- w - lr * direction (`torch.optim.SGD` without dampening).
+    """Return the direction of an SGD step, w <- w - lr * direction, as in `torch.optim.SGD` without
+    dampening.
 
     Args:
         parameters: w.
-        gradients: of the loss; not written to (autograd may give one tensor to two parameters).
-        momenta: one for each parameter, 0 before the first step, written to; empty with `momentum`
-            0.
-        decay: weight decay, one number, or a tensor that goes with each of `parameters`.
-        momentum: its factor.
-        nesterov: Nesterov's form of momentum.
+        gradients: gradients of the loss; not written to, as autograd may return one tensor for two
+            parameters.
+        momenta: momentum buffers of each parameter, 0 before the first step, updated in place;
+            empty if `momentum` is 0.
+        decay: weight decay, a number, or a tensor that broadcasts to each of `parameters`.
+        momentum: the momentum factor.
+        nesterov: whether to use Nesterov momentum.
     """
     if isinstance(decay, Tensor):
         pairs = zip(gradients, parameters, strict=True)
@@ -134,17 +137,17 @@ def direction(
 
 
 CHANNELS = 8
-"""From so many channels on, `max_pool` goes by way of `channels_last` (measured on one core: 0.7 to
+"""Least number of channels for which `max_pool` uses `channels_last` (measured on one core: 0.7 to
 0.2 of torch's time from 8 on, 1.5 to 2 times as long below)."""
 
 
 def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """The forward pass of `pool`, faster on the CPU: the numbers and gradients are torch's, to the
-    bit.
+    """Run the forward pass of `pool`, faster than torch on the CPU, with the same results and
+    gradients bit for bit.
 
-    Torch looks for the places of the maxima pixel by pixel. Without gradients nobody needs them:
-    maxima of shifted images take a tenth of the time. With gradients its kernel for `channels_last`
-    finds them in a quarter.
+    Torch searches the positions of maxima pixel by pixel. Without gradients these are not needed,
+    and maxima of shifted images take a tenth of the time. With gradients, torch's kernel for
+    `channels_last` takes a quarter.
     """
     fast = (
         x.ndim == 4
@@ -162,7 +165,7 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     elif fast and padding == (0, 0) and dilation == (1, 1):
         heights = _shifts(x.shape[2], window[0], step[0])
         widths = _shifts(x.shape[3], window[1], step[1])
-        # an image smaller than the window is torch's error
+        # torch reports an image that is smaller than the window
         if x.shape[2] >= window[0] and x.shape[3] >= window[1]:
             shifted = []
             for height in heights:
@@ -176,13 +179,12 @@ def _shifts(
     window: int,
     step: int,
 ) -> list[slice]:
-    """The pixels that lie at each place of the window, along one dimension."""
+    """Return, along one dimension, the pixels at each position within the pooling windows."""
     return [slice(k, size - window + k + 1, step) for k in range(window)]
 
 
 class MaxPool(torch.autograd.Function):
-    """Max-pooling whose forward pass runs in `channels_last`, from contiguous images to contiguous
-    images."""
+    """Max-pooling of contiguous images whose forward pass runs in `channels_last`."""
 
     @staticmethod
     def forward(
@@ -190,8 +192,11 @@ class MaxPool(torch.autograd.Function):
         x: Tensor,
         how: tuple[tuple[int, int], ...],
     ) -> Tensor:
-        """Maxima of `x` (b, channels, height, width); `how`: window, step, padding and
-        dilation."""
+        """Return the maxima of `x` (b, channels, height, width).
+
+        Args:
+            how: window, step, padding and dilation.
+        """
         last = x.contiguous(memory_format=torch.channels_last)
         maxima, places = torch.ops.aten.max_pool2d_with_indices(last, *how)
         ctx.save_for_backward(x, places.contiguous())
@@ -200,7 +205,7 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        """Torch's own backward pass, from the places."""
+        """Run torch's backward pass with the stored positions of maxima."""
         x, places = ctx.saved_tensors
         backward = torch.ops.aten.max_pool2d_with_indices_backward
         return backward(

@@ -1,4 +1,4 @@
-"""Local steps of one client in a phase of training."""
+"""Runs the local steps of one client in a phase of training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fl_lightning.foundation.device import seed, seed_all
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule, Skipped
-from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
+from fl_lightning.training.optimizers import LocalOptimizer, total_step_length
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
 OTHER_DRAWS = 0x5DEECE66D
-"""Sets the seed of a step's dropout and the like apart from that of its epoch's order. Any number
-does; a second key would take as long as a small model's forward pass."""
+"""Makes the seed of a step's dropout and other draws differ from that of the epoch's order. Any
+number does; a second key would take as long as a small model's forward pass."""
 
 Step = Callable[[Batch], Tensor]
-"""The loss (shape ()) of a batch."""
+"""Takes a local step on a batch; returns the loss, shape ()."""
 
 
 def train(
@@ -37,21 +37,25 @@ def train(
     schedule: BatchSchedule,
     step: Step | None = None,
 ) -> Fit:
-    """Train the bound client on the batches of `part` in `schedule`: down its loss, or by its own
-    `step`, which writes to the trained vectors itself and returns the loss that is recorded."""
+    """Train the bound client on the scheduled batches of `part`.
+
+    Args:
+        step: replaces the optimiser's step: writes to the trained vectors itself, and returns the
+            loss that is recorded.
+    """
     module.model.train()
     may_draw = module.draws or step is not None or module.objective.loss is not None
     device = fabric.device
     cast = autocast(fabric)
-    last = module.last
+    state = module.step_state
     losses = []
     terms: list[Tensor] = []
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
     for epoch, first, count in schedule.pieces(len(part)):
-        last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
+        state.begin_epoch(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         key = order_key(schedule, epoch)
-        if may_draw:  # Python's generator, which goes on from step to step
+        if may_draw:  # Python's generator is seeded once for the steps of an epoch
             random.seed(key ^ OTHER_DRAWS ^ first)
         for k, batch in enumerate(
             batches(
@@ -64,10 +68,10 @@ def train(
             ),
             first,
         ):
-            if may_draw:  # every step: it may be the first of its stretch
+            if may_draw:  # in every step, as it may be the first of its phase
                 seed(key ^ OTHER_DRAWS ^ k, device)
-            last.coaching = None
-            last.batch_idx = k
+            state.coaching = None
+            state.batch_idx = k
             try:
                 with cast():
                     loss = module.training_step(batch, k) if step is None else step(batch)
@@ -75,18 +79,18 @@ def train(
                 if step is not None:
                     raise
                 name = type(module.model).__name__
-                last.say(
-                    f"model: the training_step of {name} returned None: no step is taken for such "
-                    "a batch"
+                state.log_once(
+                    f"model: the training_step of {name} returned None: no step is taken for this "
+                    "batch"
                 )
                 continue
             if step is None:
                 loss = _descend(module, optimizer, loss)
             losses.append(loss.detach())
             samples += len(batch[1])
-            if last.coaching is not None:
-                terms.append(last.coaching)
-    return fit_of(
+            if state.coaching is not None:
+                terms.append(state.coaching)
+    return make_fit(
         optimizer.config,
         optimizer.lr,
         losses,
@@ -104,24 +108,27 @@ def train_private(
     schedule: BatchSchedule,
     private: Private,
 ) -> Fit:
-    """Train as `train` does, on Poisson samples of `part` and down noisy sums of clipped gradients
-    over the batch's expected size. The objective's terms depend on no sample, and are added as they
-    are."""
+    """Train the bound client by DP-SGD, for as many steps as `train` would take.
+
+    Each step draws a Poisson sample of `part`, and follows the noisy sum of its clipped gradients
+    divided by the expected batch size. The gradient of the objective's terms is added without
+    noise, as it depends on no sample.
+    """
     module.model.train()
     expected = min(schedule.batch_size, len(part))
     losses = []
     terms = []
     samples = 0
     per_epoch = schedule.steps_per_epoch(len(part))
-    numbered = schedule.steps(len(part))  # as many as with batches in order
-    for step, (epoch, k) in enumerate(numbered, private.first):
-        module.last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
-        module.last.batch_idx = k
+    numbered = schedule.steps(len(part))
+    for step, (epoch, k) in enumerate(numbered, private.first_step):
+        module.step_state.begin_epoch(epoch, per_epoch, schedule.length.steps_of(per_epoch))
+        module.step_state.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
         noise = private.draws("noise", step)
         draws = private.draws("model", step)
         model_key = torch.randint(2**62, (), generator=draws)
-        seed_all(int(model_key), fabric.device)  # of dropout
+        seed_all(int(model_key), fabric.device)  # for dropout
         trained = [p for p in module.binding.parameters if p.requires_grad]
         sums = [torch.zeros_like(p) for p in trained]
         loss = torch.zeros((), device=fabric.device)
@@ -130,7 +137,7 @@ def train_private(
             samples += len(batch[1])
         noisy_sums = iter(noised(sums, private.noise * private.clip, noise))
         slopes: Sequence[Tensor | None] = [None] * len(optimizer.parameters)
-        coaching = module.coaching()
+        coaching = module.objective_terms()
         if coaching is not None:
             value, slopes = coaching
             terms.append(value)
@@ -145,7 +152,7 @@ def train_private(
             gradients.append(gradient)
         optimizer.step(loss, gradients)
         losses.append(loss)
-    return fit_of(
+    return make_fit(
         optimizer.config,
         optimizer.lr,
         losses,
@@ -155,7 +162,7 @@ def train_private(
     )
 
 
-def fit_of(
+def make_fit(
     config: OptimizerConfig,
     lr: float,
     losses: list[Tensor],
@@ -163,7 +170,14 @@ def fit_of(
     samples: int,
     device: torch.device,
 ) -> Fit:
-    """The result of steps at the rate `lr` with these losses and terms."""
+    """Make the result of a phase.
+
+    Args:
+        lr: learning rate.
+        losses: loss of each step, with the objective's terms.
+        terms: values of the objective's terms.
+        samples: number of trained samples.
+    """
     steps = len(losses)
     mean = coaching = torch.zeros((), device=device)
     if losses:
@@ -175,7 +189,7 @@ def fit_of(
         coaching,
         steps,
         samples,
-        step_sizes(config, lr, steps),
+        total_step_length(config, lr, steps),
     )
 
 
@@ -184,25 +198,26 @@ def _descend(
     optimizer: LocalOptimizer,
     loss: Tensor,
 ) -> Tensor:
-    """Take a step down `loss` and the objective's terms; returns their sum before it, shape ()."""
-    coaching = module.coaching()
+    """Take a step on the sum of `loss` and the objective's terms; returns the sum before the step,
+    shape ()."""
+    coaching = module.objective_terms()
     if coaching is None:
         if module.own_step and not loss.requires_grad:
             requirement = (
-                "its training_step returned a loss of no parameter that trains; to pass a batch "
-                "over, return None"
+                "its training_step returned a loss that depends on no trained parameter: return "
+                "None to skip the batch"
             )
             raise BadInput("model", type(module.model).__name__, requirement)
         optimizer.step(loss)
         return loss
-    module.last.coaching, gradients = coaching
+    module.step_state.coaching, gradients = coaching
     optimizer.step(loss, gradients)
-    return loss.detach() + module.last.coaching
+    return loss.detach() + module.step_state.coaching
 
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
-    """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than
-    a small step)."""
+    """Return Fabric's autocast, or an empty context if the precision casts nothing: entering
+    autocast costs more than a small step."""
     plain = fabric.strategy.precision.precision in ("32-true", "64-true")
     if plain:
         return nullcontext

@@ -1,4 +1,5 @@
-"""The LightningModule around the user's model: the task's loss plus the objective's terms."""
+"""The LightningModule around the user's model, which computes the loss and the objective's
+terms."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from fl_lightning.foundation.device import wide
 from fl_lightning.foundation.errors import BadInput, check
 from fl_lightning.foundation.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, max_pool
-from fl_lightning.training.schedule import Last
+from fl_lightning.training.schedule import StepState
 from fl_lightning.training.standin import stand_in
 
 UNHEEDED = (
@@ -49,8 +50,8 @@ UNHEEDED = (
     "on_train_end",
     "on_fit_end",
 )
-"""Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one
-is refused."""
+"""Hooks that a Lightning Trainer would call in training. As there is no Trainer here, a model that
+overrides one of them is refused."""
 
 
 QUIET = (
@@ -69,46 +70,49 @@ QUIET = (
     nn.Sequential,
     nn.ModuleList,
 )
-"""Modules of torch that draw nothing. Ours draw only by those of torch in them."""
+"""Modules of torch that draw no random numbers. This package's modules draw only through
+torch's."""
 
 
 class Skipped(BadInput):
-    """Raised where the user's `training_step` returns None: local training takes no step for the
-    batch; anywhere else a loss is needed, and this is bad input."""
+    """Raised if the user's `training_step` returns None. Local training then takes no step for the
+    batch; elsewhere a loss is needed, and the error ends the run."""
 
 
 class _Proximal(NamedTuple):
-    """The proximal term of an objective, laid out."""
+    """The proximal term of an objective by columns."""
 
     weight: bytes
     """The objective's `proximal_weight`."""
     columns: list[Columns]
     places: list[tuple[int, int]]
-    """First and last column of each parameter that the term reaches; else twice the first."""
+    """(start, stop) columns of each parameter in the term; (start, start) of the others."""
     numbers: int
+    """Number of parameters in the term."""
 
 
 class ClientModule(LightningModule):
-    """The one module of an architecture on a rank: clients are bound into it one after the other.
+    """The only module of an architecture on a rank; clients are bound to it one after the other.
 
     Args:
-        model: the network; a LightningModule with a `training_step` of its own keeps its own task
+        model: the network; if it is a LightningModule with a `training_step`, this is the task
             loss.
-        layout: of the model.
-        num_classes: outputs of the model.
-        features: keep the classifier's input of each pass.
-        metric: how the client is scored, and its task loss.
-        method: the class name of the method, for messages.
+        layout: the model's layout.
+        num_classes: number of the model's outputs.
+        features: whether to keep the classifier's input of each pass.
+        metric: the metric that scores the client, and its task loss.
+        method: class name of the method, for messages.
     """
 
     cast: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Fabric's autocast."""
     draws_in_evaluation = False
-    """Whether the model draws random numbers in evaluation, too, once that has been tried."""
+    """Whether the model draws random numbers in evaluation, too; set by the engine's
+    `scoring_is_pure`."""
     weights: Tensor | None = None
-    """Of the classes in the task loss, while a client trains; None: all alike."""
+    """Weights of the classes in the task loss while a client trains; None: all equal."""
     weighed = False
-    """Whether these weights have been used in its training."""
+    """Whether the current training has used these weights."""
     own_step = False
     """Whether the user's model has a `training_step`."""
     objective = PLAIN
@@ -116,7 +120,7 @@ class ClientModule(LightningModule):
     _room: Tensor | None = None
     _proximal = _Proximal(b"", [], [], 0)
     proximal_numbers = 0
-    """Numbers of the model in the proximal term."""
+    """Number of parameters in the proximal term."""
     _terms: Terms | None = None
     _has_terms = False
 
@@ -134,7 +138,7 @@ class ClientModule(LightningModule):
         self.layout = layout
         self.num_classes = num_classes
         self.metric = metric
-        self.looks = features
+        self.keeps_features = features
         self.method = method
         self.draws = not all(map(_draws_nothing, model.modules()))
         """Whether training steps may draw random numbers."""
@@ -150,13 +154,12 @@ class ClientModule(LightningModule):
             self._numbered = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         requires_grad = [p.requires_grad for p in self.binding.parameters]
         self.trainable = np.array(requires_grad, dtype=bool)
-        """Bool: the parameters, in the order of the blocks, that the method's `build` has not
-        frozen."""
+        """Bool: mask of the parameters, in the order of the blocks, that are not frozen."""
         self.used = layout.parameters.stop
-        """Columns of a vector up to the last parameter: parameters come first."""
-        self.last = Last()
-        """Facts about the last training step."""
-        stand_in(model, self.last)
+        """Number of columns up to the last parameter; parameters come first."""
+        self.step_state = StepState()
+        """State of the current local step."""
+        stand_in(model, self.step_state)
 
     @property
     def head(self) -> nn.Module:
@@ -165,13 +168,13 @@ class ClientModule(LightningModule):
 
     @property
     def features(self) -> Tensor:
-        """With `features`: the classifier's input in the last pass, (batch, d).
+        """The classifier's input in the last pass, (batch, d).
 
         Raises:
-            BadInput: the method does not declare that it looks at features.
+            BadInput: the method does not declare the trait `features`.
         """
-        requirement = "it looks at module.features: set it to True"
-        check(f"{self.method}.traits.features", False, self.looks, requirement)
+        requirement = "the method uses module.features: set it to True"
+        check(f"{self.method}.traits.features", False, self.keeps_features, requirement)
         return self._features
 
     def forget_features(self) -> None:
@@ -180,21 +183,21 @@ class ClientModule(LightningModule):
 
     @property
     def device_of_model(self) -> torch.device:
-        """Where the model lies."""
+        """The device of the model's parameters."""
         return next(iter(self.model.parameters())).device
 
     def _look(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0]
 
     def set_objective(self, objective: Objective) -> None:
-        """Train, from now on, down `objective`."""
+        """Set the objective that training minimises from now on."""
         if objective is PLAIN and self.objective is PLAIN:
             return
         self.objective = objective
         self.proximal_numbers = 0
         self._terms = None
-        self._has_terms = objective.linear is not None or objective.pulls
-        if not objective.pulls:
+        self._has_terms = objective.linear is not None or objective.has_proximal
+        if not objective.has_proximal:
             return
         layout = self.layout
         assert objective.proximal_weight is not None
@@ -210,11 +213,10 @@ class ClientModule(LightningModule):
         self.proximal_numbers = self._proximal.numbers
 
     def train_only(self, trains: np.ndarray | None) -> None:
-        """From now on only the trainable blocks among `trains` (bool [B]; None: all) require a
-        gradient.
+        """Make only the trainable blocks in `trains` (bool [B]; None: all) require a gradient.
 
         Raises:
-            ValueError: nothing would train.
+            ValueError: no block would train.
         """
         if trains is None and not self._masked:
             return
@@ -228,23 +230,27 @@ class ClientModule(LightningModule):
         self._masked = trains is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores (batch, classes) of images `x` (batch, channels, height, width)."""
+        """Return the model's scores, (batch, classes) in a classification, of inputs `x`
+        (batch, ...)."""
         scores: Tensor = self.model(x)
         return scores
 
     def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int | None = None) -> Tensor:
-        """The user's `training_step` where the model has one, else the task's mean loss.
+        """Return the loss of the user's `training_step` if the model has one, else the task's mean
+        loss.
 
-        `batch_idx`: for that step; None: the index of the current training step, else 0.
+        Args:
+            batch_idx: argument of `training_step`; None: the index of the current local step's
+                batch, or 0.
 
         Raises:
-            Skipped: that step returned None.
-            BadInput: it returned something else that is no loss.
+            Skipped: `training_step` returned None.
+            BadInput: `training_step` returned something else that is no loss.
         """
         if self.own_step:
             index = batch_idx
             if batch_idx is None:
-                index = self.last.batch_idx
+                index = self.step_state.batch_idx
             arguments = (batch, index) if self._numbered else (batch,)
             output = self.model.training_step(*arguments)  # type: ignore[operator]
             return _loss_in(output, type(self.model).__name__, self.method)
@@ -255,13 +261,14 @@ class ClientModule(LightningModule):
         self.weighed = True
         return cross_entropy(scores, y, self.weights.to(scores.dtype))
 
-    def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
-        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal
-        version, Eq. 16) and <linear, w>; None: the objective has none.
+    def objective_terms(self) -> tuple[Tensor, list[Tensor | None]] | None:
+        """Compute the objective's terms at the bound vector: sum_b c_b ||w_b - a_b||^2 (KAPC's
+        journal version, Eq. 16) and <linear, w>.
 
         Returns:
-            Their value, and their gradient for each trainable parameter (None: no term reaches it),
-            in views that the next call writes over: autograd would add up gradients in new memory.
+            The value, and the gradient for each trainable parameter (None: it is in no term). The
+            gradients are views that the next call overwrites, to save memory that autograd would
+            allocate. None: the objective has no terms.
         """
         if not self._has_terms:
             return None
@@ -269,21 +276,21 @@ class ClientModule(LightningModule):
         if self._terms is None:
             self._terms = self._prepared(vector)
         value = self._terms.value(vector[None, : self.used]).squeeze(0)
-        self._terms.gradient()  # in the room, of which these are views
+        self._terms.gradient()  # writes to the room, of which the slopes are views
         return value, self._slopes
 
     def _prepared(self, vector: Tensor) -> Terms:
-        """The terms of the objective; `_slopes` are views of their gradient."""
+        """Make the terms of the objective, and set `_slopes` to views of their gradient."""
         room = self._room
         if room is None or room.dtype != vector.dtype or room.device != vector.device:
-            # allocating so much anew takes as long as a step
+            # keep it: allocating takes as long as a step
             room = self._room = vector.new_empty(1, self.used)
         anchor = self.objective.anchor
         linear = self.objective.linear
         columns = []
         rest = self.layout.is_parameter
         places = self._proximal.places
-        if self.objective.pulls:
+        if self.objective.has_proximal:
             columns = self._proximal.columns
             rest = rest & (self.objective.proximal_weight == 0)
         else:
@@ -304,8 +311,11 @@ class ClientModule(LightningModule):
         return Terms(room, None if anchor is None else anchor[: self.used], linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is
-        to be taken."""
+        """Return the task loss, or the objective's `loss`, without the objective's terms.
+
+        Raises:
+            Skipped: no step is to be taken for this batch.
+        """
         loss = self.objective.loss
         if loss is None:
             return self.task_loss(batch, batch_idx)
@@ -313,8 +323,8 @@ class ClientModule(LightningModule):
 
     @torch.no_grad()
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
-        """Mean task loss of the bound vector on `part` in evaluation mode, shape (); NaN on an
-        empty part."""
+        """Return the mean task loss of the bound model on `part` in evaluation mode, shape (); NaN
+        if the part is empty."""
         self.model.eval()
         dtype = wide(self.device_of_model)
         total = torch.zeros((), device=self.device_of_model, dtype=dtype)
@@ -327,11 +337,10 @@ class ClientModule(LightningModule):
         return total * torch.nan
 
     @torch.no_grad()
-    def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (batch, d) and class scores of inputs `x` under another `vector` (D,), in
-        evaluation mode: for a loss that compares models. The bound vector stays bound, and nothing
-        is written to. The method must declare `features`.
-        """
+    def outputs_at(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (batch, d) and class scores of inputs `x` by another model `vector` (D,),
+        in evaluation mode, for a loss that compares models. The bound vector stays bound. The
+        method must declare the trait `features`."""
         features = getattr(self, "_features", x)
         training = self.model.training
         bound = self.binding.vector
@@ -352,8 +361,8 @@ class ClientModule(LightningModule):
             self._features = features
 
     def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The task loss of the bound vector on a batch, shape (), and its gradient (D,); 0 where
-        nothing trains."""
+        """Return the task loss of the bound model on a batch, shape (), and its gradient (D,),
+        which is 0 for blocks that do not train."""
         vector = self.binding.vector
         trained = [p for p in self.binding.parameters if p.requires_grad]
         with torch.enable_grad(), self.cast():
@@ -370,20 +379,19 @@ class ClientModule(LightningModule):
         return loss.detach(), flat
 
     def configure_optimizers(self) -> Any:
-        """The user's own, for `--optimizer.name module`."""
+        """Return the optimiser of the user's LightningModule, for `--optimizer.name module`."""
         if isinstance(self.model, LightningModule):
             return self.model.configure_optimizers()
         return None
 
 
 class Passes:
-    """Counts, while it is entered, the samples of forward and backward passes through a client's
-    bound model, whichever code runs them.
+    """Counts the samples of all forward and backward passes through the bound model within a `with`
+    block, for one client at a time.
 
-    Forward passes are seen at the classifier, which every pass meets, also where a user's step
-    calls the model's parts by itself. Backward passes are seen at the features before it, where
-    they train: a loss of features alone never reaches scores. There is one object for each module,
-    entered several times in a visit, and for one client at a time.
+    Forward passes are counted at the classifier, which runs in every pass, even if a user's step
+    calls parts of the model. Backward passes are counted at the classifier's input if it requires a
+    gradient, as a loss of features alone does not reach the scores.
     """
 
     def __init__(self, module: ClientModule) -> None:
@@ -391,7 +399,7 @@ class Passes:
         hook = module.head.register_forward_hook(self._passed)
         self._hooks = module.head._forward_hooks
         self._place = hook.id
-        # it hangs there only while it counts: a hook makes every pass of the classifier slower
+        # the hook is registered only while counting, as it slows down every pass
         hook.remove()
 
     def __enter__(self) -> Self:
@@ -421,8 +429,8 @@ class Passes:
 
 
 def _replace_methods(model: nn.Module, layout: Layout) -> None:
-    """Keep frozen normalisations in evaluation, and have max-pooling run by a faster kernel."""
-    for name in layout.still:  # `train` reaches it with every phase
+    """Keep frozen normalisations in evaluation mode, and use a faster kernel for max-pooling."""
+    for name in layout.still:  # every phase calls `train`
         norm = model.get_submodule(name)
         norm.train = MethodType(_stay, norm)  # type: ignore[method-assign]
         norm.eval()
@@ -432,7 +440,7 @@ def _replace_methods(model: nn.Module, layout: Layout) -> None:
 
 
 def _draws_nothing(module: nn.Module) -> bool:
-    """Whether a pass of this module by itself surely draws no random number."""
+    """Whether the module itself, apart from its children, certainly draws no random numbers."""
     kind = type(module)
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         return False
@@ -440,22 +448,22 @@ def _draws_nothing(module: nn.Module) -> bool:
 
 
 def _check_steps(model: LightningModule) -> None:
-    """Raise `BadInput` where the user's model relies on hooks of a Lightning Trainer."""
+    """Raise `BadInput` if the user's model relies on hooks that a Lightning Trainer would call."""
     kind = type(model)
-    requirement = "its automatic_optimization is False: leave it True, local steps are taken here"
+    requirement = "its automatic_optimization is False: set it to True, as the engine takes steps"
     check("model", kind.__name__, model.automatic_optimization, requirement)
     unheeded = [
         hook for hook in UNHEEDED if getattr(kind, hook) is not getattr(LightningModule, hook)
     ]
     requirement = (
-        f"its {', '.join(unheeded)} would not be called: of its hooks only training_step and "
-        "configure_optimizers are"
+        f"its {', '.join(unheeded)} would not be called: use only the hooks training_step and "
+        "configure_optimizers"
     )
     check("model", kind.__name__, not unheeded, requirement)
 
 
 def _stay(norm: nn.Module, mode: bool = True) -> nn.Module:
-    """A frozen normalisation's `train`: stay in evaluation."""
+    """Replaces `train` of a frozen normalisation, which stays in evaluation mode."""
     norm.training = False
     return norm
 
@@ -465,11 +473,11 @@ def _loss_in(
     model: str,
     method: str,
 ) -> Tensor:
-    """The loss, shape (), in the output of the user's `training_step`."""
+    """Return the loss, shape (), in the output of the user's `training_step`."""
     if output is None:
         requirement = (
-            "its training_step returned None, which passes a batch over in plain local training "
-            f"alone: {method} needs a loss of every batch"
+            "its training_step returned None, which skips a batch, but "
+            f"{method} needs a loss for every batch: return one"
         )
         raise Skipped("model", model, requirement)
     loss = output
@@ -485,7 +493,7 @@ def _loss_in(
     elif isinstance(output, Tensor):
         returned = f"numbers of shape {tuple(output.shape)}"
     requirement = (
-        f"its training_step returned {returned}; it must return a loss of one number, a dict with "
-        "it as 'loss', or None to pass the batch over"
+        f"its training_step returned {returned}: return a loss of one number, a dict with this "
+        "loss as 'loss', or None to skip the batch"
     )
     raise BadInput("model", model, requirement)

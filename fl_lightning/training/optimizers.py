@@ -1,4 +1,5 @@
-"""How a client descends: plain SGD without wrappers, or any torch optimiser through Fabric."""
+"""Optimisers of local training: plain SGD without wrappers, or any torch optimiser through
+Fabric."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from fl_lightning.training.module import ClientModule
 
 @dataclass(eq=False)
 class FastSGD:
-    """SGD in torch's operations on lists: without the wrappers that cost more than a small model's
-    step."""
+    """SGD by torch's operations on lists of tensors, without the wrappers of `torch.optim`, which
+    cost more than a small model's step."""
 
     parameters: list[nn.Parameter]
     config: OptimizerConfig
@@ -30,8 +31,12 @@ class FastSGD:
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Begin a client's training: forget the momentum, and train the parameters that require a
-        gradient now, at the rate `lr` (None: the configuration's)."""
+        """Prepare the training of another client: clear the momentum, and note the parameters that
+        require a gradient now.
+
+        Args:
+            lr: learning rate; None: the configuration's.
+        """
         config = self.config
         self.lr = config.lr if lr is None else lr
         self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
@@ -40,10 +45,11 @@ class FastSGD:
         self._targets: list[Tensor] = [self.parameters[k] for k in self._trained]
 
     def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
-        """w <- w - lr * direction (clipping, momentum and weight decay as torch has them).
+        """Take a step, with clipping, momentum and weight decay as in torch.
 
-        `terms`: for each parameter, the gradient of the objective's terms (written over), which is
-        added to that of the loss; None: nothing is added.
+        Args:
+            terms: gradient of the objective's terms for each parameter, which is added to that of
+                the loss (and overwritten); None: the objective has no terms.
         """
         config = self.config
         places = self._trained
@@ -83,7 +89,7 @@ class FastSGD:
         return self._momenta[k]
 
     def state(self) -> dict[str, Tensor]:
-        """The momenta, as `momentum.K` for parameter K."""
+        """Return the momentum buffers, `momentum.K` for parameter K."""
         momenta = sorted(self._momenta.items())
         return {f"momentum.{k}": momentum for k, momentum in momenta}
 
@@ -96,7 +102,7 @@ class FastSGD:
 
 
 def _added(into: list[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Sums of `into` and the gradients; written into the tensors of `into`."""
+    """Add gradients to the tensors of `into`, in place; returns the sums. None counts as 0."""
     pairs = list(zip(into, gradients, strict=True))
     targets = []
     added = []
@@ -109,16 +115,17 @@ def _added(into: list[Tensor | None], gradients: Sequence[Tensor | None]) -> lis
     return [g if a is None else a for a, g in pairs]
 
 
-_SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
+_SCALER = ("scale", "_growth_tracker")
+"""Entries of a GradScaler's state that its steps change."""
 
 
 @dataclass(eq=False)
 class AnyOptimizer:
-    """Any torch optimiser, through Fabric: its loss scaling, and clipping.
+    """Any torch optimiser through Fabric, with loss scaling and clipping.
 
-    A model's own optimiser (`optimizer.name: module`) keeps its own learning rates. Torch's
-    optimisers pass over parameters without a gradient: neither weight decay nor momentum reaches
-    them.
+    The optimiser of a user's LightningModule (`optimizer.name: module`) keeps its own learning
+    rates. Torch's optimisers skip parameters without a gradient: neither weight decay nor momentum
+    changes them.
     """
 
     fabric: Fabric
@@ -138,19 +145,27 @@ class AnyOptimizer:
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Forget all state, and the last client's changes of the groups and of the loss scaling: no
-        number of a client may depend on who trained before it."""
+        """Prepare the training of another client: clear all state, and restore parameter groups and
+        loss scaling. No result may depend on the client that trained before.
+
+        Args:
+            lr: learning rate; None: the configuration's.
+        """
         self.lr = self.config.lr if lr is None else lr
         self.optimizer.state.clear()
         if self._scaler is not None:
             self._scaler.load_state_dict(self._scale)
-            self._scaler._per_optimizer_states.clear()  # a step that failed has left half of one
+            self._scaler._per_optimizer_states.clear()  # incomplete if a step has failed
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
 
     def step(self, loss: Tensor, terms: Sequence[Tensor | None] | None = None) -> None:
-        """Backward, clip, step. `terms`: for each parameter, the gradient of the objective's terms,
-        which is added to that of the loss; None: nothing is added."""
+        """Run the backward pass, clip, and take a step.
+
+        Args:
+            terms: gradient of the objective's terms for each parameter, which is added to that of
+                the loss; None: the objective has no terms.
+        """
         for group in self.optimizer.param_groups:
             if self.config.name != "module":
                 group["lr"] = self.lr
@@ -171,13 +186,20 @@ class AnyOptimizer:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors as `NAME.K` for parameter K, and `scaler` (16-mixed)."""
+        """Return the state's tensors, `NAME.K` for parameter K, and with 16-mixed `scaler`.
+
+        Raises:
+            BadInput: the state has an entry that is not a tensor.
+        """
         tensors = {}
         states = self.optimizer.state_dict()["state"]
         for k, state in sorted(states.items()):
             for name, value in state.items():
                 if not isinstance(value, Tensor):
-                    requirement = f"this optimiser keeps {name}.{k}, no tensor: set it to False"
+                    requirement = (
+                        f"this optimiser's {name}.{k} is not a tensor and cannot be kept: "
+                        "set it to False"
+                    )
                     raise BadInput("optimizer.keep_state", True, requirement)
                 tensors[f"{name}.{k}"] = value
         if self._scaler is not None:
@@ -206,17 +228,17 @@ LocalOptimizer = FastSGD | AnyOptimizer
 """Trains a client's parameters; `state` and `load` are for `optimizer.keep_state`."""
 
 
-def step_sizes(
+def total_step_length(
     config: OptimizerConfig,
     lr: float,
     steps: int,
 ) -> float:
-    """How far so many steps move the model, in units of one gradient: lr times steps without
-    momentum.
+    """Return how far this number of steps moves the model if all gradients are equal, in units of
+    the gradient. Without momentum this is lr times steps.
 
-    With momentum m the gradient of step j moves it by lr sum_{k >= j} m^(k - j). Who tells the mean
-    gradient by a model's change divides by this sum over all steps: lr times steps would make it up
-    to 1 / (1 - m) times too large.
+    With momentum m, the gradient of step j moves the model by lr sum_{k >= j} m^(k - j) in all. To
+    estimate the mean gradient from a model's change, divide the change by this length: with lr
+    times steps the estimate would be up to 1 / (1 - m) times too large.
     """
     m = 0.0
     if config.name == "sgd":
@@ -233,9 +255,13 @@ def make_optimizer(
     module: ClientModule,
     config: OptimizerConfig,
 ) -> LocalOptimizer:
-    """The optimiser that `config` names, over the module's parameters."""
+    """Make the optimiser that `config` names for the module's parameters.
+
+    Raises:
+        BadInput: no parameter can be trained, or the model has no optimiser of its own.
+    """
     parameters = [p for p in module.binding.parameters if p.requires_grad]
-    requirement = "it must have a parameter that can be trained"
+    requirement = "no parameter requires a gradient: leave some trainable"
     check("model", type(module.model).__name__, bool(parameters), requirement)
     if config.name == "sgd" and fabric.strategy.precision.precision != "16-mixed":
         return FastSGD(parameters, config)
@@ -243,8 +269,8 @@ def make_optimizer(
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, torch.optim.Optimizer):
             requirement = (
-                "the model must be a LightningModule whose configure_optimizers returns one "
-                "optimiser"
+                "the model is no LightningModule whose configure_optimizers returns one optimiser: "
+                "choose sgd, adam or adamw"
             )
             raise BadInput("optimizer.name", config.name, requirement)
         return AnyOptimizer(fabric, optimizer, parameters, config)

@@ -1,5 +1,5 @@
-"""The batches of a stretch of local training: a function of (seed, purpose, client, absolute
-epoch)."""
+"""Schedules the batches of a phase of local training as a function of (seed, purpose, client,
+absolute epoch), where absolute epochs count through all rounds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from fl_lightning.foundation.rng import generator, key, keys
 
 @dataclass(frozen=True)
 class Length:
-    """How long a stretch of local training is: in epochs over the client's own data, or in steps.
-    One of the two."""
+    """The length of a phase of local training: either epochs over the client's data or steps."""
 
     epochs: float | None = None
-    """A part of an epoch is that share of its batches, rounded, and at least one of them."""
+    """May be a fraction; the number of batches is rounded, and at least one."""
     steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -32,7 +31,7 @@ class Length:
             raise ValueError(f"a length is in epochs or in steps, not {self}")
 
     def steps_of(self, per_epoch: int) -> int:
-        """Steps of a client that has `per_epoch` batches."""
+        """Return the number of steps for a client with `per_epoch` batches in an epoch."""
         if self.steps is not None:
             if per_epoch:
                 return self.steps
@@ -42,12 +41,12 @@ class Length:
         return 0
 
     @classmethod
-    def of(cls, federation: FederationConfig) -> Length:
-        """The length of a round's training in the configuration."""
+    def configured(cls, federation: FederationConfig) -> Length:
+        """Return the length of a round's training in the configuration."""
         return cls(federation.local_epochs, federation.local_steps)
 
     def at_most(self, steps: int) -> Length:
-        """Not more than `steps` steps, where it counts in steps."""
+        """Limit a length in steps to `steps`; a length in epochs is returned unchanged."""
         if self.steps is None:
             return self
         return Length(steps=min(steps, self.steps))
@@ -55,38 +54,41 @@ class Length:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batches of one stretch of local training. Stretches of equal length follow each other
-    without a gap.
+    """The schedule of the batches of one phase of local training.
 
-    The steps of a client are counted through all of its stretches and epochs: the batch of step s
-    depends on seed, purpose, client and s alone, however the steps are cut into stretches.
+    A client's steps are counted through all of its phases and epochs, so that a phase continues
+    where the last one ended. The batch of step s depends on seed, purpose, client and s alone, not
+    on the division of steps into phases.
     """
 
     seed: int
     purpose: str
     client: int
     index: int
-    """Stretches of this length before it."""
+    """Number of earlier phases of this length."""
     length: Length
     batch_size: int
     whole_last: bool
-    """A lone last sample joins the batch before it: BatchNorm cannot take one sample."""
+    """Whether a last batch of a single sample is joined to the one before: BatchNorm cannot train
+    on one sample."""
     most_batches: int | None = None
-    """Batches of an epoch at most (`--smoke`)."""
+    """Upper limit of the batches of an epoch (`--smoke`); None: no limit."""
     budget: float | None = None
-    """Epochs that the client may train in all; None: as many as it is asked for."""
+    """Number of epochs that the client may train in all rounds; None: no limit."""
     before: int = 0
-    """Stretches of this length that the client itself has trained before."""
+    """Number of phases of this length that the client has trained before, which count towards its
+    `budget`."""
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Batches of an epoch over so many samples."""
+        """Return the number of batches of an epoch over this number of samples."""
         count = len(batch_sizes(samples, self.batch_size, self.whole_last))
         if self.most_batches is None:
             return count
         return min(count, self.most_batches)
 
     def pieces(self, samples: int) -> Iterator[tuple[int, int, int]]:
-        """(absolute epoch, its first batch, number of batches), in order."""
+        """Yield for each epoch of the phase (absolute epoch, first batch in it, number of
+        batches)."""
         per_epoch = self.steps_per_epoch(samples)
         count = self.length.steps_of(per_epoch)
         step = self.index * count
@@ -101,19 +103,19 @@ class BatchSchedule:
             step += number
 
     def steps(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(absolute epoch, number of the batch in it) of each step."""
+        """Yield (absolute epoch, number of the batch in it) of each step."""
         for epoch, first, count in self.pieces(samples):
             for number in range(first, first + count):
                 yield epoch, number
 
 
 def order_key(schedule: BatchSchedule, epoch: int) -> int:
-    """Seed for the order of an absolute epoch's samples."""
+    """Return the seed for the order of samples in an absolute epoch."""
     return key(schedule.seed, schedule.purpose + " order", schedule.client, epoch)
 
 
 def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
-    """`order_key` of many epochs."""
+    """Return the `order_key` of each epoch, computed together."""
     parts = []
     for schedule, epoch in epochs:
         purpose = schedule.purpose + " order"
@@ -129,8 +131,11 @@ def batches(
     count: int,
     seed: int | None = None,
 ) -> Iterator[Batch]:
-    """`count` batches of an absolute epoch from its batch `first` on; `seed`: its `order_key`, if
-    the caller has it."""
+    """Return `count` batches of an absolute epoch, from batch `first` on.
+
+    Args:
+        seed: the epoch's `order_key`; None: it is computed.
+    """
     if seed is None:
         seed = order_key(schedule, epoch)
     order = torch.Generator().manual_seed(seed)
@@ -150,7 +155,7 @@ def batches(
 
 
 def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:
-    """All batches of the stretch."""
+    """Yield all batches of a phase."""
     for epoch, first, count in schedule.pieces(len(part)):
         yield from batches(
             part,
@@ -162,56 +167,56 @@ def stream(part: Part, schedule: BatchSchedule) -> Iterator[Batch]:
 
 
 @dataclass
-class Last:
-    """Facts about the current training step. No attributes of the module: setting one takes longer
-    than adding up a small model's loss."""
+class StepState:
+    """The state of the current local step: its position in the training, which a user's
+    LightningModule may read, and the value of the objective's terms."""
 
+    # not attributes of the module, as setting one takes longer than a small model's loss
     coaching: Tensor | None = None
-    """The coaching term (detached), None where there is none."""
+    """Value of the objective's terms (detached); None: there are none."""
     batch_idx: int = 0
-    """The number of its batch in the epoch; 0 outside of training."""
+    """Number of the batch in its epoch; 0 outside of training."""
     epoch: int | None = None
-    """Epochs of local training before it, those of earlier rounds included; None: no local step is
-    taken."""
+    """Number of earlier epochs of local training in all rounds; None outside of training."""
     per_epoch: int = 1
-    """Batches of an epoch of the client."""
+    """Number of the client's batches in an epoch."""
     per_round: int = 1
-    """Steps of the client in a round."""
+    """Number of the client's steps in a round."""
     rounds: int = 1
-    """Of the run."""
+    """Number of the run's rounds."""
     read: str | None = None
-    """The last of these numbers that a model has read, by its name, such as `self.global_step`;
-    None: it has read none."""
+    """Name of the number that the model has read last, such as `self.global_step`; None: it has
+    read none."""
     lines: set[str] = field(default_factory=set)
-    """Lines that have been printed."""
+    """Lines that have been logged."""
 
-    def at(
+    def begin_epoch(
         self,
         epoch: int,
         per_epoch: int,
         per_round: int,
     ) -> None:
-        """Begin local steps of this epoch."""
+        """Begin the local steps of an epoch; arguments are the attributes of the same name."""
         self.epoch = epoch
         self.per_epoch = per_epoch
         self.per_round = per_round
 
-    def outside(self) -> None:
-        """End local steps."""
+    def end(self) -> None:
+        """End the local steps of a phase."""
         self.batch_idx = 0
         self.epoch = None
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Within, a first local step is being tried."""
-        self.at(0, 1, 1)
+        """Within the `with` block, a local step is tried as if it were a client's first."""
+        self.begin_epoch(0, 1, 1)
         try:
             yield
         finally:
-            self.outside()
+            self.end()
 
-    def say(self, line: str) -> None:
-        """Print a line, once."""
+    def log_once(self, line: str) -> None:
+        """Log a line unless it has been logged before."""
         if line not in self.lines:
             self.lines.add(line)
             log.say(line)

@@ -9,13 +9,13 @@ import sys
 import pytest
 import torch
 
-from fl_lightning.foundation.device import here, why_lost
+from fl_lightning.foundation.device import accelerator_kind, why_lost
 
 
 def asked():
     """The device of these tests: asked anew each time, since `device_day` starts a pytest within
     the process of another."""
-    return os.environ.get("FL_TEST_DEVICE") or here()
+    return os.environ.get("FL_TEST_DEVICE") or accelerator_kind()
 
 
 if asked() is None:

@@ -100,6 +100,15 @@ def test_bands_are_shared_among_those_who_use_them():
     assert_allclose(bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise))
 
 
+@pytest.mark.parametrize("shares", ["equal", "bytes"])
+def test_downloads_do_not_depend_on_uploads(shares):
+    """The server's power is shared like its own band, however the band of uploads is."""
+    cell = Wireless(near=100.0, far=100.0, shares=shares)
+    alike = cell.rates(run(), 1, [0, 1, 2], np.ones((3, 2)))
+    unlike = cell.rates(run(), 1, [0, 1, 2], np.array([[1.0, 1.0], [1.0, 3.0], [1.0, 0.0]]))
+    assert_allclose(unlike[:, 0], alike[:, 0])
+
+
 def test_fading_is_one_on_average():
     still, moving = Wireless(), Wireless(fading=True)
     ratios = np.array([moving.gains(0, t, 5) / still.gains(0, t, 5) for t in range(4000)])
@@ -128,7 +137,7 @@ def test_the_defaults_give_the_journals_times():
 
 def test_two_channels_are_refused(make_run):
     two = make_run(callbacks=[FixedRate(), Wireless()])
-    with refuses(r"callbacks=.fixedrate, wireless.: one channel at a time"):
+    with refuses(r"callbacks=.fixedrate, wireless.: a round has one length"):
         two.callbacks[0].on_fit_start(two)
     FixedRate().on_fit_start(make_run(callbacks=[FixedRate()]))
 

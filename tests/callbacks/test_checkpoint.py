@@ -411,7 +411,7 @@ def test_another_model_is_bad_input(federation, make_run, tmp_path):
     saved(federation(net="norm"), Checkpoint(), [0.1])
     with refuses("another model or precision"):
         restore(make_run(net="plain"), tmp_path / "checkpoints")
-    with refuses("with more clients"):
+    with refuses("more clients than the 2 of this run"):
         restore(make_run(net="norm", clients=2), tmp_path / "checkpoints")
     with refuses("no checkpoint yet"):
         restore(make_run(net="norm"), tmp_path / "nowhere")

@@ -14,7 +14,7 @@ from fl_lightning.callbacks.selection import (
     LayerSizes,
     _log_m,
     _sizes,
-    holds,
+    bound_holds,
     search,
 )
 from fl_lightning.core.layout import Layout
@@ -32,9 +32,9 @@ def test_the_bounds_sums_in_closed_form():
     by_hand = 0.2 / 8 + 0.5 * 5 / 2 + 0.3 * 5 * 4 / 4
     assert math.isclose(math.exp(_log_m(3, B, tau, sizes)), by_hand, rel_tol=1e-12)
     left = 3 * 5 * (0.5 / 2 + 0.3 * 4 / 4) / (2 * 7 * 2)  # L d_2 M(2) / (2 c 2), equal norms
-    assert holds(2, B, tau, B, tau, sizes, 7) == (left <= by_hand)
+    assert bound_holds(2, B, tau, B, tau, sizes, 7) == (left <= by_hand)
     # norms that have grown: 10^6 times the left side / 100
-    assert holds(2, B, tau, 100 * B, tau, sizes, 7) is False
+    assert bound_holds(2, B, tau, 100 * B, tau, sizes, 7) is False
 
 
 def test_resnet18_keeps_nineteen_layers():
@@ -43,7 +43,7 @@ def test_resnet18_keeps_nineteen_layers():
     layout = Layout(ResNet18(10, (3, 32, 32)), "fc")
     sizes = _sizes(layout)
     ones = np.ones(21)
-    fits = [holds(o, ones, ones, ones, ones, sizes, 10) for o in range(1, 22)]
+    fits = [bound_holds(o, ones, ones, ones, ones, sizes, 10) for o in range(1, 22)]
     assert fits == [True] * 19 + [False, True]
 
 
@@ -71,7 +71,7 @@ def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
 ):
     """Where the bound always holds, [1, L] sends everything every other round, and B and tau follow
     (Alg. 4)."""
-    monkeypatch.setattr("fl_lightning.callbacks.selection.holds", lambda *args: True)
+    monkeypatch.setattr("fl_lightning.callbacks.selection.bound_holds", lambda *args: True)
     selection = LayerSelection(mu=None, largest=largest)
     run = make_run(KAPC(), callbacks=[selection])
     L = len(run.layer_names)
@@ -118,7 +118,8 @@ def test_the_norms_that_the_bound_goes_by(make_run, make_client):
         assert weight[layer] == pytest.approx(float(w.norm()))
         assert distance[layer] == pytest.approx(0.0 if layer == 1 else float((w - s).norm()))
     sizes = [
-        int(layout.numbers[layout.is_own & (layout.layer_of == layer)].sum()) for layer in range(L)
+        int(layout.sizes[layout.is_layer_weight & (layout.layer_of == layer)].sum())
+        for layer in range(L)
     ]
     assert client.flops == 2 * sum(sizes) + 3 * (sum(sizes) - sizes[1])
 
@@ -146,7 +147,7 @@ def test_layers_in_which_ones_own_weight_is_great_are_not_sent(make_run, make_cl
 
 def test_a_relation_without_layers_is_refused(make_run):
     run = make_run(FedAvg(), callbacks=[LayerSelection()])
-    with refuses(r"callbacks\.layerselection='fedavg'.*layers apart"):
+    with refuses(r"callbacks\.layerselection='fedavg'.*weights for each layer"):
         run.callbacks[0].on_fit_start(run)
     LayerSelection().on_fit_start(make_run(KAPC()))
 
@@ -190,7 +191,7 @@ def test_nothing_downloaded_is_local(fit):
 def test_which_width_the_bound_is_given(make_run, make_client, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "fl_lightning.callbacks.selection.holds",
+        "fl_lightning.callbacks.selection.bound_holds",
         lambda *args: seen.append(args[5].outputs.tolist()),
     )
     monkeypatch.setattr(

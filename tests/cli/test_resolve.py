@@ -102,7 +102,7 @@ def test_bad_plain_values(flags, told):
         "--method kapc --method.lam -1": "method.lam=-1.0.*0 or more",
         "--method kapc --method.solver exat": "method.solver='exat'.*one of step, exact",
         "--method fedprox --method.mu 1e39": r"method.mu=1e\+39.*a finite number",
-        "--method fedora --method.lam 2": "method.lam=2.0.*belongs to method.selection constant",
+        "--method fedora --method.lam 2": "method.lam=2.0.*only method.selection constant uses it",
         "--method ktpfl --method.loss mse": "method.loss='mse'.*update compares probabilities",
         "--method kapc --method.rho 1": "method.rho=1.0.*the published step has no rho of its own",
         "--callbacks.heatmaps.evry 2": r"callbacks.heatmaps.evry=.*did you mean callbacks.heatmaps.every\?",

@@ -253,11 +253,11 @@ def test_an_empty_section_says_nothing(tmp_path):
     "text, told",
     {
         "federation:\n  rounds: 3\n bad: [": "line 3, column",
-        "- 1": "keys and values",
+        "- 1": "lines of key: value",
         "federation: {ronds: 3}": r"federation.ronds=3.*did you mean federation.rounds\?.*a.yaml",
         "config: b.yaml": "no such key",
         "dtaa:": "^dtaa=None.*no such key",
-        "federation: 3": "group of keys: federation.rounds",
+        "federation: 3": "group of keys: set one of federation.rounds",
     }.items(),
 )
 def test_bad_files_are_told_with_file_and_place(tmp_path, text, told):
@@ -299,8 +299,8 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults():
         "data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n": "line 3, column 1: the key 'data' is given twice",
         "data:\n  alpha: 0.1\n  alpha: 0.3\n": "line 3, column 3: the key 'alpha' is given twice",
         "data: {alpha: [}\n": "line 1, column 16: ",
-        "federation:\n  rounds: 010\n": "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)",
-        "federation.rounds: 1:30\n": "line 1, column 20: to YAML 1:30 is 90",
+        "federation:\n  rounds: 010\n": "line 2, column 11: YAML reads 010 as 8 (octal, or base 60)",
+        "federation.rounds: 1:30\n": "line 1, column 20: YAML reads 1:30 as 90",
         "data: {alpha: 0.1}\ndata.alpha: 0.3\n": "data.alpha=0.3: it is given twice, also as 0.1",
         "method.lam: 3\nmethod: {name: ditto, lam: 1}\n": "method.lam=3: it is given twice",
     }.items(),
@@ -371,7 +371,7 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path):
     [
         (
             {"a": "base: a.yaml"},
-            r"^base='a.yaml'.* a config cannot be its own base: \S+a.yaml -> \S+a.yaml$",
+            r"^base='a.yaml'.* its own base: remove base from one of \S+a.yaml -> \S+a.yaml$",
         ),
         (
             {"a": "base: b.yaml", "b": "base: ./a.yaml"},
@@ -388,7 +388,7 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path):
         ({"a": "base: b.yaml", "b": "ronds: 3"}, r"^ronds=3.*no such key.*\(in b.yaml\)$"),
         (
             {"a": "base: b.yaml", "b": "[1]"},
-            r"^base='b.yaml': it must hold keys and values$",
+            r"^base='b.yaml': it must contain lines of key: value$",
         ),
     ],
 )

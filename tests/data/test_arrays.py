@@ -53,7 +53,7 @@ def test_numbers_become_float32_and_columns_of_labels_flat(tmp_path):
         ({"y_test": np.array([0, -1, 2])}, r"negative label -1 \(sample 2\)"),
         ({"y_test": np.array([0.5, 1, 2])}, "whole numbers"),
         ({"y_test": np.array([0, 1, 700])}, "label 700"),
-        ({"x_test": np.zeros((3, 8, 8, 3), np.uint8)}, "differ in shape"),
+        ({"x_test": np.zeros((3, 8, 8, 3), np.uint8)}, "samples of one shape"),
         ({"x_test": np.full((3, 8, 9, 3), np.nan)}, r"not finite \(sample 1\)"),
         ({"x_test": np.array(["a", "b", "c"])}, "must hold numbers"),
         ({"x_test": np.zeros((0, 8, 9, 3), np.uint8), "y_test": np.zeros(0, int)}, "is empty"),
@@ -78,7 +78,7 @@ def test_what_is_no_archive_is_said_so(tmp_path):
         lambda: arrays.newcomer(str(file), "classification"),
         lambda: arrays.public("data.public", str(file)),
     ):
-        with refuses(r"it is no \.npz archive, which numpy\.savez writes$"):
+        with refuses(r"it is no \.npz archive: write it with numpy\.savez$"):
             read()
 
 
@@ -92,13 +92,13 @@ def test_what_is_no_archive_is_said_so(tmp_path):
         ((2, 20, 28), "first"),
         ((20, 28, 2), "last"),
         ((3, 3, 3), "last"),
-        ((8, 8, 8), "unsaid"),
-        ((16, 128, 20), "unsaid"),
+        ((8, 8, 8), "unknown"),
+        ((16, 128, 20), "unknown"),
     ],
 )
 def test_where_channels_are(shape, where, tmp_path):
     """Of more than four channels the shape tells where they are, or the file must."""
-    assert arrays.channels_of((6, *shape)) == where
+    assert arrays.channel_axis((6, *shape)) == where
     if where == "last":
         assert load(tmp_path, good(shape)).train.read(np.array([0])).shape[1:] == (
             shape[2],

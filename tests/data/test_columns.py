@@ -19,7 +19,7 @@ from fl_lightning.data import prepare
 from fl_lightning.data.columns import Columns
 from fl_lightning.data.table import _features
 from fl_lightning.exporting import plain as exported
-from fl_lightning.exporting.about import about
+from fl_lightning.exporting.about import described
 
 HERE = "data.test_columns"
 NOTHING = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}
@@ -138,7 +138,7 @@ def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
         "time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells)
     )
     data = prepare(DataConfig(root=str(tmp_path / "t.csv"), scale=scale, partition="iid"), 3, 0)
-    made = exported.inputs(about(data, 0), [[t, b] for t, b, _ in cells])
+    made = exported.inputs(described(data, 0), [[t, b] for t, b, _ in cells])
     x = data._train.inputs(
         torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
     )
@@ -207,18 +207,18 @@ class Wide(BaseEstimator):
     [
         (
             {"scale": f"{HERE}.Picky", "fitted": "own"},
-            r"data\.scale=.*it fails on the part of Chur: these doses",
+            r"data\.scale=.*it fails on the samples of Chur: these doses",
         ),
         (
             {"scale": f"{HERE}.Wide", "fitted": "own"},
-            r"data\.scale=.*shape \(6,\) of \(3,\) on the part of Aarau",
+            r"data\.scale=.*shape \(6,\) from \(3,\) for Aarau",
         ),
         ({"scale": "standrad"}, r"data\.scale='standrad'.*choose among standard"),
         ({"scale": "numpy.zeros"}, r"data\.scale='numpy\.zeros'.*it cannot be made"),
-        ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*columns of features"),
+        ({"one_hot": ["age", "town"]}, r"data\.one_hot='town'.*feature columns"),
         ({"one_hot": None}, r"column 'sex' of sample 1 holds 'f'.*list it in data\.one_hot"),
-        ({"impute": None}, r"column 'age' of sample \d+ holds ''.*data\.impute fills it"),
-        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is fitted"),
+        ({"impute": None}, r"column 'age' of sample \d+ holds ''.*set data\.impute"),
+        (NOTHING | {"fitted": "own"}, r"data\.fitted='own'.*nothing is to be fitted"),
         ({"fitted": "own", "public": "held_back"}, r"data\.fitted='own'.*belong to no client"),
     ],
 )

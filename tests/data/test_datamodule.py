@@ -157,7 +157,7 @@ def test_the_fourth_of_a_sample_is_its_unit():
 
 
 def test_whole_numbers_are_tokens():
-    with refuses(r"whole numbers are tokens: .*vocabulary"):
+    with refuses(r"whole numbers, tokens: .*vocabulary"):
         loaded("my_readings.Tokens")
 
 
@@ -166,13 +166,13 @@ def test_whole_numbers_are_tokens():
     {
         "my_readings.Nothing": "it cannot be imported",
         "no_such.Module": "it cannot be imported",
-        "my_readings.Other": "must be that of a LightningDataModule",
+        "my_readings.Other": "must name a LightningDataModule",
         "my_readings.Plain": "cannot be read: .*NoneType",
-        "my_readings.Uneven": "its sample 1 does not fit the others",
-        "my_readings.Dicts": "its sample 0 does not fit the others",
+        "my_readings.Uneven": "its sample 1 has another form",
+        "my_readings.Dicts": "its sample 0 has another form",
         "my_readings.Fractions": "y must hold class numbers from 0 or class names",
         "my_readings.Lost": r"x_train holds values that are not finite \(sample 2\)",
-        "my_readings.Strange": "client_test holds 'site 2', which no name or training sample has",
+        "my_readings.Strange": "client_test holds 'site 2', which has no name or training sample",
     }.items(),
 )
 def test_what_does_not_go_is_said(name, message):

@@ -91,7 +91,7 @@ def test_texts(tmp_path):
         (
             {"__index_level_0__": [*range(60)]},
             {},
-            r"data\.root=.*column '__index_level_0__' is an index that pandas wrote",
+            r"data\.root=.*column '__index_level_0__' is a row index that pandas wrote",
         ),
         (
             {},

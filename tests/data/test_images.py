@@ -49,7 +49,7 @@ def test_bad_folders_are_one_line(tmp_path):
     with refuses(r"test"):
         source_in(tmp_path / "half")
     fill(tmp_path / "half" / "test", {"b": 1})
-    with refuses("classes that train/ has not: b"):
+    with refuses("classes that train/ lacks: b"):
         source_in(tmp_path / "half")
 
 
@@ -184,6 +184,4 @@ def test_folders_beside_train_and_test_are_named(tmp_path, capsys):
     for part in ("train", "test", "val"):
         fill(tmp_path / part, {"a": 1})
     source_in(tmp_path)
-    assert lines(capsys) == [
-        f"data: beside train/ and test/ in {tmp_path.name}/, and not read: val"
-    ]
+    assert lines(capsys) == [f"data: not read in {tmp_path.name}/: val"]

@@ -101,7 +101,7 @@ def test_shakespeare(tmp_path):
         ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
         (
             {"a": (["to be "], [3])},
-            r"sample 1 of user 'a': x must be a text, y the character behind it; y is 3",
+            r"sample 1 of user 'a': x must be a text, y the next character; y is 3",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path):
     write(tmp_path, "train", {"f0": images(0, 16), "f1": images(1, 16)})
     write(tmp_path, "test", {"f0": images(0, 4), "f1": ([], [])})
     config = DataConfig(source="leaf", root=str(tmp_path), partition="natural")
-    with refuses(r"the client 'f1' has no test sample: data\.client_test sets"):
+    with refuses(r"the client 'f1' has no test sample: set it"):
         prepare(config, 2, 0)
     shares = DataConfig(source="leaf", root=str(tmp_path), partition="natural", client_test=0.25)
     assert prepare(shares, 2, 0).test_sizes == [5, 4]

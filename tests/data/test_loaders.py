@@ -157,7 +157,7 @@ def test_samples_are_those_that_the_sampler_can_yield(road, train, numbers):
         (lambda: {"a": DataLoader(ALL)}, "gives a dict: it must give one DataLoader"),
         (lambda: DataLoader(Stream()), "Stream is an IterableDataset"),
         (lambda: DataLoader(Endless(), sampler=[1, 2]), "Endless has no __len__"),
-        (lambda: DataLoader(Jittered()), "sample 0 of Jittered is another at each reading"),
+        (lambda: DataLoader(Jittered()), "sample 0 of Jittered differs at each reading"),
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -188,7 +188,7 @@ def test_a_test_set_of_from_datasets_is_read(tmp_path):
     [
         (Stream(), "Stream is an IterableDataset"),
         (Endless(), "Endless has no __len__"),
-        (Jittered(), "sample 0 of Jittered is another at each reading"),
+        (Jittered(), "sample 0 of Jittered differs at each reading"),
         (DataLoader(ALL), "'DataLoader': give"),
         ([DataLoader(ALL), DataLoader(ALL)], "'list': give"),
     ],

@@ -145,7 +145,7 @@ def test_lognormal_follows_kt_pfls_generator(clients, k):
 def test_at_most_so_many_samples_each(kind):
     train, _ = deal(10, **{"alpha": 1.0, **kind})
     data = DataConfig(samples_per_client=100, **kind)
-    kept = partition.keep(train, TRAIN, data, np.random.default_rng(0))
+    kept = partition.cap(train, TRAIN, data, np.random.default_rng(0))
     assert [len(share) for share in kept] == [min(100, len(share)) for share in train]
     assert all(
         set(few) <= set(whole) and (np.diff(few) > 0).all()
@@ -157,7 +157,7 @@ def test_at_most_so_many_samples_each(kind):
 def test_the_rest_goes_to_one_client():
     train, _ = deal(6, partition="iid")
     data = DataConfig(partition="iid", samples_per_client=50, rest_to=2)
-    kept = partition.keep(train, TRAIN, data, np.random.default_rng(0))
+    kept = partition.cap(train, TRAIN, data, np.random.default_rng(0))
     assert [len(share) for share in kept] == [50, 50, 6000 - 250, 50, 50, 50]
     assert np.array_equal(np.sort(np.concatenate(kept)), np.arange(6000))
     assert set(train[2]) <= set(kept[2])
@@ -247,10 +247,10 @@ def halves(train, test, clients, data, rng):
     "spoil, message",
     [
         (lambda shares: shares, None),
-        (lambda shares: shares[:-1], "a list of 2 index arrays"),
-        (lambda shares: [shares[0], shares[0]], "deals some sample twice"),
+        (lambda shares: shares[:-1], "must be 2 index arrays"),
+        (lambda shares: [shares[0], shares[0]], "hold some sample twice"),
         (lambda shares: [shares[0], shares[1] + 1], "must index 6000 samples"),
-        (lambda shares: [shares[0], shares[1][:3]], "gives client 1 3 samples"),
+        (lambda shares: [shares[0], shares[1][:3]], "give client 1 only 3 samples"),
         (lambda shares: [shares[0] * 1.0, shares[1]], "whole numbers"),
         (lambda shares: None, "a list of index arrays"),
     ],

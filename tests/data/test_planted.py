@@ -63,7 +63,7 @@ def test_images_of_a_group_or_client_are_turned_alike(change, clients):
         (
             {"planted": "labels", "groups": 5},
             4,
-            r"data\.groups=5.*at most 4: a group has a client",
+            r"data\.groups=5.*at most 4: each group needs a client",
         ),
         (
             {"planted": "labels", "groups": 11},
@@ -79,7 +79,7 @@ def test_images_of_a_group_or_client_are_turned_alike(change, clients):
         (
             {"planted": "labels", "global_test": True},
             4,
-            r"data\.planted='labels'.*one meaning of its labels",
+            r"data\.planted='labels'.*all clients share one test set",
         ),
         (
             {"planted": "labels", "task": "regression"},

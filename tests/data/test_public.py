@@ -93,7 +93,7 @@ def test_grey_public_images_for_colour_clients(tmp_path):
         ),
         (
             {"public": "held_back", "public_samples": 1438},
-            r"data\.public_samples=1438.*below the 1438 training",
+            r"data\.public_samples=1438.*below 1438, the training",
         ),
         ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
     ],

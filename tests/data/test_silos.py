@@ -38,7 +38,7 @@ def clean():
 
 def checked(rows, folder, **keys):
     rows.to_csv(folder / "t.csv", index=False)
-    return silos.checked(DataConfig(root=str(folder / "t.csv"), **{**KEYS, **keys}))[0]
+    return silos.check_table(DataConfig(root=str(folder / "t.csv"), **{**KEYS, **keys}))[0]
 
 
 def warnings(listed):

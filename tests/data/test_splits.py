@@ -156,7 +156,7 @@ def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample():
     ],
 )
 def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts, rare):
-    assert imbalance.rare(counts) == rare
+    assert imbalance.rare_classes(counts) == rare
 
 
 @pytest.mark.parametrize("samples, lost", [(2, 4), (4, 0)])
@@ -167,13 +167,13 @@ def test_validation_classes_that_no_client_trains_on_are_named(tmp_path, samples
     rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]
     keys = {"group_column": "farm", "partition": "natural", "min_samples": 2, "client_test": 0.5}
     farms = table(tmp_path, "x,label,farm", rows, **keys)
-    line = imbalance.untrained(prepare(replace(farms, validation=0.2), 2, 0))
+    line = imbalance.untrained_line(prepare(replace(farms, validation=0.2), 2, 0))
     named = (
         "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; "
         "they tell little"
     )
     assert line == (named if lost else None)
-    assert imbalance.untrained(prepare(farms, 2, 0)) is None
+    assert imbalance.untrained_line(prepare(farms, 2, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path, task, dist
     data = prepare(table(tmp_path, "x,label", rows, **keys), 2, 0)
     many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
     named = f"{many}; for a number to predict, --data.task regression"
-    assert imbalance.scattered(data) == (
+    assert imbalance.scattered_line(data) == (
         named if (task, distinct) == ("classification", 40) else None
     )
 
@@ -197,7 +197,7 @@ def test_one_number_written_in_two_ways_is_refused(tmp_path, key):
         f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)
     ]
     farms = table(tmp_path, "x,label,farm", rows, group_column="farm", partition="iid")
-    with refuses(f"column '{key}' holds '1' and '1.0', one number"):
+    with refuses(f"column '{key}' writes one number as '1' and '1.0'"):
         load(farms, 2, False)
 
 

@@ -92,7 +92,7 @@ def test_one_table_in_many_forms(content, keys, tmp_path):
         (
             GERMAN.encode(),
             {"dates": ["Austritt"]},
-            r"data\.dates='Austritt'.*columns of features",
+            r"data\.dates='Austritt'.*feature columns",
         ),
     ],
 )

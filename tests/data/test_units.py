@@ -35,11 +35,11 @@ def test_no_unit_lies_in_two_parts(tmp_path, keys):
     for seed in range(keys.get("folds", 2)):
         data = prepare(chosen, 2, seed)
         for c in range(2):
-            train, test = data.units(c)
+            train, test = data.unit_ids(c)
             validation = data._train.units[data._shares[1][c]]
             parts = [set(part.tolist()) for part in (train, validation, test)]
             assert all(parts) and sum(map(len, parts)) == len(set.union(*parts))
-        tested.append(np.concatenate([data.tested_rows(c) for c in range(2)]))
+        tested.append(np.concatenate([data.test_sample_ids(c) for c in range(2)]))
     if "folds" in keys:
         assert sorted(np.concatenate(tested).tolist()) == list(range(96))
 
@@ -51,12 +51,12 @@ def test_the_unit_column_is_no_feature(tmp_path):
 @pytest.mark.parametrize(
     "made, keys, says",
     [
-        ({"clash": True}, {}, "Aarau and Basel have rows of one unit"),
+        ({"clash": True}, {}, "Aarau and Basel have rows of the same unit"),
         ({}, {"unit_column": "clinic"}, "there is no such column"),
-        ({}, {"columns": ["a", "patient"]}, "it is no feature: leave it out"),
-        ({"persons": 3}, {"folds": 4}, "Aarau has 3 units: at most that many folds"),
+        ({}, {"columns": ["a", "patient"]}, "it cannot be a feature or the label: leave it out"),
+        ({"persons": 3}, {"folds": 4}, "Aarau has 3 units: set it to at most"),
         ({"persons": 1}, {"client_test": 0.2}, "samples of one unit"),
-        ({}, {"public": "held_back"}, "samples that are held back"),
+        ({}, {"public": "held_back"}, "public samples may come from"),
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path, made, keys, says):
@@ -75,7 +75,7 @@ def test_arrays_and_python_data_have_units(tmp_path):
     client, unit = np.arange(40) // 20, np.array([f"p{k // 4}" for k in range(40)])
     _, settings = given.keep((x, y, client, unit), tmp_path)
     data = prepare(DataConfig(**settings["data"], folds=2), 2, 0)
-    train, test = data.units(0)
+    train, test = data.unit_ids(0)
     assert len(np.unique(np.concatenate([train, test]))) == 5 and not set(train) & set(test)
     keep = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "unit_train": unit}
     np.savez(tmp_path / "a.npz", **keep)
@@ -101,5 +101,5 @@ def test_copies_lie_in_one_fold(tmp_path):
     _, settings = given.keep((x, y, np.zeros(40, int)), tmp_path)
     for seed in range(3):
         data = prepare(DataConfig(**settings["data"], folds=3), 1, seed)
-        both = [set(map(bytes, part.numpy())) for part in data.raw(0)]
+        both = [set(map(bytes, part.numpy())) for part in data.raw_samples(0)]
         assert not both[0] & both[1]

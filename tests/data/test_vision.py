@@ -142,7 +142,7 @@ def test_idx_files_in_the_root(packed, tmp_path):
 def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
     write_idx(tmp_path, [3, 1, 9, 0], True)
     monkeypatch.setattr(idx, "WHOLE", 4)
-    with refuses(r"of another data set: labels begin \[3, 1, 9, 0\]"):
+    with refuses(r"another data set's: training labels begin \[3, 1, 9, 0\]"):
         load("fashionmnist", tmp_path)
     monkeypatch.undo()
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
@@ -161,7 +161,7 @@ def test_bad_idx_files_are_one_line(tmp_path, monkeypatch):
             load("fashionmnist", tmp_path)
     labels.unlink()
     with pytest.raises(
-        Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"
+        Absent, match=r"it lacks train-labels-idx1-ubyte \(or train-labels-idx1-ubyte\.gz\)"
     ):
         load("fashionmnist", tmp_path)
 

@@ -99,9 +99,9 @@ def test_what_does_not_go_is_said():
     natural = DataConfig(source="watch", partition="natural")
     with refuses(r"federation\.clients=5.*it must be 4: a client for each group of the data"):
         prepare(natural, 5, 0)
-    with refuses(r"data\.samples_per_class=2.*keeps 6 samples, and each needs 10"):
+    with refuses(r"data\.samples_per_class=2.*would keep 6 samples, and each needs 10"):
         prepare(replace(natural, samples_per_class=2), PERSONS, 0)
     with refuses(r"data\.augment='flip'.*it needs images, but the samples are series"):
         prepare(replace(natural, augment="flip"), PERSONS, 0)
-    with refuses(r"data\.min_samples=55.*some client has \d+ windows left"):
+    with refuses(r"data\.min_samples=55.*some client has only \d+ windows"):
         prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)

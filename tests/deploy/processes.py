@@ -124,7 +124,7 @@ def run_of(app, transport, folder, resume=False):
 def lost_rounds(site, rounds):
     """A line if the folder of a site has no intact state after `rounds` rounds."""
     checkpoints = site / "checkpoints"
-    saved = [t for t in disk.rounds(checkpoints) if disk.intact(checkpoints, t) is not None]
+    saved = list(disk.manifests(checkpoints))
     lost = max(saved, default=0) < rounds
     return [f"{site} has the states of rounds {saved}, not of {rounds}"] if lost else []
 

@@ -53,7 +53,7 @@ def _of_another_app(one):
             "it has fl_lightning 0.0.1, the centre has",
             id="both",
         ),
-        pytest.param(_of_another_app, "it has another configuration than the centre", id="app"),
+        pytest.param(_of_another_app, "its configuration is not the centre's", id="app"),
         pytest.param(
             _told(initial="0"),
             "it begins with other weights than the centre: model.weights",

@@ -26,7 +26,7 @@ REFUSED = {
     "fedtgp": ("FedTGP.outputs", "run.server.memory['means.known']"),
     "pfedfda": ("PFedFDA.adapted", "run.server.memory['gaussian.means']"),
 }
-"""Methods, the hook, and what it reads that does not travel."""
+"""Methods, the hook, and what it reads that is not transmitted."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 
 
@@ -58,9 +58,9 @@ def test_every_method_comes_to_the_same_bits(method, tmp_path):
 
 @pytest.mark.sampled("fedproto")
 @pytest.mark.parametrize("method", REFUSED)
-def test_a_hook_that_reads_what_does_not_travel_is_named(method, tmp_path):
+def test_a_hook_that_reads_what_is_not_transmitted_is_named(method, tmp_path):
     hook, what = REFUSED[method]
-    with refuses(re.escape(f"{hook} reads {what}, which does not travel")):
+    with refuses(re.escape(f"{hook} reads {what}, which is not transmitted")):
         rehearse(config_of(method), tmp_path)
 
 

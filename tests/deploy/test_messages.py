@@ -172,12 +172,12 @@ HOSTILE = [
         "fedavg",
         "visit",
         lambda m: m["payload"]["vectors"].update(personal=m["payload"]["model"]),
-        "it holds what the method does not upload",
+        "it holds blocks or vectors that the method does not upload",
     ),
-    ("fedavg", "visit", lambda m: m.update(values={"accuracy": "all"}), "are no numbers"),
-    ("fedavg", "visit", lambda m: m.pop("values"), "its scores are no numbers"),
-    ("fedavg", "visit", lambda m: m["values"].update(client=0), "its scores are no numbers"),
-    ("fedavg", "score", lambda m: m.pop("values"), "its scores are no numbers"),
+    ("fedavg", "visit", lambda m: m.update(values={"accuracy": "all"}), "are not numbers"),
+    ("fedavg", "visit", lambda m: m.pop("values"), "its scores are not numbers"),
+    ("fedavg", "visit", lambda m: m["values"].update(client=0), "its scores are not numbers"),
+    ("fedavg", "score", lambda m: m.pop("values"), "its scores are not numbers"),
     ("fedavg", "final", lambda m: m.pop("scores"), "does not say which model it has scored"),
     (
         "fedavg",
@@ -196,7 +196,7 @@ HOSTILE = [
         "fedpac",
         "visit",
         _payload(extra_moments_means=lambda x: x[:-1]),
-        "it has not one row for each of its classes",
+        "a tensor does not have one row for each of its classes",
     ),
     ("fedmd", "visit", _payload(extra_predictions=lambda x: x[:-1]), "its predictions has shape"),
     (
@@ -291,7 +291,7 @@ def test_a_site_that_has_lost_its_state_says_so(tmp_path, capsys):
 
     run = rehearse(config_of("ditto", *SKIP), tmp_path, emptied)
     assert (2, BAD, "skipped") in failures(run)
-    assert "the site has its state after 0 visits, the centre has 1" in capsys.readouterr().err
+    assert "the site has the state after 0 visits, the centre counts 1" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- before the first round
@@ -345,7 +345,7 @@ def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_g
     [
         (None, "no site for client 1 after 0 s"),
         (HUGE, f"the site at 1 cannot take part: it has {HUGE} bytes, more than the"),
-        (b"\0" * 64, "the site at 1 cannot take part: it is no message of this package"),
+        (b"\0" * 64, "the site at 1 cannot take part: it is not a message of this package"),
     ],
 )
 def test_a_site_that_says_nothing_of_itself(

@@ -61,7 +61,7 @@ def test_transforms_that_sites_cannot_run_are_named(name, tmp_path, monkeypatch,
     "words, line",
     {
         "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1": r"optimizer.privacy=.*null: sites cannot run it",
-        "--data.scale sklearn.preprocessing.QuantileTransformer": r"data.scale=.*: it does more than scale each column",
+        "--data.scale sklearn.preprocessing.QuantileTransformer": r"data.scale=.*: an exported file cannot do more",
         "--data.global_test true": r"data.global_test=True: it must be false",
         "--data.held_out [1]": r"data.held_out=.*1.*: it must be null: fl-train join",
         "--data.held_out_clients 0.34": r"data.held_out_clients=0.34: it must be 0: fl-train join",

@@ -134,7 +134,8 @@ def test_images(tmp_path, flags, form):
         pytest.importorskip("onnxscript")
     run = trained(tmp_path, f"{flags} --federation.clients 5 --data.fraction 0.4")
     module = exported(tmp_path, "3", form)
-    raw, labels = prepare(config_of(run.folder).data, 5, 0).tested(3)
+    data = prepare(config_of(run.folder).data, 5, 0)
+    raw, labels = data.raw_samples(3)[1], data.client(3).test.tensors[1]
     answers = predicted(tmp_path, module, raw.tolist())
     right = np.mean(np.array(answers) == labels.numpy().astype(str))
     assert right == pytest.approx(run.final["accuracy"][3], abs=1e-6)
@@ -263,7 +264,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch):
 
     out = ["--run", str(tmp_path / "run"), "--out", f"{tmp_path}/m.safetensors", "--client"]
     for client, line in (
-        ("0", "data.scale='sklearn.preprocessing.PowerTransformer': it does more"),
+        ("0", "data.scale='sklearn.preprocessing.PowerTransformer': an exported file"),
         ("Basle", "client='Basle'.*must lie in .0, 2., or be a name: Basel, Aarau, Chur"),
     ):
         assert main(["export", *out, client]) == 2

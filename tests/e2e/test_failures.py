@@ -87,5 +87,5 @@ def test_memory_that_ends_beside_the_visits_is_said_in_one_line(tmp_path, monkey
     err = capsys.readouterr().err.strip().splitlines()
     assert (
         err[-1]
-        == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan says what a run takes"
+        == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan estimates what a run needs"
     )

@@ -89,12 +89,12 @@ def test_arrays_bring_clients_and_names(tmp_path):
 @pytest.mark.parametrize(
     "more, what",
     [
-        ({"client_names": np.array(["Uri", "Zug", "Uri"])}, r"two clients are called 'Uri'"),
+        ({"client_names": np.array(["Uri", "Zug", "Uri"])}, r"2 clients have the name 'Uri'"),
         ({"client_names": np.array([1, 2, 3])}, r"client_names holds 1, which is no text"),
-        ({"client_names": np.array(["Uri", "Zug"])}, r"client_train holds 2, which no name"),
+        ({"client_names": np.array(["Uri", "Zug"])}, r"client_train holds 2, which has no name"),
         ({"class_names": np.array([0, 1])}, r"the class name 0 is no text"),
         ({"class_names": np.array(["a"])}, r"class_names has 1 names for 2 classes"),
-        ({"class_names": np.array(["a", "a"])}, r"class_names has a name twice"),
+        ({"class_names": np.array(["a", "a"])}, r"class_names holds a name twice"),
         ({"client_train": np.arange(3)}, r"client_train holds 3 clients of 60 samples"),
     ],
 )

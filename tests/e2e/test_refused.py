@@ -26,7 +26,7 @@ CASES = {
     "more processes than clients": (
         "--federation.clients 2 --fabric.devices 3",
         "fabric.devices=3",
-        "2 clients",
+        "use 2 or fewer",
     ),
     "no data": (
         "--data.source mnist --data.root nowhere",
@@ -51,7 +51,7 @@ CASES = {
         "federation.local_steps=3",
         "one of them must be null",
     ),
-    "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr=1e+308", "32 bits"),
+    "a learning rate beyond 1.7e+38": ("--optimizer.lr 1e308", "optimizer.lr=1e+308", "1.7e+38"),
     "features of two widths": (
         "--config ../mixed.yaml --federation.clients 5 --method fedproto",
         "model='mlp 16, normed 36'",
@@ -73,15 +73,15 @@ CASES = {
         "method.samples=999",
         "public samples",
     ),
-    "a pull beyond 32 bits": (
+    "a pull beyond 1.7e+38": (
         "--method fedamp --method.lam 1e30 --method.alpha 1e-30 --method.sigma 1",
         "method.lam=1e+30",
-        "lam / (2 alpha) must be a number of 32 bits",
+        "lam / (2 alpha) is too large for float32",
     ),
     "a body and a classifier": (
         "--method fedrep --model.hidden []",
         "model='mlp'",
-        "it must have both",
+        "needs a body below the classifier",
     ),
     "16 bits on a CPU": (
         "--fabric.precision 16-mixed",

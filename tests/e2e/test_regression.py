@@ -92,13 +92,13 @@ def test_status_test_and_resume(fit, table, capsys):
     page = (whole / "report.html").read_text()
     assert f"<td>{summary['final_mean_mae']:.4g}</td>" in page  # in the target's unit, no percent
     assert run_line("compare runs/whole runs/cut") == 2
-    assert "it is a regression, and a comparison speaks of accuracies" in capsys.readouterr().err
+    assert "it is a regression, and only accuracies are compared" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "flags, message",
     {
-        "--method fedproto": "data.task='regression'.*fedproto works with classes",
+        "--method fedproto": "data.task='regression'.*fedproto needs classes",
         "--method fedhkd": "data.task='regression'.*fedhkd",
         "--method fedavg --callbacks attack --callbacks.attack.kind label_flip "
         "--callbacks.attack.share 0.4": "label_flip",

@@ -144,9 +144,7 @@ def test_two_runs_in_one_folder():
     second = forked(line("a", SLOW), Path("second"))
     assert second.wait() == 2
     assert time.monotonic() - started < 10
-    assert told(second).startswith(
-        f"name='a': a run is going on in runs/a (process {first.pid} on "
-    )
+    assert told(second).startswith(f"name='a': another run uses runs/a (process {first.pid} on ")
     first.send(signal.SIGKILL)
     first.wait()
     third = forked(line("a", SLOW), Path("third"))
@@ -428,8 +426,8 @@ def test_a_key_that_only_looks_like_one_is_refused_too():
     attempt = forked(line("a", f"--loggers.wandb.group {KEY}"), Path("said"))
     assert attempt.wait() == 2
     assert told(attempt) == (
-        "loggers.wandb.group='***': it holds a W&B key, whose place is the "
-        "environment: WANDB_API_KEY"
+        "loggers.wandb.group='***': it holds a W&B key: remove it, and set "
+        "WANDB_API_KEY in the environment"
     )
 
 

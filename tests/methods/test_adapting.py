@@ -160,6 +160,14 @@ def test_knnper_picks_the_weight_that_validates_best(federation):
 # ---------------------------------------------------------------- FedEM
 
 
+def test_what_a_method_adds_to_a_network_is_drawn_from_the_seed(federation):
+    """FedEM's second component: the same for equal seeds, another for others."""
+    initial, again, other = (
+        federation(FedEM(components=2), seed=seed).run.groups[0].initial for seed in (1, 1, 2)
+    )
+    assert torch.equal(initial, again) and not torch.equal(initial, other)
+
+
 def test_fedems_steps_by_hand(federation):
     """q ~ pi_k p_k(y|x), pi = mean q (INV3: it sums to 1), theta_k <- theta_k - lr grad sum q_k CE
     / B."""

@@ -126,14 +126,16 @@ def test_who_is_alike_by_the_threshold(threshold, rows):
     """It rises from the mean overlap over pairs, 0.5, to the greatest, 0.9, and beyond."""
     overlap = torch.tensor([[1.0, 0.9, 0.2], [0.8, 1.0, 0.3], [0.2, 0.6, 1.0]]).double()
     wanted = torch.tensor(rows).double()
-    assert torch.equal(masks.alike(overlap, threshold), wanted / wanted.sum(1, keepdim=True))
+    assert torch.equal(
+        masks.collaboration_rows(overlap, threshold), wanted / wanted.sum(1, keepdim=True)
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
 def test_equal_overlaps_make_all_alike(n, value):
     """Their mean may be above each of them by rounding."""
-    rows = masks.alike(torch.full((n, n), value, dtype=torch.float64), 0.0)
+    rows = masks.collaboration_rows(torch.full((n, n), value, dtype=torch.float64), 0.0)
     assert_close(rows, torch.full((n, n), 1 / n, dtype=torch.float64))
 
 
@@ -153,8 +155,10 @@ def test_what_fedcac_sends_by_hand(federation):
         assert torch.equal(basics.unpacked(fed.run.server.memory["critical"][c], layout.size), M[c])
     F = torch.stack(M).double()
     overlap = 1 - (F[:, None] - F).abs().sum(2) / (2 * F.sum(1, keepdim=True))
-    rows = masks.alike(overlap, 1.0)
-    assert 0 < int((rows == 0).sum()) < 12 and not torch.equal(rows, masks.alike(overlap, 2.0))
+    rows = masks.collaboration_rows(overlap, 1.0)
+    assert 0 < int((rows == 0).sum()) < 12 and not torch.equal(
+        rows, masks.collaboration_rows(overlap, 2.0)
+    )
     W, shares = torch.stack(w), torch.tensor(fed.run.data.train_sizes).double()
     mean = (shares / shares.sum()) @ W
     record = fed.round(2)

@@ -69,6 +69,21 @@ def test_the_best_are_fetched_first():
     assert epsilon_greedy(scores, [1, 2], 5, 0.0, rng) == [2, 1]
 
 
+def test_exploring_begins_at_epsilon_and_decays_to_0(federation, monkeypatch):
+    """In round 1 nothing is taken off it yet."""
+    epsilons = []
+
+    def noted(scores, among, count, epsilon, rng):
+        epsilons.append(epsilon)
+        return epsilon_greedy(scores, among, count, epsilon, rng)
+
+    monkeypatch.setattr("fl_lightning.methods.fedfomo.epsilon_greedy", noted)
+    fed = federation(FedFomo(epsilon=0.3, epsilon_decay=0.2), clients=2, **VALIDATION)
+    for t in (1, 2, 3):
+        fed.round(t)
+    assert epsilons[::2] == pytest.approx([0.3, 0.1, 0.0])
+
+
 def test_fedfomos_sums_by_the_authors_code(federation):
     """A round's gains over the absolute value of their sum, one's own model's among them; what is
     mixed is the same."""

@@ -246,7 +246,7 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound):
     times it for corners."""
     method, n, width = FedHKD(bound=bound, zeta=3.0), 8, 16
     rest, corner = torch.randn(n - 1, width), torch.full((1, width), 100.0)
-    means = [method.bounded(torch.cat([rest, end])).mean(0) for end in (corner, -corner)]
+    means = [method.within_zeta(torch.cat([rest, end])).mean(0) for end in (corner, -corner)]
     moved = float((means[0] - means[1]).norm())
     assert moved * n / (2 * 3.0) == pytest.approx(1.0 / (noise_multiplier(1.0, width, bound)))
 
@@ -254,7 +254,7 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound):
 def test_a_classifier_of_two_layers_is_refused(federation):
     run = federation(FedAvg()).run
     run.groups[0].head = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    with refuses("one linear layer"):
+    with refuses("a single nn.Linear"):
         FedProto().init_server(run)
 
 
@@ -283,10 +283,10 @@ def test_a_client_may_predict_among_its_own_classes_alone(federation):
 
 def test_features_are_brought_within_zeta_before_the_mean():
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    bounded = FedHKD(zeta=1.0).bounded(x)
+    bounded = FedHKD(zeta=1.0).within_zeta(x)
     assert_close(bounded, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
     # the paper's: coordinate by coordinate
-    each = FedHKD(zeta=0.35, bound="coordinate").bounded(-x)
+    each = FedHKD(zeta=0.35, bound="coordinate").within_zeta(-x)
     assert_close(each, -torch.tensor([[0.35, 0.35], [0.3, 0.35], [0.0, 0.0]]))
-    assert torch.equal(FedHKD(zeta=1.0, clip=False).bounded(x), x)
-    assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).bounded(x), x)
+    assert torch.equal(FedHKD(zeta=1.0, clip=False).within_zeta(x), x)
+    assert torch.equal(FedHKD(zeta=1.0, sigma=0.0).within_zeta(x), x)

@@ -6,7 +6,7 @@ from reckoning import seeded
 from torch.testing import assert_close
 from watching import Watch, global_model
 
-from fl_lightning.methods.confree import ConFREE, conflict_free, guidance, worst_off
+from fl_lightning.methods.confree import ConFREE, conflict_free_weights, guidance_weights, worst_off
 
 EXACT = {"precision": "64-true", "rounds": 2}
 
@@ -22,17 +22,17 @@ def test_the_step_is_the_best_for_the_worst_off(seed):
     step reaches it."""
     D, c = updates(seed=seed), 0.5
     G = D @ D.T
-    d = guidance(G) @ D
-    w = worst_off(G, guidance(G), c)
+    d = guidance_weights(G) @ D
+    w = worst_off(G, guidance_weights(G), c)
     assert (w >= 0).all() and float(w.sum()) == pytest.approx(1)
-    step, radius = conflict_free(G, c, rescaled=False) @ D, c * d.norm()
+    step, radius = conflict_free_weights(G, c, rescaled=False) @ D, c * d.norm()
     assert float((step - d).norm()) == pytest.approx(float(radius), rel=1e-6)
     dual = d @ (w @ D) + radius * (w @ D).norm()
     assert float((D @ step).min()) == pytest.approx(float(dual), rel=1e-4)
     away = torch.randn(2000, 6, generator=seeded(9), dtype=torch.float64)
     others = d + radius * away / away.norm(dim=1, keepdim=True)
     assert (others @ D.T).min(1).values.max() < dual + 1e-6
-    assert_close(conflict_free(G, c, rescaled=True) @ D, step / 1.25)
+    assert_close(conflict_free_weights(G, c, rescaled=True) @ D, step / 1.25)
 
 
 @pytest.mark.parametrize("by, classifier", [("model", "own"), ("layer", "shared")])
@@ -49,7 +49,7 @@ def test_the_servers_step_by_hand(federation, by, classifier):
     for layer in layers:
         index = torch.cat([torch.arange(b.start, b.stop) for b in sent if layer in (None, b.layer)])
         D = (w - old)[:, index]
-        step = conflict_free(D @ D.T, 0.5, rescaled=False) @ D
+        step = conflict_free_weights(D @ D.T, 0.5, rescaled=False) @ D
         assert_close(new[index], old[index] + step, rtol=0, atol=1e-8)
     for b in blocks:
         if b.kind == "buffer":
@@ -65,6 +65,9 @@ def test_who_has_next_to_no_update_is_in_conflict_with_nobody():
     D[2] = -1e-160 * D[0]
     G = D @ D.T
     assert G[0, 2] < 0
-    steps = conflict_free(G, 0.5, rescaled=False)
-    assert_close(guidance(G) @ D, (guidance(G[[0, 1, 3]][:, [0, 1, 3]]) @ D[[0, 1, 3]]) * 3 / 4)
+    steps = conflict_free_weights(G, 0.5, rescaled=False)
+    assert_close(
+        guidance_weights(G) @ D,
+        (guidance_weights(G[[0, 1, 3]][:, [0, 1, 3]]) @ D[[0, 1, 3]]) * 3 / 4,
+    )
     assert float(steps.abs().sum()) < 10

@@ -19,9 +19,9 @@ from fl_lightning.callbacks.crossfitted import (
     FIRST,
     HEAD,
     LAST,
-    candidate,
+    candidates,
     class_gaps,
-    components,
+    client_groups,
     gains,
     split,
 )
@@ -75,7 +75,7 @@ def test_groups_without_noise_are_exact():
     cosines = 0.1 + 0.3 * truth.double()
     upper = torch.triu_indices(N, N, 1)
     threshold, distance = split(cosines[upper[0], upper[1]])
-    assert distance > 1e4 and components(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
+    assert distance > 1e4 and client_groups(cosines > threshold) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_a_wrong_pair_joins_no_two_groups():
@@ -83,7 +83,7 @@ def test_a_wrong_pair_joins_no_two_groups():
     truth = (torch.arange(40)[:, None] % 2 == torch.arange(40) % 2).long()
     for pair, value in (((0, 1), 1), ((2, 4), 0)):
         truth[pair] = truth[pair[::-1]] = value
-    assert components(truth) == [list(range(0, 40, 2)), list(range(1, 40, 2))]
+    assert client_groups(truth) == [list(range(0, 40, 2)), list(range(1, 40, 2))]
 
 
 def test_class_gaps_by_hand():
@@ -116,7 +116,7 @@ def planted(effects, noise=0.0):
     """Losses (3, 8) of a trial: of the client, of the round and of the candidate."""
     clients, rounds = torch.arange(8), torch.arange(3)
     drawn = torch.randn(3, 8, dtype=torch.float64, generator=seeded(1))
-    tried = torch.stack([candidate(clients, COMPARED + 1 + int(t)) for t in rounds])
+    tried = torch.stack([candidates(clients, COMPARED + 1 + int(t)) for t in rounds])
     return (
         1
         + 0.1 * clients
@@ -369,7 +369,7 @@ def test_groups_are_found_by_part_of_the_clients(federation):
     for t, absent in enumerate((5, 0, 1, 2, 3, 4, 5, 0), 1):
         fed.round(t, [c for c in range(N) if c != absent])
     memory = fed.run.server.memory
-    assert components(memory["cross.near"]) == [[0, 2, 4], [1, 3, 5]]
+    assert client_groups(memory["cross.near"]) == [[0, 2, 4], [1, 3, 5]]
     assert [loss.isfinite().sum() for loss in memory["cross.losses"][1]] == [N - 1] * 3
 
 

@@ -54,12 +54,12 @@ def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_n
     P = predictions()
     S, flat = d.cosines(P), P.flatten(1)
     assert_close(S, torch.cosine_similarity(flat[:, None], flat, dim=2))
-    R = simpfd.shifted(S)
+    R = simpfd.shifted_shares(S)
     assert_close(R.sum(1), torch.ones(4, dtype=torch.float64))
     assert (R >= 0).all() and ((R == 0).sum(1) >= 1).all()
     assert (R.argmin(1) == S.argmin(1)).all()
     order = torch.tensor([2, 0, 3, 1])
-    assert_close(simpfd.shifted(d.cosines(P[order])), R[order][:, order])
+    assert_close(simpfd.shifted_shares(d.cosines(P[order])), R[order][:, order])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
@@ -193,7 +193,9 @@ def gap(fed, teacher, t=1):
     module, method = client_of(fed, 0).bind(), fed.run.method
     module.model.train()
     with torch.no_grad():
-        found = method.gap({}, module, (d.public_subset(fed.run, t, method.samples), teacher))
+        found = method.distillation_loss(
+            {}, module, (d.public_subset(fed.run, t, method.samples), teacher)
+        )
     return found
 
 

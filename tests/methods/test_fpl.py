@@ -4,7 +4,12 @@ import torch
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from fl_lightning.methods.fpl import cluster_losses, cluster_prototypes, finch, linked
+from fl_lightning.methods.fpl import (
+    cluster_losses,
+    cluster_prototypes,
+    finch,
+    first_neighbour_clusters,
+)
 
 
 def around(angles):
@@ -17,10 +22,10 @@ def test_points_are_linked_to_their_first_neighbour():
     """0-3, 7-3 | 90-94 | 180-181; then the two nearer pairs' means link, and the third to one of
     them."""
     points = around([0, 3, 7, 90, 94, 180, 181])
-    assert linked(points).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert first_neighbour_clusters(points).tolist() == [0, 0, 0, 1, 1, 2, 2]
     assert finch(points).tolist() == [0, 0, 0, 1, 1, 2, 2]  # the next partition has one cluster
     far = around([0, 2, 20, 23, 180, 183, 200, 204])
-    assert linked(far).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert first_neighbour_clusters(far).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert finch(far).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # the coarsest with more than one
     assert finch(around([5])).tolist() == [0] and finch(around([5, 50])).tolist() == [0, 0]
 
@@ -28,7 +33,7 @@ def test_points_are_linked_to_their_first_neighbour():
 def test_points_are_linked_by_their_directions_alone():
     """By inner products both short ones would be linked to the long ones, 40 degrees off."""
     points = around([0, 2, 40, 42]) * torch.tensor([1, 1, 100, 100])[:, None]
-    assert linked(points).tolist() == finch(points).tolist() == [0, 0, 1, 1]
+    assert first_neighbour_clusters(points).tolist() == finch(points).tolist() == [0, 0, 1, 1]
 
 
 def test_prototypes_are_the_clusters_means():

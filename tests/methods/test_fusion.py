@@ -69,14 +69,14 @@ def test_all_architectures_teach_each(federation):
     clients."""
     fed = federation(FedDF(**SMALL), net={"plain": 2, "norm": 2}, **PUBLIC)
     seen = []
-    distilled = feddf.distilled
+    distil = FedDF.distil
 
-    def watched(group, vector, x, teacher, *rest):
+    def watched(method, group, x, teacher, steps):
         seen.append(teacher)
-        return distilled(group, vector, x, teacher, *rest)
+        return distil(method, group, x, teacher, steps)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.methods.feddf.distilled", watched)
+        patch.setattr(FedDF, "distil", watched)
         fed.round(1)
     assert len(seen) == 2 and torch.equal(seen[0], seen[1])
     assert_close(seen[0].sum(1), torch.ones(40))

@@ -100,7 +100,9 @@ def test_batches_of_a_methods_own_are_no_single_samples_under_batchnorm(
             )
         )
     fed = federation(method_of(name, **{argument: "1"}), "norm", data=hard, clients=5, batch_size=8)
-    with refuses(rf"^method\.{argument}=1.*BatchNorm cannot train on single samples: at least 2$"):
+    with refuses(
+        rf"^method\.{argument}=1.*BatchNorm cannot train on single samples; set it to 2 or more$"
+    ):
         fed.prepare()
 
 

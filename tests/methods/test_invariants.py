@@ -134,7 +134,7 @@ def test_the_pull_has_the_slope_it_says(federation, method):
     [phase] = method.phases(client, received)
     client.bind()
     module.set_objective(phase.objective)
-    terms = module.coaching()
+    terms = module.objective_terms()
     pieces = [slice(b.start, b.stop) for b in client.layout.blocks]
     expected = coefficient * sum(
         float((vector[s] - received.vector[s]).square().sum()) for s in pieces

@@ -88,7 +88,7 @@ def test_the_error_is_that_of_the_products_by_hand(federation):
 @pytest.mark.parametrize("method", [FedSALoRA(), FFALoRA()])
 def test_without_adapters_it_is_refused(federation, method):
     said = (
-        r"model\.adapters=None.* needs low-rank adapters in plainnet, such as "
+        r"model\.adapters=None.* needs low-rank adapters in plainnet; add some, such as "
         r"--model\.adapters\.rank 8"
     )
     with refuses(said):
@@ -101,8 +101,8 @@ def test_mixed_ranks_are_refused(federation, method):
     # two architectures, which the configuration of this fixture calls by one name
     nets = {"plain": 2, "norm": 2}
     said = (
-        r"model\.adapters\.rank=\[2, 3\].* upload adapters, which \w+ cannot mix: one rank for "
-        r"all"
+        r"model\.adapters\.rank=\[2, 3\]: \w+ cannot mix adapters of different ranks; "
+        r"give all clients of a network the same rank"
     )
     with refuses(said):
         federation(method, ranks=[2, 3], net=nets).prepare()

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fl_lightning.methods import partialpooling as module
-from fl_lightning.methods.partialpooling import CANDIDATES, FOLDS, Fits, PartialPooling
+from fl_lightning.methods.partialpooling import CANDIDATES, FOLDS, ClientFits, PartialPooling
 
 
 def client_of(x, y, id):
     part = SimpleNamespace(batches=lambda size: iter([(torch.tensor(x), torch.tensor(y))]))
     data = SimpleNamespace(
         num_classes=1 if y.dtype.kind == "f" else int(y.max()) + 1,
-        units=lambda c: (np.arange(len(y)) // 2, np.arange(0)),
+        unit_ids=lambda c: (np.arange(len(y)) // 2, np.arange(0)),
     )
     run = SimpleNamespace(config=SimpleNamespace(seed=0), data=data)
     return SimpleNamespace(run=run, id=id, data=SimpleNamespace(train=part))
@@ -36,7 +36,7 @@ def clients(regression, apart, count=6, n=60):
 
 def fitted(everyone, rounds):
     """The fits of all clients, the shared weights, own weights and the chosen candidate."""
-    fits = [Fits(client) for client in everyone]
+    fits = [ClientFits(client) for client in everyone]
     classes = everyone[0].run.data.num_classes
     run = SimpleNamespace(
         data=SimpleNamespace(input_shape=(3,), num_classes=classes), relation=None
@@ -85,7 +85,7 @@ def test_the_penalty_is_chosen_by_how_far_clients_differ(regression):
 
 
 def test_units_stay_in_one_part():
-    fits = Fits(clients(True, 0.1, count=1)[0])
+    fits = ClientFits(clients(True, 0.1, count=1)[0])
     fold = fits.left_out[:FOLDS].int().argmax(0)
     assert (fold.view(-1, 2)[:, 0] == fold.view(-1, 2)[:, 1]).all()
     assert not fits.left_out[FOLDS].any() and len(set(fold.tolist())) == FOLDS

@@ -172,7 +172,7 @@ def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu):
         assert torch.equal(again(torch.tensor(1)), network(torch.tensor(1)))
         again[0].weight.zero_()
     assert not memory["hypernetwork.0.weight"].any()
-    assert again.products == 2 * 4 + 5 * 4 * 4 + 4 * 7
+    assert again.multiply_adds == 2 * 4 + 5 * 4 * 4 + 4 * 7
 
 
 @pytest.mark.parametrize("method", [PFedHN(), SCAFFOLD()])

@@ -15,7 +15,14 @@ from torchvision.models.resnet import BasicBlock
 from watching import Nets, client_of, module_of, payload_of, run_all, same, train
 
 from fl_lightning.methods.fedalign import FedAlign, kept, slimmed, stretch, transmitting
-from fl_lightning.methods.fedgen import Drawn, FedGen, Generator, alike, ensemble_loss, learned
+from fl_lightning.methods.fedgen import (
+    FedGen,
+    Generated,
+    Generator,
+    diversity_loss,
+    ensemble_loss,
+    generator_loss,
+)
 from fl_lightning.methods.moon import MOON, contrast
 
 BLOCK = {"plain": "body.1", "norm": "hidden"}
@@ -39,7 +46,7 @@ def test_a_pass_under_another_vector_leaves_no_trace(federation, net):
     module.model.train()
     module.model(x)
     seen, before = module.features, [client["model"].clone(), other.clone()]
-    features, scores = module.under(other, x)
+    features, scores = module.outputs_at(other, x)
     assert_close((scores, features), want)
     assert not scores.requires_grad and module.features is seen and module.model.training
     assert all(m.training for m in module.model.modules())
@@ -87,7 +94,7 @@ def test_moons_loss_is_of_received_and_last_model(federation):
     z = module.features
     client["model"][client.layout.parameters.stop :] = buffers
     task = module.task_loss(batch)
-    others = [module.under(v, batch[0])[0] for v in (received + 0.01, last)]
+    others = [module.outputs_at(v, batch[0])[0] for v in (received + 0.01, last)]
     assert_close(value, task + 2 * contrast(z, *others, 0.5))
     train(fed, client, phase)
     assert same([client["last"], received], kept)
@@ -175,9 +182,9 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation, net, width):
 @pytest.mark.parametrize(
     "block, said",
     [
-        (None, "a part of their channels"),
-        ("nothing", "name a module"),
-        ("body.0", "a part of their channels"),
+        (None, "a part of its channels"),
+        ("nothing", "no such module"),
+        ("body.0", "a part of its channels"),
     ],
 )
 def test_blocks_that_cannot_be_slimmed(federation, block, said):
@@ -202,7 +209,7 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
     """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with
     weight decay 0.01."""
     G, seed = Generator(3, 5, 2, 8, code=True), seeded()
-    first, told = G.at_first(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
+    first, told = G.initial_tensors(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
     heads = torch.randn(2, 3, 5, generator=seed), torch.randn(2, 3, generator=seed)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
     layers = [net[0].weight, net[0].bias, net[3].weight, net[3].bias, net[1].weight, net[1].bias]
@@ -215,21 +222,21 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
         method = FedGen(
             teacher="weighted", eta=0.1, generator_lr=0.05, generator_steps=4, generator_batch=16
         )
-        memory = method.taught(G, memory, heads, told, draws)
+        memory = method.train_generator(G, memory, heads, told, draws)
         optimizer.param_groups[0]["lr"] = rate
         for _ in range(4):
             y = torch.multinomial(torch.tensor([1.0, 0, 1]), 16, replacement=True, generator=again)
             eps = torch.rand(16, 2, generator=again)
             z = net(torch.cat([eps, one_hot(y, 3)], 1))
-            loss = ensemble_loss(Drawn(z, y, eps), heads, told / torch.tensor([41.0, 1, 11]))
+            loss = ensemble_loss(Generated(z, y, eps), heads, told / torch.tensor([41.0, 1, 11]))
             optimizer.zero_grad()
-            (loss + 0.1 * alike(Drawn(z, y, eps))).backward()
+            (loss + 0.1 * diversity_loss(Generated(z, y, eps))).backward()
             optimizer.step()
     moved = [*layers, net[1].running_mean, net[1].running_var]
     assert_close(memory["generator"], torch.cat([t.detach().flatten() for t in moved]))
     assert memory["labels"].tolist() == [1, 0, 1]
     net.eval()  # a client's
-    drawn = G.draw(memory["generator"], memory["labels"], 200, seeded(2))
+    drawn = G.sample_features(memory["generator"], memory["labels"], 200, seeded(2))
     assert_close(drawn.features, net(torch.cat([drawn.eps, one_hot(drawn.y, 3)], 1)).detach())
     assert not (drawn.y == 1).any()
 
@@ -239,18 +246,18 @@ def test_what_the_generator_tells_a_client(federation):
     one by one."""
     fed = federation(FedGen(**SMALL))
     G, module = Generator(10, 16, 4, 8), client_of(fed, 1).bind()
-    theta = G.at_first(seeded())["generator"]
+    theta = G.initial_tensors(seeded())["generator"]
     (x, y), prior, head = batch_of(client_of(fed, 1), 12), torch.arange(10.0), module.head
     scores = module.model(x)
     torch.manual_seed(3)
-    drawn, again = G.draw(theta, prior, 9), G.given(theta, y)
+    drawn, again = G.sample_features(theta, prior, 9), G.features_of(theta, y)
     teacher = head(again.features).softmax(1).detach()
     kl = (teacher * (teacher.log() - scores.log_softmax(1))).sum() / 12
     ce = cross_entropy(head(drawn.features), drawn.y)
     module.model(x)
     for alpha, beta in ((0.3, 0.0), (0.3, 0.7)):
         torch.manual_seed(3)
-        value = learned(G, theta, module, y, prior, count=9, alpha=alpha, beta=beta)
+        value = generator_loss(G, theta, module, y, prior, count=9, alpha=alpha, beta=beta)
         assert_close(value, alpha * ce + beta * kl)
     expected = 0.3 * ce + 0.7 * kl
     # the teacher is no way back to the classifier

@@ -96,7 +96,7 @@ class Torchs(nn.Module):
 def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Torchs", Torchs, raising=False)
     for target in ("self_attn", "linear1", "out_proj"):
-        with refuses(r"model\.adapters\.targets.*torch's .* past their modules"):
+        with refuses(r"model\.adapters\.targets.*torch's .* without calling modules"):
             adapted(f"{HERE}.Torchs", {}, targets=[target])
     assert {n.partition(".")[0] for n in trains(adapted(f"{HERE}.Torchs", {}))} == {"free", "out"}
 
@@ -105,7 +105,7 @@ def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch):
     "adapters, said",
     [
         ({"targets": ["nowhere"]}, r"model\.adapters\.targets=\['nowhere'\].* no such module"),
-        ({"targets": ["net.heads.head"]}, "no such module beside its classifier"),
+        ({"targets": ["net.heads.head"]}, "no such module besides its classifier"),
         ({"targets": ["dropout"]}, "not supported"),
     ],
 )
@@ -141,7 +141,7 @@ def test_further_networks_of_a_method_have_adapters_alone_too(around):
 def test_who_builds_on_the_classifier_wants_one_that_trains(federation):
     fed = federation(FedAvg())
     run, fabric = fed.run, fed.worker.trainers[0].fabric
-    with refuses("fedrod builds on the classifier, and it is frozen"):
+    with refuses("fedrod replaces or extends the classifier, which is frozen"):
         federate(fabric, run.config, run.data, [adapted(head=False)], FedRoD(), [], run.folder)
     federate(fabric, run.config, run.data, [adapted(head=False)], FedAvg(), [], run.folder)
 
@@ -224,7 +224,7 @@ def test_a_classifier_of_other_classes_is_drawn(tmp_path, change):
     "change, said",
     [
         (lambda w: w.pop("hidden.0.bias"), r"it lacks hidden\.0\.bias, which the model has"),
-        (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model has not"),
+        (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model lacks"),
         (
             lambda w: w.update({"hidden.0.bias": torch.zeros(7)}),
             r"hidden\.0\.bias of shape \(7,\), not \(5,\)",

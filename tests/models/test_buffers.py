@@ -104,7 +104,7 @@ def test_another_model_has_buffers_of_its_own_while_one_trains(federation):
     module, other = client.bind(), torch.randn(client.layout.size)
     trained, buffers = module.binding.vector, [b.clone() for b in client.state.buffers]
     x = torch.randn(3, 1, 8, 8)
-    features = module.under(other, x)[0]
+    features = module.outputs_at(other, x)[0]
     assert module.binding.vector is trained and all(
         map(torch.equal, buffers, module.binding.buffers)
     )
@@ -150,9 +150,9 @@ class Synchronised(Net):
     "net, message",
     [
         (Uncalled, "'more': LazyLinear has no weight until it is called"),
-        (Observed, "'more': MinMaxObserver keeps ranges of what it has seen"),
+        (Observed, "'more': MinMaxObserver records ranges of activations"),
         (Synchronised, "'more': SyncBatchNorm would mix batches of clients"),
-        (Hooked, "'hidden': Linear has torch's older spectral_norm"),
+        (Hooked, "'hidden': Linear uses torch's older spectral_norm"),
     ],
 )
 def test_buffers_that_nobody_can_average_are_refused(federation, net, message):

@@ -89,10 +89,10 @@ def test_trying_a_model_out_leaves_no_trace(theirs):
             (1, 28, 28),
             r"shape \(1, 28, 28\) and 10 classes, on which",
         ),
-        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"gives \(2, 4\) instead of \(2, 10\)"),
+        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"returns \(2, 4\) instead of \(2, 10\)"),
         (BUILT_IN[2], {"stem": "5x5"}, (1, 8, 8), "choose 7x7 or 3x3"),
         (BUILT_IN[2], {}, (20,), "it needs images"),
-        ("torch.nn.Identity", {}, (1, 8, 8), r"gives \(2, 1, 8, 8\) instead of"),
+        ("torch.nn.Identity", {}, (1, 8, 8), r"returns \(2, 1, 8, 8\) instead of"),
         ("torch.nn.Module", {}, (1, 8, 8), "forward"),
     ],
 )
@@ -223,7 +223,7 @@ def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch):
         and "its scores come from gate, top; gate is taken for its classifier" in doubt
     )
     other = build(Component(f"{HERE}.TwoAndMore"), (1, 8, 8), 10)
-    with refuses(r"its scores come from gate, top: name one of them .* attribute `head`"):
+    with refuses(r"its scores come from gate, top; name one of them .* attribute `head`"):
         head_of(other)
     other.head = "top"
     assert head_of(other) == "top" and why_head_is_doubtful(other) is None
@@ -262,9 +262,9 @@ def test_another_network_has_first_weights_of_its_own(monkeypatch):
 
 def test_what_cannot_begin_otherwise_is_refused(monkeypatch):
     monkeypatch.setattr(f"{HERE}.Zero", Zero, raising=False)
-    with refuses("always begins the same"):
+    with refuses("always has the same weights"):
         freshly_drawn(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
-    with refuses(r"a Odd has no reset_parameters\(\)"):
+    with refuses(r"its Odd has no reset_parameters\(\)"):
         freshly_drawn(Odd())  # not built here: it can only be copied
     linear = nn.Linear(3, 2)
     other = freshly_drawn(linear)
@@ -308,8 +308,8 @@ OUTPUTS = {
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_what_is_no_class_scores_is_named(kind, always, monkeypatch):
     monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
-    when = "but for two samples" if always else "while it trains"
-    line = rf"{when} it gives {re.escape(kind)} instead of "
+    when = "but for two samples" if always else "in training mode"
+    line = rf"{when} it returns {re.escape(kind)} instead of "
     with refuses(rf"^model='fl_lightning.foundation.errors.Branching': .*{line}"):
         build(Component(f"{HERE}.Branching", {"kind": kind, "always": always}), (1, 8, 8), 10)
 

@@ -137,7 +137,7 @@ def test_windows_of_any_length_become_logits():
 
 @pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (6, 3)])
 def test_what_is_no_window_is_refused(shape):
-    with refuses(r"model='cnn1d'.*are no windows \(channels, samples\) of 4 or more"):
+    with refuses(r"model='cnn1d'.*it needs windows \(channels, samples\) of 4 or more"):
         build(Component(CNN1D_PATH, {}), shape, 7)
 
 

@@ -55,7 +55,7 @@ class Lit(Small, LightningModule):
 @pytest.mark.parametrize("net", [Anew, Gone])
 def test_a_buffer_that_is_assigned_anew_is_refused(federation, net, executor, clients):
     """It would pass from client to client, and no checkpoint would have it."""
-    with refuses(r"^model='seen': this buffer is assigned anew or removed"):
+    with refuses(r"^model='seen': the model assigns this buffer anew or removes it"):
         fed = federation(FedAvg(), net, clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)

@@ -37,7 +37,7 @@ def test_models_of_text(name):
     model = model_of(name, False).eval()
     assert model(tokens).shape == (4, 3) and model.get_submodule(head_of(model)).out_features == 3
     if "CNN" in name:
-        with refuses("next tokens want transformer or lstm"):
+        with refuses("for next tokens use transformer or lstm"):
             model_of(name, True, VOCABULARY)
         with refuses(r"model\.widths=\[9\].* from 1 to the 6 tokens"):
             build(
@@ -74,7 +74,7 @@ def test_sizes_are_those_of_the_papers():
 @pytest.mark.parametrize(
     "shape, args, said",
     [
-        ((1, 8, 9), {}, "square images"),
+        ((1, 8, 9), {}, "images must be square"),
         ((1, 6, 6), {}, "multiple of it"),
         ((1, 8, 8), {"heads": 3}, "width 128"),
     ],
@@ -128,7 +128,7 @@ def around(make, method, name, data, **changes):
 
 @pytest.mark.parametrize("method", [FedProto(), MOON()])
 def test_methods_that_go_by_a_samples_class_refuse_next_tokens(federation, method):
-    with refuses("goes by the class of a sample, and here each token"):
+    with refuses("needs one class for each sample, but here each token"):
         around(federation, method, "transformer.Transformer", texts())
 
 

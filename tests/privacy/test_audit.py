@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.lab.audit import attacks
-from fl_lightning.lab.audit.observe import VIEWS, AuditedSamples, Observed, log_odds, observed
+from fl_lightning.lab.audit.observe import VIEWS, AuditedSamples, Observed, log_odds, observe
 from fl_lightning.results.opening import config_of
 
 VIEW = next(iter(VIEWS))
@@ -48,14 +48,14 @@ def test_areas_and_true_positives_are_scikit_learns():
     assert attacks.auc(member, score) == pytest.approx(roc_auc_score(member, score), abs=1e-12)
     false, true, _ = roc_curve(member, score, drop_intermediate=False)
     for level in (0.001, 0.01, 0.3):
-        assert attacks._true_positives(member, score, level) == pytest.approx(
+        assert attacks._true_positive_rate(member, score, level) == pytest.approx(
             true[false <= level].max(), abs=1e-12
         )
 
 
 def test_a_loss_threshold_has_the_auc_of_two_gaussians():
     [run] = drawn(1, effect=1.0, hardness=0.0, n=4000)
-    rows = attacks.thresholds(run)
+    rows = attacks.loss_threshold(run)
     one, control = row(rows, "AUC"), row(rows, "AUC, control: memberships shuffled")
     assert one.low <= norm.cdf(1 / 2**0.5) <= one.high and one.high - one.low < 0.05
     assert abs(control.value - 0.5) < 0.01 and control.low < 0.5 < control.high < 0.53
@@ -112,7 +112,7 @@ def test_attacks_over_rounds_have_the_auc_of_two_gaussians():
     """Of equal gains the mean over k rounds has k ** 0.5 times the effect; a rise takes out how
     hard a sample is."""
     [run] = several_rounds(0.0, [1.0] * 4)
-    by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
+    by = {r.attack: r for r in attacks.loss_threshold(run) if r.measure == "AUC"}
     last, over = by["loss threshold"], by["loss threshold, mean over rounds"]
     assert (
         last.low
@@ -124,14 +124,14 @@ def test_attacks_over_rounds_have_the_auc_of_two_gaussians():
     )
     assert (last.rounds, over.rounds) == (1, 4)
     [run] = several_rounds(10.0, [0.0, 1.0])
-    by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
+    by = {r.attack: r for r in attacks.loss_threshold(run) if r.measure == "AUC"}
     assert by["loss threshold"].value < 0.55
     assert (
         by["loss threshold, rise over rounds"].low
         <= norm.cdf(1 / 2)
         <= by["loss threshold, rise over rounds"].high
     )
-    controls = [r for r in attacks.thresholds(run) if "control" in r.measure]
+    controls = [r for r in attacks.loss_threshold(run) if "control" in r.measure]
     assert len(controls) == 3 and all(abs(r.value - 0.5) < 0.02 for r in controls)
 
 
@@ -277,7 +277,7 @@ def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback, fit):
     )
     folder = fit("x", words, f"--callbacks.{callback}")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    run = observed(config_of(folder), folder)
+    run = observe(config_of(folder), folder)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     upload = run.samples.confidence["server: upload"]
     assert np.isfinite(upload).all() and run.heads is not None
@@ -295,7 +295,7 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
         fit("flipped", words, attack, "[0,2]"),
         fit("all", words, attack, "[0,1,2,3]"),
     )
-    runs = [observed(config_of(folder), folder) for folder in (plain, flipped)]
+    runs = [observe(config_of(folder), folder) for folder in (plain, flipped)]
     assert [run.flipped for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
     honest = np.isin(runs[0].samples.client, (1, 3))
     for name in ("client", "digest", "member"):
@@ -320,7 +320,7 @@ def test_samples_with_flipped_labels_are_left_out(tmp_path, fit, capsys):
         ("nowhere --out a", "audit='nowhere': there is no such folder"),
         ("empty --out a", "it is neither a study nor a finished run"),
         ("empty", "out: it must be given"),
-        ("empty --out file", "out='file': it is no folder"),
+        ("empty --out file", "out='file': it is a file; name a folder"),
     ],
 )
 def test_what_cannot_be_audited(tmp_path, monkeypatch, refused, words, says):

@@ -65,7 +65,7 @@ def test_noise_has_its_size_and_is_of_seed_round_receiver_and_layer():
     def noise(seed, round, receivers):
         blur = BlurRelation(noise=0.1)
         blur._seed = seed
-        after = blur._changed(rows[:, : len(receivers)], receivers, range(n), round)
+        after = blur._blurred(rows[:, : len(receivers)], receivers, range(n), round)
         return after / after.mean(-1, keepdim=True) - 1
 
     first = noise(0, 1, [0, 1, 2])
@@ -93,7 +93,9 @@ def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation, na
         return  # needs a deep network; one global model
     fed = made(federation, name, BlurRelation(top=1))
     if name not in CHANGED:
-        with refuses(rf"callbacks.blurrelation='{name}': it changes a relation"):
+        with refuses(
+            rf"callbacks.blurrelation='{name}': the method's relation cannot be changed, since"
+        ):
             fed.prepare()
         return
     fed.prepare()
@@ -104,7 +106,7 @@ def test_every_method_mixes_by_the_changed_relation_or_is_refused(federation, na
             others[k, :, record.relation.sources.index(receiver)] = 0
         most = (others > 0).sum(-1).max(-1)
         assert (most <= 1).all() or np.ptp(others[others > 0]) == 0  # nothing left: all alike
-        fed.tell("on_round_end", record)
+        fed.notify("on_round_end", record)
         fed.run.server.round = t
 
 
@@ -150,15 +152,15 @@ class Past(FedAMP):
             KAPC(),
             [BlurRelation(top=1), BlurRelation(decimals=1)],
             {},
-            "only one callback may change",
+            "2 callbacks of this kind",
         ),
         (
             KAPC(),
             [BlurRelation(top=1)],
             {"held_out_clients": 0.25},
-            "held_out_clients=0.25.*that join: set it to 0",
+            "held_out_clients=0.25.*that join; set it to 0",
         ),
-        (KAPC(), [BlurRelation(top=1), LocalPrivacy(1.0, 1.0)], {}, "named behind localprivacy"),
+        (KAPC(), [BlurRelation(top=1), LocalPrivacy(1.0, 1.0)], {}, "named after localprivacy"),
     ],
     ids=["past", "two", "joins", "before"],
 )

@@ -12,7 +12,7 @@ from scipy.stats import beta, binom
 from fl_lightning.callbacks.canaries import Canaries, coin, direction
 from fl_lightning.callbacks.central import CentralPrivacy
 from fl_lightning.callbacks.privacy import LocalPrivacy
-from fl_lightning.lab.audit.claims import claimed
+from fl_lightning.lab.audit.claims import pooled_claim
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.privacy.bound import lower_bound, share_right
 
@@ -62,7 +62,7 @@ def test_all_coins_are_known_without_noise_and_none_with_much(federation, kind, 
     private = (LocalPrivacy if kind == "local" else CentralPrivacy)(clip=0.5, noise=noise)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
     assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
-    claim = claimed([summary])
+    claim = pooled_claim([summary])
     assert not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
     if noise < 1:
         assert (
@@ -87,9 +87,9 @@ def test_noise_that_is_smaller_than_claimed_is_found(federation, monkeypatch):
 
     monkeypatch.setattr(CentralPrivacy, "finished", weak)
     summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
-    claim = claimed([summary])
+    claim = pooled_claim([summary])
     assert claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
-    assert claim.words("fedavg").endswith("THE CLAIM IS FALSE")
+    assert claim.sentence("fedavg").endswith("THE CLAIM IS FALSE")
 
 
 def test_a_canary_sends_its_direction_or_nothing(federation):

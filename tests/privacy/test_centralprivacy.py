@@ -15,7 +15,7 @@ from lines import run_line
 from refusals import refuses
 from watching import global_model
 
-from fl_lightning.callbacks.central import CentralPrivacy, keeps_state, refusal
+from fl_lightning.callbacks.central import CentralPrivacy, clients_keep_state, why_uncovered
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.methods import Method
@@ -94,7 +94,7 @@ def test_variances_stay_what_they_can_be(federation):
     assert float(variance.min()) >= 0 and variance.abs().max() > 1
 
 
-COVERED = [name for name in NAMES if refusal(method_of(name)) is None]
+COVERED = [name for name in NAMES if why_uncovered(method_of(name)) is None]
 
 
 def test_as_many_are_covered_as_readme_says():
@@ -208,9 +208,9 @@ def test_state_that_is_kept_beside_the_method_counts():
         return SimpleNamespace(optimizer=SimpleNamespace(keep_state=keep))
 
     remembering = SimpleNamespace(client_memory=True)
-    assert not keeps_state(config(keep=False), FedAvg(), [])
-    assert keeps_state(config(keep=True), FedAvg(), [])
-    assert keeps_state(config(keep=False), FedAvg(), [remembering])
+    assert not clients_keep_state(config(keep=False), FedAvg(), [])
+    assert clients_keep_state(config(keep=True), FedAvg(), [])
+    assert clients_keep_state(config(keep=False), FedAvg(), [remembering])
 
 
 CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.noise 1"
@@ -270,9 +270,9 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation):
     "settings, other, says",
     [
         ({"noise": 1.0}, [Quantize()], "callbacks.quantize.*before centralprivacy"),
-        ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
+        ({"noise": 1.0}, [LocalPrivacy(clip=1.0, noise=1.0)], "also accounts for the whole run"),
         ({"noise": 1.0, "quantile": 0.5}, [], "quantile=0.5.*noise below 0.4"),
-        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*one over the 4 clients"),
+        ({"noise": 1.0, "delta": 0.3}, [], "delta=0.3.*one over the number of clients"),
         ({"epsilon_target": 1e-9}, [], "epsilon_target=1e-09.*no noise up to"),
     ],
 )
@@ -288,7 +288,7 @@ WRONG = {
     CLIP: "noise=None.*either noise or epsilon_target",
     f"{CLIP} --callbacks.centralprivacy.noise 0": "noise=0.0.*above 0: without noise there is no epsilon",
     f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1": r"quantile=1.* \(0, 1\)",
-    f"{CLIP} {NOISE} --method kapc": "='kapc'.*mixes of their own",
+    f"{CLIP} {NOISE} --method kapc": "='kapc'.*receives its own mix",
 }
 
 

@@ -16,7 +16,7 @@ from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.core.beside import Beside
 from fl_lightning.foundation.rng import ENTROPY, unrepeatable
-from fl_lightning.privacy.mechanism import kinds_of
+from fl_lightning.privacy.mechanism import kinds_of_run
 
 REFUSED = ("crosskapc", "fedcac", "fedfomo", "fedora", "flayer", "ifca", "partialpooling")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
@@ -74,13 +74,13 @@ def test_no_upload_is_longer_than_its_clip(federation, name):
     )
     fed.fit()
     beside = {b.kind: b.values for b in fed.run.method.beside().values()}
-    assert {kind for *_, kind, _ in spy.kinds} == set(kinds_of(fed.run)) - {"counts"} | (
+    assert {kind for *_, kind, _ in spy.kinds} == set(kinds_of_run(fed.run)) - {"counts"} | (
         {"counts"} & {kind for *_, kind, _ in spy.kinds}
     )
     for _, _, kind, x in spy.kinds:
         if beside.get(kind) not in ("shares", "covariance", "counts"):  # repaired
             assert float(x.double().norm()) <= 0.01 * 1.001 + 1e-5, kind
-    if "model" in kinds_of(fed.run):
+    if "model" in kinds_of_run(fed.run):
         assert (
             max(float(x.double().norm()) for *_, kind, x in spy.kinds if kind == "model") > 0.0099
         )
@@ -174,7 +174,7 @@ NOISY = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation, name):
     fed = federation(quick(name), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)], data=data_of(name))
-    with refuses(rf"callbacks\.localprivacy='{name}'.*which no bound and noise can protect"):
+    with refuses(rf"callbacks\.localprivacy='{name}'.*which clipping and noise cannot protect"):
         fed.prepare()
 
 
@@ -189,8 +189,8 @@ WRONG = {
     "clip 1 epsilon_target 1e-9": "epsilon_target=1e-09.*no noise up to",
     "clip 1 epsilon_target 0": "epsilon_target=0.0.*above 0",
     "clip '{model: 1, step_norms: 1}' noise 1": "clip=.*also upload noise_norms, which .*unprotected",
-    "clip '{model: 1, scores: 1}' noise 1": "clip='scores'.*clients' own test data .*no noise covers",
-    "clip '{model: 1, heads: 1}' noise 1": "clip='heads'.*clients upload no such kind; they upload model, step",
+    "clip '{model: 1, scores: 1}' noise 1": "clip='scores'.*published without noise",
+    "clip '{model: 1, heads: 1}' noise 1": "clip='heads'.*clients upload nothing of this name; they upload model, step",
 }
 
 
@@ -205,10 +205,10 @@ def test_wrong_uses_are_one_line(words, says, refused, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, says",
     {
-        "--callbacks.quantize.bits 8": "callbacks.quantize.*behind localprivacy",
-        "--method kapc --callbacks.layerselection.mu null": "layerselection.client=True.*tells of its data",
-        "--data.held_out_clients 0.25": "data.held_out_clients=0.25.*not accounted",
-        "--method fedhkd": "method.sigma=7.0.*it must be 0",
+        "--callbacks.quantize.bits 8": "callbacks.quantize.*after localprivacy",
+        "--method kapc --callbacks.layerselection.mu null": "layerselection.client=True.*reveal its data",
+        "--data.held_out_clients 0.25": "data.held_out_clients=0.25.*does not account",
+        "--method fedhkd": "method.sigma=7.0.*set it to 0",
     }.items(),
 )
 def test_parts_that_tell_more_are_refused(flags, says, fl_train, tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(fit, refused):
     again = "fit --name x --resume"
     assert "the run began with noise" in refused(f"{again} --federation.rounds 2")
     line = refused(f"{again} --callbacks.localprivacy.epsilon_target 9")
-    assert "the run began with 8.0;" in line
+    assert "the run began with 8.0:" in line
     assert {file: file.read_bytes() for file in folder.glob("*.csv")} == before
 
 
@@ -305,7 +305,7 @@ def test_noise_that_nobody_can_repeat_has_more_than_32_bits():
         ({}, "its upload holds age, which its `beside` does not declare"),
         (
             {"age": Beside("age", "classes", "classes")},
-            "its `beside` names classes, and no class_counts",
+            "its `beside` declares classes but no class_counts",
         ),
     ],
 )

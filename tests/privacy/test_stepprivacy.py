@@ -18,13 +18,13 @@ from torch.testing import assert_close
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.privacy import INPUTS
 from fl_lightning.callbacks.robust import NormBound
-from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, refusal, steps_of
+from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, most_steps, why_uncovered
 from fl_lightning.core import Phase
 from fl_lightning.privacy.accounting import Mechanism, epsilon, sampling_rate
 from fl_lightning.privacy.steps import clipped_sum, noised, sampled
 from fl_lightning.results.folder import RunFolder
 
-COVERED = [name for name in NAMES if refusal(method_of(name)) is None]
+COVERED = [name for name in NAMES if why_uncovered(method_of(name)) is None]
 SERVER_ADAM = ("feddf", "pfeddf")
 """Their servers distil by Adam, which makes whole steps of differences in a gradient's last bits:
 what clients receive in round 2 follows from round 1's uploads alone, but by how much the uploads
@@ -89,7 +89,7 @@ def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation, name)
         counted.append(int(fed.run.states[0].memory[STEPS]))
         phases, n = fed.run.method.private_phases(), len(y)
         assert not isinstance(phases, str)
-        assert counted[-1] == 2 * steps_of(fed.run.config, phases, n)
+        assert counted[-1] == 2 * most_steps(fed.run.config, phases, n)
     assert counted[0] == counted[1] > 0
     rounds = 1 if name in SERVER_ADAM else 2
     assert 0 < float((seen[0] - seen[1])[:rounds].abs().max()) < 1e-4
@@ -119,8 +119,8 @@ def test_a_class_of_ones_own_must_say_what_it_makes_of_samples(federation):
     private(federation, Says(), rounds=1).fit()
     for method, says in (
         (Mine(), "class of your own"),
-        (Understates(), "its private_phases say"),
-        (Halves(), "a part of"),
+        (Understates(), "allows . steps in a round"),
+        (Halves(), "its own part"),
     ):
         with refuses(says):
             private(federation, method, rounds=1).fit()
@@ -281,16 +281,16 @@ BESIDE = {
     "--method apfl": r"optimizer\.privacy='apfl'.*steps of its own",
     "--method selfkapc": r"optimizer\.privacy='selfkapc'.*halves of the samples",
     "--method fedbabu": r"evaluation\.judge='finetuned'.*fine-tuned copies",
-    "--optimizer.name adam": r"optimizer\.name='adam'.*sgd alone",
+    "--optimizer.name adam": r"optimizer\.name='adam'.*works with sgd only",
     "--model resnet18": r"model='resnet18'.*BatchNorm2d\) keeps statistics of samples",
     "--fabric.precision bf16-mixed": r"fabric\.precision='bf16-mixed'.*32-true or 64-true",
-    "--data.held_out_clients 0.25": r"data\.held_out_clients=0.25.*not accounted",
+    "--data.held_out_clients 0.25": r"data\.held_out_clients=0.25.*does not account",
     "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1": r"callbacks\.localprivacy.*"
-    r".*one of it",
+    r".*keep one of them",
     "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1": r"callbacks\.centralprivacy.*"
-    r".*one of it",
-    "--method kapc --callbacks.layerselection.mu null": r"layerselection.*nothing else may look "
-    r"at samples",
+    r".*keep one of them",
+    "--method kapc --callbacks.layerselection.mu null": r"layerselection.*no other callback may use "
+    r"samples",
 }
 
 

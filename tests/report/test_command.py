@@ -30,9 +30,9 @@ def refused(tmp_path, monkeypatch, refused):
     {
         "": "report: it must be given: fl-train report STUDY | RUN [RUN ...]",
         "nowhere": "run='nowhere': it must be a run folder",
-        "empty": "run='empty': it must be a run folder; config.yaml is missing",
+        "empty": "run='empty': it must be a run folder, but has no config.yaml",
         "a nowhere": "run='nowhere'",
-        "a ./a/": "run='a': it must be given once",
+        "a ./a/": "run='a': it is named twice",
         "a --out no/page.html": "out='no/page.html': there is no folder",
         "a --out page.txt": "out='page.txt': it must end with .html",
         "a --out notes.html": "out='notes.html': it exists and is no report",

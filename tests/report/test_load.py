@@ -34,11 +34,11 @@ def test_names_tell_runs_apart(make_run, tmp_path):
 
 def test_what_is_no_run_is_refused(make_run, tmp_path):
     path = make_run()
-    with refuses("no such folder"):
+    with refuses("it must be a run folder, but does not exist"):
         load([tmp_path / "nowhere"])
-    with refuses(r"config\.yaml is missing"):
+    with refuses(r"has no config\.yaml"):
         load([tmp_path])
-    with refuses("given once"):
+    with refuses("name it once"):
         load([path, path / ".." / path.name])
     (path / "config.yaml").write_text("a: [")
     with refuses("cannot be read"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.lab.report.page import render
-from fl_lightning.lab.report.pictures import MISSING, OVER, STEPS, encode, relations, top
+from fl_lightning.lab.report.pictures import MISSING, OVER, STEPS, colour_end, encode, relations
 from fl_lightning.results.runs import load
 
 
@@ -92,6 +92,6 @@ def test_of_a_huge_cohort_some_are_shown_in_detail(make_run, monkeypatch):
 
 def test_a_strong_own_weight_does_not_swallow_the_rest():
     own = np.eye(2, dtype=bool)
-    assert top(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
-    assert top(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
-    assert top(np.eye(2), own) is None  # nothing for others: 0 to 1
+    assert colour_end(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
+    assert colour_end(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
+    assert colour_end(np.eye(2), own) is None  # nothing for others: 0 to 1

@@ -4,7 +4,7 @@ import pytest
 
 from fl_lightning import fit
 from fl_lightning.foundation.csvtable import CsvTable
-from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, spread
+from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, evenly_spaced
 
 
 def test_a_run_folder_declares_every_column_of_its_tables(tmp_path, monkeypatch):
@@ -51,11 +51,11 @@ def test_a_column_is_declared_once():
 
 
 def test_spread_rounds_hold_both_ends_and_are_even():
-    assert spread(3, 6) == [1, 2, 3]
-    assert spread(20, 6) == [1, 5, 9, 12, 16, 20]
-    assert spread(1000, 1) == [1000]
-    assert len(set(spread(1000, 20))) == 20
-    assert spread(1000, 20)[::19] == [1, 1000]
+    assert evenly_spaced(3, 6) == [1, 2, 3]
+    assert evenly_spaced(20, 6) == [1, 5, 9, 12, 16, 20]
+    assert evenly_spaced(1000, 1) == [1000]
+    assert len(set(evenly_spaced(1000, 20))) == 20
+    assert evenly_spaced(1000, 20)[::19] == [1, 1000]
 
 
 def test_costs_add_up_from_round_to_round():

@@ -80,7 +80,7 @@ def test_seeds_that_are_added_after_an_edit_are_refused(ask, tmp_path):
     said = " ".join(out.split())
     assert "mine: its runs were trained with 2 versions of fl_own_study_steps.py" in said
     first, second = (
-        owncode.recorded(tmp_path / f"s/runs/mine/seed-{k}")["fl_own_study_steps.py"]
+        owncode.recorded_digests(tmp_path / f"s/runs/mine/seed-{k}")["fl_own_study_steps.py"]
         for k in (0, 1)
     )
     assert f"seeds 0 with {first[:8]}; seeds 1, 2 with {second[:8]}" in said

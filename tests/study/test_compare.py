@@ -514,7 +514,7 @@ def altered(file, **changes):
         "s --format xlsx": "format",
         "s --out none/a.csv": "no folder",
         "": "must be given",
-        "none": "there is no such folder",
+        "none": "it must be a run folder, but does not exist",
         "s s": "give it alone, or several run folders",
         "s --judge finetuned": "judge='finetuned'",
         "s --columns maen": "no such column .did you mean mean",

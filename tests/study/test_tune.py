@@ -17,6 +17,7 @@ import pytest
 import yaml
 from forked import forked
 from lines import run_line
+from pandas import DataFrame
 from refusals import refused_line, refuses
 
 from fl_lightning.cli import main
@@ -25,7 +26,15 @@ from fl_lightning.configuration.config import DataConfig
 from fl_lightning.configuration.ranges import Range as Bounds
 from fl_lightning.configuration.ranges import bounded_fields, limit
 from fl_lightning.configuration.resolve import _import, resolve
-from fl_lightning.configuration.search import Choice, LogRange, Range, Whole, edge, refusal, widened
+from fl_lightning.configuration.search import (
+    Choice,
+    LogRange,
+    Range,
+    Whole,
+    edge,
+    space_problem,
+    widened,
+)
 from fl_lightning.data import digits
 from fl_lightning.foundation.errors import RunFailed
 from fl_lightning.foundation.metric import BY_TASK
@@ -34,7 +43,7 @@ from fl_lightning.lab.study.grid import ListedMethod
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.lab.study.trials import Trials, best
 from fl_lightning.lab.study.tuned import Tuned
-from fl_lightning.lab.study.tuning import Search
+from fl_lightning.lab.study.tuning import Search, _run_trial
 from fl_lightning.methods.fedprox import FedProx
 
 from .small import SMALL
@@ -412,6 +421,19 @@ def tuned(folder, scores, metric):
     return Tuned(ListedMethod("methods[0]", "m", "m"), trials.ended(), BY_TASK[metric])
 
 
+def test_of_errors_the_least_is_the_best_trial(tmp_path, monkeypatch):
+    """A trial's score is the mean error's merit."""
+    errors = DataFrame({"metric": "mae", "value": [1.0, 3.0]})
+    monkeypatch.setattr("fl_lightning.lab.study.tuning.tidy", lambda runs: errors)
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "summary.json"):  # its run has ended
+        (tmp_path / "run" / name).write_text("{}")
+    search = Mock(settings=[{}], **{"metric.return_value": BY_TASK["regression"]})
+    claim = Mock(folder=tmp_path, number=0, values={})
+    _run_trial(search, claim)
+    claim.tell.assert_called_once_with(-2.0)
+
+
 def test_scores_that_are_no_numbers_are_one_line(tmp_path):
     line = "m: none of its 2 trials ended well: its score is no number"
     with pytest.raises(RunFailed, match=line):
@@ -533,7 +555,7 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path):
 def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where, says):
     """Before the search: some failed after a trial or after all of them, and some were searched at
     one point alone."""
-    assert refusal(where) is not None
+    assert space_problem(where) is not None
     config = resolve([{"method": "fedprox"}])
     with pytest.MonkeyPatch.context() as patch:
         fields = dataclasses.fields(FedProx)

@@ -134,7 +134,7 @@ class Mixing(LightningModule):
     ],
 )
 def test_a_score_that_depends_on_the_batch_is_refused(federation, net, layer):
-    with refuses(rf"^model=.*: (layer )?{layer} normalises by the scored batch; ta"):
+    with refuses(rf"^model=.*: (layer )?{layer} normalises by the scored batch; (set|treat)"):
         federation(FedAvg(), net).prepare()
 
 
@@ -156,7 +156,7 @@ def test_a_buffer_that_moves_is_told(federation, capsys):
     fed = federation(FedAvg(), Counts)
     fed.prepare()
     assert "its buffers passes change in training and are not averaged" in capsys.readouterr().err
-    assert not fed.evaluator.remembered.enabled
+    assert not fed.evaluator.cache.enabled
     federation(FedPer(), Counts).prepare()
     assert "a client keeps its own" in capsys.readouterr().err
 

@@ -113,7 +113,7 @@ def test_the_terms_are_added_alike_by_both_optimizers(reached, frozen):
             )
         for _ in range(3):
             loss_of_batch = client.training_step(batch())
-            terms = client.coaching()
+            terms = client.objective_terms()
             sgd.step(loss_of_batch, terms[1])
         after.append(row)
     assert torch.equal(*after)

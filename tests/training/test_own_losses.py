@@ -69,13 +69,13 @@ class Own(Method):
 def stacked(monkeypatch):
     """The jobs that go through stacked passes with losses of their own."""
     seen = []
-    made = own.OwnPass.__init__
+    made = own.LossPass.__init__
 
     def init(self, losses, jobs):
         seen.extend(jobs)
         made(self, losses, jobs)
 
-    monkeypatch.setattr(own.OwnPass, "__init__", init)
+    monkeypatch.setattr(own.LossPass, "__init__", init)
     return seen
 
 
@@ -117,7 +117,7 @@ def test_a_pure_loss_is_stacked(federation, stacked, loss, optimizer):
         (random, "draws random numbers"),
         (branching, "data-dependent"),
         (choosing, "data-dependent"),
-        (counting, "other gradients"),
+        (counting, "gradients differ"),
     ],
 )
 def test_what_torch_func_cannot_run_trains_in_the_loop(federation, stacked, loss, why, capsys):
@@ -146,5 +146,5 @@ def test_a_loss_that_is_made_for_each_client_is_refused():
     def closure(tensors, module, batch):
         return factor * module.task_loss(batch)
 
-    with pytest.raises(ValueError, match="no closure"):
+    with pytest.raises(ValueError, match="not a closure"):
         PureLoss(closure)

@@ -9,7 +9,7 @@ from refusals import refuses
 
 from fl_lightning.core import Phase
 from fl_lightning.methods import Method, Traits
-from fl_lightning.training.executors.gradients import OwnSteps
+from fl_lightning.training.executors.gradients import GradientSteps
 from fl_lightning.training.executors.vmap import Vmap
 
 
@@ -73,13 +73,13 @@ def test_they_come_to_what_the_loop_does(federation, whole):
 
 
 def test_a_step_that_binds_is_refused(federation):
-    with refuses(r"Phase\.by_gradient.*binds the client's model"):
+    with refuses(r"Phase\.by_gradient.*uses the client's model"):
         ran(federation, Noisy(binds=True))
 
 
 def test_a_pass_that_fails_is_repeated_client_by_client(federation, monkeypatch):
     """Whose request it is that fails shows then, and the others go on."""
-    pools, gradients_of = [], OwnSteps._gradients
+    pools, gradients_of = [], GradientSteps._gradients
 
     def fail(self, requests):
         pools.append(len(requests))
@@ -88,7 +88,7 @@ def test_a_pass_that_fails_is_repeated_client_by_client(federation, monkeypatch)
         return gradients_of(self, requests)
 
     whole = ran(federation, Noisy())
-    monkeypatch.setattr(OwnSteps, "_gradients", fail)
+    monkeypatch.setattr(GradientSteps, "_gradients", fail)
     without = ran(federation, Noisy(), on_bad_client="skip")
     assert pools[:5] == [4, 1, 1, 1, 1] and max(pools[5:]) == 3
     assert sorted(without.run.states) == [0, 1, 3]
@@ -101,7 +101,7 @@ def test_passes_hold_samples_alone_and_train(federation, monkeypatch, evaluating
     """Smaller batches are filled up with their first sample: a model need not be defined at 0. What
     is asked for in evaluation mode goes through no pass."""
     rows = []
-    made = OwnSteps.__init__
+    made = GradientSteps.__init__
 
     def init(self, stack, size, gradients):
         def seen(width, x, y, weight):
@@ -110,6 +110,6 @@ def test_passes_hold_samples_alone_and_train(federation, monkeypatch, evaluating
 
         made(self, stack, size, seen)
 
-    monkeypatch.setattr(OwnSteps, "__init__", init)
+    monkeypatch.setattr(GradientSteps, "__init__", init)
     ran(federation, Noisy(evaluating=evaluating))
     assert bool(rows) != evaluating and all(bool((slot != 0).any(dim=1).all()) for slot in rows)

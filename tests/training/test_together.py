@@ -9,7 +9,7 @@ from classes import KAPC, SCAFFOLD, Ditto, FedAvg, FedPer, FedProto, FedProx, Lo
 from torch import nn
 
 from fl_lightning.foundation.errors import BadClient
-from fl_lightning.training.executors.replay import recorded
+from fl_lightning.training.executors.replay import record
 from fl_lightning.training.executors.together import Shared, Together
 
 
@@ -82,7 +82,7 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation, number):
 
 
 class Scaled(nn.Module):
-    """A plain attribute, no buffer, is a factor of what the body gives."""
+    """A plain attribute, no buffer, or a frozen parameter is a factor of what the body gives."""
 
     def __init__(self, factor):
         super().__init__()
@@ -100,6 +100,7 @@ FACTORS = {
     "tuple": lambda x: (x, 0),
     "tensor": lambda x: torch.tensor(x),
     "array": lambda x: np.float32(x),
+    "frozen": lambda x: nn.Parameter(torch.tensor([x]), requires_grad=False),
     "function": lambda x: lambda: x,
 }
 
@@ -143,7 +144,7 @@ def test_a_run_that_fails_ends_alone(federation):
             data.train.x = data.train.x[:1]  # its order asks for what is not there
         return [unreadable.round(t) for t in (1, 2)]
 
-    fails.tell = refuse
+    fails.notify = refuse
     works = [lambda: whole(diverges), unread, lambda: whole(fails), lambda: whole(fine)]
     ended = drive(together, works)
     assert isinstance(ended[0], BadClient)
@@ -196,7 +197,7 @@ def test_what_follows_from_shapes_is_made_once_where_nothing_writes(writes):
             onwards + 1,
         ]
 
-    replay = recorded(function, [torch.randn(3, 4)])
+    replay = record(function, [torch.randn(3, 4)])
     for _ in range(3):
         x = torch.randn(3, 4)
         ours, theirs = replay(x), function(x)

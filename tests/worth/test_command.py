@@ -15,11 +15,10 @@ from lines import run_line
 
 from fl_lightning.cli import main
 from fl_lightning.lab.study.folder import StudyFolder
-from fl_lightning.lab.worth import LENGTHS, further, words
+from fl_lightning.lab.worth import LENGTHS, further, row_name, words
 from fl_lightning.lab.worth import launch as command
-from fl_lightning.lab.worth import row as row_name
 from fl_lightning.lab.worth.runs import Task
-from fl_lightning.lab.worth.scores import place
+from fl_lightning.lab.worth.scores import scores_path
 from fl_lightning.lab.worth.silos import SiloFacts
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.opening import config_of
@@ -71,7 +70,7 @@ def test_the_contract_of_the_files(out, answer):
 
 def shares(out, label, seed):
     """Of each silo how many of its test samples were right."""
-    with np.load(place(out, label, seed)) as table:
+    with np.load(scores_path(out, label, seed)) as table:
         return [table["right"][table["client"] == c].mean() for c in range(6)]
 
 
@@ -101,7 +100,10 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out, tmp_path):
         patch.chdir(out.parent)
         Task(two, tmp_path / "run", tmp_path, rows).run(command.train)
     for label in (row_name(label, length) for label in rows for length in LENGTHS):
-        with np.load(place(out, label, 1)) as one, np.load(place(tmp_path, label, 1)) as other:
+        with (
+            np.load(scores_path(out, label, 1)) as one,
+            np.load(scores_path(tmp_path, label, 1)) as other,
+        ):
             assert {name: other[name].tolist() for name in other} == {
                 name: one[name].tolist() for name in one
             }
@@ -181,7 +183,7 @@ def test_bad_input_is_one_line(
 
 def beforehand(sizes, metric="accuracy", **keys):
     names = ["a", "b", "c"][: len(sizes)]
-    return words.beforehand(SiloFacts(names, sizes, **keys), 4, metric)
+    return words.visible_gains(SiloFacts(names, sizes, **keys), 4, metric)
 
 
 def test_half_widths_are_foretold():
@@ -273,7 +275,7 @@ def test_minutes_are_kept(minutes, cycle, expected, monkeypatch):
     plan = replace(planned(minutes=minutes), methods=["fedper", "selfkapc", "fedcac"])
     ready = command.Prepared(plan, {}, SiloFacts(["a"] * 6, [60] * 6), "accuracy")
     assert command._train(ready) == expected
-    seconds = now[0] + cycle * plan.extra_share(6)
+    seconds = now[0] + cycle * plan.extra_ratio(6)
     assert seconds <= 1.1 * 60 * minutes
     assert expected == 10 or seconds + cycle > 1.1 * 60 * minutes
 

@@ -20,7 +20,7 @@ def written(out, silos=SILOS, label="local", cycles=2, seed=0):
             parts = [np.array(own)[of == fold] for own, of in zip(silos, folds, strict=True)]
             sample = np.concatenate(parts)
             save_arrays(
-                scores.place(out, label, cycle * FOLDS + fold),
+                scores.scores_path(out, label, cycle * FOLDS + fold),
                 sample=sample,
                 unit=sample // 10,
                 right=(sample % 2 == 0).astype(float),
@@ -70,7 +70,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path):
     like = read(tmp_path, {30: 10})[0]
     facts = SiloFacts(["a", "b"], [30, 20], np.arange(50))
     for place in (tmp_path, tmp_path / "without"):
-        silo = scores.silo_like(place, like, ["local"], facts)
+        silo = scores.read_same_samples(place, like, ["local"], facts)
         assert silo.keys.tolist() == [k for k in range(30) if k != 10]
         assert silo.rows["local"].right.shape == (1, 29)
 
@@ -81,7 +81,7 @@ def test_rows_that_tested_other_samples_and_broken_files_are_refused(tmp_path):
     written(tmp_path, [list(range(1, 31)), SILOS[1]], "fedper")
     with refuses("tested other samples"):
         scores.read(tmp_path, ["local", "fedper"], 2, facts)
-    file = scores.place(tmp_path, "local", 3)
+    file = scores.scores_path(tmp_path, "local", 3)
     file.write_bytes(file.read_bytes()[:200])
     with refuses(r"seed-3\.npz.*it cannot be read .*; delete it"):
         read(tmp_path)
@@ -91,7 +91,7 @@ def test_folds_that_have_ended_count(tmp_path):
     """Of a cycle of which two folds have scores of all rows, their samples."""
     written(tmp_path, cycles=1)
     for fold in (1, 3, 4):
-        scores.place(tmp_path, "local", fold).unlink()
+        scores.scores_path(tmp_path, "local", fold).unlink()
     assert scores.complete_folds(tmp_path, ["local"]) == [0, 2]
     facts = SiloFacts(["a", "b"], [30, 20], np.arange(50))
     first, second = scores.read(tmp_path, ["local"], 1, facts, [0, 2])

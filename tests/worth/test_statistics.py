@@ -234,13 +234,13 @@ def test_the_margin_comes_first(low, high, word):
 
 def test_floors():
     few = np.arange(39) % 2
-    assert "39 samples" in worth.too_few("accuracy", few)
-    assert worth.too_few("accuracy", np.arange(40) % 2) == ""
-    assert "9 samples outside" in worth.too_few("accuracy", (np.arange(100) < 9).astype(int))
+    assert "39 samples" in worth.why_too_few("accuracy", few)
+    assert worth.why_too_few("accuracy", np.arange(40) % 2) == ""
+    assert "9 samples outside" in worth.why_too_few("accuracy", (np.arange(100) < 9).astype(int))
     # small classes, but 11 outside the largest
-    assert worth.too_few("accuracy", np.minimum(np.arange(100), 11)) == ""
-    assert "one class" in worth.too_few("auroc", np.ones(100, int))
-    assert worth.too_few("mae", np.zeros(40, int)) == ""
+    assert worth.why_too_few("accuracy", np.minimum(np.arange(100), 11)) == ""
+    assert "one class" in worth.why_too_few("auroc", np.ones(100, int))
+    assert worth.why_too_few("mae", np.zeros(40, int)) == ""
 
 
 def test_a_winner_is_not_scored_where_it_won():
@@ -317,5 +317,7 @@ def test_heavy_tails_are_seen_in_silos_of_all_sizes():
         shares = []
         for draw in (lambda n: rng.standard_t(2, n), rng.standard_normal):
             errors = np.abs([draw(n) for _ in range(100)])
-            shares.append(np.mean([worth.heavy(row[None], row[None], one) for row in errors]))
+            shares.append(
+                np.mean([worth.one_unit_dominates(row[None], row[None], one) for row in errors])
+            )
         assert shares[0] > least and shares[1] < 0.1

@@ -1,1 +1,1 @@
-"""What a finished run, or a study, tells of its clients' data: `fl-train audit`."""
+"""Measure what finished runs reveal about their clients' data: `fl-train audit`."""

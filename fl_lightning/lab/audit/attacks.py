@@ -1,18 +1,18 @@
-"""Attacks on what was observed, as rows: what a viewer learns, with an interval, beside what chance
-gives.
+"""Attack what a *viewer* (the public, the server, another client) sees of finished runs. A row of
+the result gives what a viewer learns by one attack, with an interval, beside the value by chance.
 
-Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P
-2022, Algorithm 1) over runs of other seeds, in which the same sample was a training sample or a
-test sample of a client: no shadow model is trained. Its Gaussians have a mean for each sample and,
-since there are few runs, one variance for all.
+Membership attacks are the loss threshold (Yeom et al., CSF 2018) on one run, and online LiRA
+(Carlini et al., S&P 2022, Algorithm 1) on runs of different seeds, in which the same sample was a
+training sample or a test sample: no shadow model is trained. Each sample has a mean of its own in
+LiRA's Gaussians; all share one variance, since there are few runs.
 
-Both have two further versions, for an attacker who saw models in several rounds. One goes by the
-mean of a sample's confidence over the rounds kept; the other by its rise from the first of them to
-the last, in which the first model tells how hard a sample is (difficulty calibration: Watson, Guo,
-Cormode, Sablayrolles, ICLR 2022, with other models). Nasr, Shokri, Houmansadr (S&P 2019) let a
-passive attacker of federated learning train a network on the gradients and activations of several
-rounds, Liu, Zhao, Backes, Zhang (CCS 2022) one on losses along training: both learn more so than
-from the last model. Theirs are stronger attacks than a mean or a difference.
+Both have two further versions, for viewers who saw models of several rounds. One uses the mean of a
+sample's confidence over the stored rounds. The other uses its rise from the first to the last, in
+which the first model shows how hard a sample is (difficulty calibration: Watson, Guo, Cormode,
+Sablayrolles, ICLR 2022, with other models). Stronger attacks train a network: on gradients and
+activations of several rounds (Nasr, Shokri, Houmansadr, S&P 2019, as a passive attacker of
+federated learning), or on losses along training (Liu, Zhao, Backes, Zhang, CCS 2022). Both learn
+more than from the last model alone.
 """
 
 from __future__ import annotations
@@ -28,138 +28,151 @@ from scipy.stats import rankdata
 from fl_lightning.lab.audit.observe import VIEWS, Array, Confidence, Observed
 
 DRAWS = 200
-"""Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of
-their width."""
+"""Bootstrap samples of an interval, and permutations for the values by chance (ours): the ends of
+95 % intervals are then known to a tenth of their width."""
 CONTROL = "AUC, control: memberships shuffled"
 LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
 FEWEST = 40
-"""With fewer ways to divide the clients into groups of their sizes, the true one is within 95 % of
-permutations, and a test cannot tell."""
+"""Ways to divide the clients into groups of the given sizes below which groups are not tested: the
+true division would lie within the 95 % of permutations."""
 SHUFFLES = 20
-"""Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a
-sixth."""
+"""Shuffles of memberships for the values by chance of LiRA and the loss threshold (ours): their
+spread is known to a sixth."""
 FLIPPED = "trained on flipped labels (callbacks.attack): their samples are left out"
-"""What the page says of some clients (`Observed.flipped`)."""
+"""Note of the page about the clients of `Observed.flipped`."""
 FEW = 20
-"""Members and others that a client must have for an AUC of its own."""
+"""Members, and non-members, that a client needs for an AUC of its own."""
 
 
 class AttackResult(NamedTuple):
-    """What a viewer learns by an attack."""
+    """One row of the audit: value of a measure by which a viewer learns something in an attack."""
 
     method: str
     viewer: str
+    """Key of `VIEWS`, or part of the relation that the viewer sees."""
     attack: str
-    measure: str
-    value: float
-    low: float
-    high: float
-    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of
-    permutations give; of a control, what 95 % of shuffles give, and `value` is their mean."""
-    chance: float
-    """What guessing gives."""
-    samples: int
+    measure: str = ""
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    """Ends of a 95 % bootstrap interval of `value`; for an attack on the relation, of 95 % of the
+    values for permuted clients; for a control, of 95 % of the shuffles, whose mean is `value`."""
+    chance: float = 0.0
+    """Value of a guess."""
+    samples: int = 0
     runs: int = 1
     rounds: int = 1
-    """Rounds whose models were looked at."""
+    """Number of rounds whose models were used."""
 
+    def with_value(
+        self,
+        measure: str,
+        value: float,
+        draws: Sequence[float] = (),
+        **fields: Any,
+    ) -> AttackResult:
+        """Copy the row with a measured value.
 
-def nothing_yet(method: str, viewer: str, attack: str, chance: float, samples: int) -> AttackResult:
-    """A finding without a value, for `found`."""
-    return AttackResult(
-        method,
-        viewer,
-        attack,
-        "",
-        math.nan,
-        math.nan,
-        math.nan,
-        chance,
-        samples,
-    )
-
-
-def found(
-    like: AttackResult, measure: str, value: float, drawn: Sequence[float] = (), **fields: Any
-) -> AttackResult:
-    """A finding `like` another, with a value of its own; its interval holds 95 % of the `drawn`
-    values. `fields`: others that differ."""
-    defined = [number for number in drawn if not math.isnan(number)]
-    low, high = np.percentile(defined, [2.5, 97.5]).tolist() if defined else (math.nan, math.nan)
-    return like._replace(
-        measure=measure,
-        value=value,
-        low=low,
-        high=high,
-        **fields,
-    )
+        Args:
+            measure: name of the measure.
+            value: its value.
+            draws: values of bootstrap samples, permutations or shuffles, for the 95 % interval.
+            fields: further fields to change.
+        """
+        defined = [number for number in draws if not math.isnan(number)]
+        low, high = math.nan, math.nan
+        if defined:
+            low, high = np.percentile(defined, [2.5, 97.5]).tolist()
+        return self._replace(
+            measure=measure,
+            value=value,
+            low=low,
+            high=high,
+            **fields,
+        )
 
 
 Labelled = tuple[Array, Array, Array]
-"""Client, member and score of each sample."""
+"""Client, membership and attack score of each sample; a member was a training sample."""
 
 
 class Evidence(NamedTuple):
-    """Confidences that an attacker goes by."""
+    """Confidences on which a membership attack is based."""
 
     suffix: str
-    """Of the attack's name."""
+    """End of the attack's name, such as ", mean over rounds"."""
     rounds: int
-    """Number of rounds whose models give them."""
+    """Number of rounds whose models give the confidences."""
     by_run: list[Confidence]
 
 
 def auc(member: Array, score: Array) -> float:
-    """Area under the ROC curve; NaN unless there are members and others."""
+    """Area under the ROC curve; NaN unless there are members and non-members."""
     count = int(member.sum())
     others = len(member) - count
     if not count or not others:
         return math.nan
-    ranks = rankdata(score)  # from 1; equal scores share theirs
+    ranks = rankdata(score)  # from 1; ties get their mean
     return float((ranks[member].sum() - count * (count + 1) / 2) / (count * others))
 
 
 def membership(
     method: str,
-    view: str,
+    viewer: str,
     attack: str,
     scored: Labelled,
     runs: int,
     controls: Sequence[Labelled],
     rounds: int = 1,
 ) -> list[AttackResult]:
-    """AUC over all clients and for single ones, true positives at low false ones, and the control.
+    """Make the rows of a membership attack: AUC over all samples, by client and for shuffled
+    memberships, and the true-positive rates at low false-positive rates.
 
-    `controls`: the same attack on memberships that were shuffled within each client, once each.
+    Args:
+        method: label of the attacked method.
+        viewer: viewer whose models were attacked, a key of `VIEWS`.
+        attack: name of the attack.
+        scored: the attack's scores.
+        runs: number of runs that the attack used.
+        controls: scores of the same attack after each shuffle of memberships within clients.
+        rounds: number of rounds whose models the attack used.
     """
     _, member, score = scored
     rng = np.random.default_rng(0)
     size = len(member)
-    draws = [rng.integers(0, size, size) for _ in range(DRAWS)]
-    like = nothing_yet(method, view, attack, 0.5, size)._replace(runs=runs, rounds=rounds)
-    drawn = [auc(member[draw], score[draw]) for draw in draws]
-    shuffled = [auc(mixed, score_of_mixed) for _, mixed, score_of_mixed in controls]
+    samples = [rng.integers(0, size, size) for _ in range(DRAWS)]
+    row = AttackResult(
+        method,
+        viewer,
+        attack,
+        chance=0.5,
+        samples=size,
+        runs=runs,
+        rounds=rounds,
+    )
+    draws = [auc(member[sample], score[sample]) for sample in samples]
+    shuffles = [auc(shuffled, score_of_shuffled) for _, shuffled, score_of_shuffled in controls]
     rows = [
-        found(like, "AUC", auc(member, score), drawn),
-        found(like, CONTROL, float(np.mean(shuffled)), shuffled),
+        row.with_value("AUC", auc(member, score), draws),
+        row.with_value(CONTROL, float(np.mean(shuffles)), shuffles),
     ]
-    for words, level in LEVELS.items():
-        drawn = [_true_positives(member[draw], score[draw], level) for draw in draws]
-        value = _true_positives(member, score, level)
-        rows.append(found(like, words, value, drawn, chance=level))
-    return rows + _by_client(scored, like)
+    for measure, level in LEVELS.items():
+        draws = [_true_positive_rate(member[sample], score[sample], level) for sample in samples]
+        value = _true_positive_rate(member, score, level)
+        rows.append(row.with_value(measure, value, draws, chance=level))
+    return rows + _by_client(scored, row)
 
 
 def shuffle(client: Array, member: Array, rng: np.random.Generator) -> Array:
-    """Memberships permuted within each client (and so as many members as before)."""
-    mixed = member.copy()
+    """Permute memberships within each client."""
+    shuffled = member.copy()
     for number in np.unique(client):
-        mixed[client == number] = rng.permutation(member[client == number])
-    return mixed
+        shuffled[client == number] = rng.permutation(member[client == number])
+    return shuffled
 
 
-def _true_positives(member: Array, score: Array, level: float) -> float:
-    """The share of members above the least threshold that at most `level` of the others exceed."""
+def _true_positive_rate(member: Array, score: Array, level: float) -> float:
+    """Share of members above the least threshold that at most this share of non-members exceeds."""
     others = score[~member]
     if not len(others) or not member.any():
         return math.nan
@@ -167,8 +180,8 @@ def _true_positives(member: Array, score: Array, level: float) -> float:
     return float((score[member] > threshold).mean())
 
 
-def _by_client(scored: Labelled, like: AttackResult) -> list[AttackResult]:
-    """The worst client, and small against large ones."""
+def _by_client(scored: Labelled, row: AttackResult) -> list[AttackResult]:
+    """Make rows with the AUC by client: mean, worst, and means of small and of large clients."""
     client, member, score = scored
     values, sizes = [], []
     for number in np.unique(client):
@@ -179,41 +192,35 @@ def _by_client(scored: Labelled, like: AttackResult) -> list[AttackResult]:
             sizes.append(members)
     if not values:
         return []
-    every, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
-    mean, worst = float(np.mean(every)), max(values)
+    aucs, is_small = np.array(values), np.array(sizes) <= np.median(sizes)
+    mean, worst = float(np.mean(aucs)), max(values)
     rows = [
-        found(like, "AUC, mean over clients", mean, samples=len(every)),
-        found(like, "AUC, worst client", worst, samples=len(every)),
+        row.with_value("AUC, mean over clients", mean, samples=len(aucs)),
+        row.with_value("AUC, worst client", worst, samples=len(aucs)),
     ]
-    for words, some in (("fewer", every[is_small]), ("more", every[~is_small])):
-        if len(some):
-            measure = f"AUC, clients with {words} samples"
-            rows.append(
-                found(
-                    like,
-                    measure,
-                    float(np.mean(some)),
-                    samples=len(some),
-                )
-            )
+    for size, selected in (("fewer", aucs[is_small]), ("more", aucs[~is_small])):
+        if len(selected):
+            measure = f"AUC, clients with {size} samples"
+            mean = float(np.mean(selected))
+            rows.append(row.with_value(measure, mean, samples=len(selected)))
     return rows
 
 
-def thresholds(run: Observed) -> list[AttackResult]:
-    """Loss threshold on one run, in the eyes of each viewer that sees a model."""
+def loss_threshold(run: Observed) -> list[AttackResult]:
+    """Attack one run by loss threshold, for each viewer that sees models of all clients."""
     rows = []
     client, member = run.samples.client, run.samples.member
     rng = np.random.default_rng(1)
-    mixed = [shuffle(client, member, rng) for _ in range(SHUFFLES)]
+    shuffles = [shuffle(client, member, rng) for _ in range(SHUFFLES)]
     for suffix, rounds, [confidence] in _evidence([run]):
-        for view in VIEWS:
-            score, attack = confidence[view], f"loss threshold{suffix}"
+        for viewer in VIEWS:
+            score, attack = confidence[viewer], f"loss threshold{suffix}"
             if len(score) and not np.isnan(score).any():
                 scored = (client, member, score)
-                controls = [(client, members, score) for members in mixed]
+                controls = [(client, members, score) for members in shuffles]
                 rows += membership(
                     run.method,
-                    view,
+                    viewer,
                     attack,
                     scored,
                     1,
@@ -224,16 +231,16 @@ def thresholds(run: Observed) -> list[AttackResult]:
 
 
 def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
-    """Confidences of the last round; where all of the runs have kept the same further rounds, also
-    each of `over_rounds`."""
+    """List the confidences of the last round, and `over_rounds` if all runs have stored the same
+    rounds."""
     rounds = runs[0].rounds
     evidence = [Evidence("", 1, [run.samples.confidence for run in runs])]
     if all(run.rounds == rounds for run in runs):
-        for way in runs[0].samples.over_rounds:
-            by_run = [run.samples.over_rounds[way] for run in runs]
+        for summary in runs[0].samples.over_rounds:
+            by_run = [run.samples.over_rounds[summary] for run in runs]
             evidence.append(
                 Evidence(
-                    f", {way} over rounds",
+                    f", {summary} over rounds",
                     len(rounds),
                     by_run,
                 )
@@ -242,11 +249,11 @@ def _evidence(runs: Sequence[Observed]) -> list[Evidence]:
 
 
 def lira(runs: Sequence[Observed]) -> list[AttackResult]:
-    """Online LiRA over runs of one method that differ by their seed."""
+    """Attack runs of one method with different seeds by online LiRA, for each viewer."""
     rows = []
     for suffix, rounds, by_run in _evidence(runs):
-        for view in VIEWS:
-            scores = [confidence[view] for confidence in by_run]
+        for viewer in VIEWS:
+            scores = [confidence[viewer] for confidence in by_run]
             if any(np.isnan(score).any() for score in scores):
                 continue
             scored = lira_ratios(
@@ -255,16 +262,16 @@ def lira(runs: Sequence[Observed]) -> list[AttackResult]:
                 [run.samples.member for run in runs],
             )
             if len(np.unique(scored[1])) == 2:
-                controls = by_chance(runs, scores)
+                controls = lira_controls(runs, scores)
                 attack = f"LiRA{suffix}"
                 rows += membership(
-                    runs[0].method, view, attack, scored, len(runs), controls, rounds
+                    runs[0].method, viewer, attack, scored, len(runs), controls, rounds
                 )
     return rows
 
 
-def by_chance(runs: Sequence[Observed], scores: Sequence[Array]) -> list[Labelled]:
-    """LiRA on memberships that were shuffled within each client of each run, `SHUFFLES` times."""
+def lira_controls(runs: Sequence[Observed], scores: Sequence[Array]) -> list[Labelled]:
+    """Repeat LiRA `SHUFFLES` times with memberships shuffled within each client of each run."""
     rng = np.random.default_rng(1)
     draws = [
         [shuffle(run.samples.client, run.samples.member, rng) for run in runs]
@@ -276,28 +283,33 @@ def by_chance(runs: Sequence[Observed], scores: Sequence[Array]) -> list[Labelle
 def lira_ratios(
     runs: Sequence[Observed], scores: Sequence[Array], members: Sequence[Array]
 ) -> Labelled:
-    """LiRA's log likelihood ratios, log N(score; in) - log N(score; out), of the samples that have
-    one.
+    """Compute LiRA's log likelihood ratio, log N(score; in) - log N(score; out), of each sample in
+    each run.
 
-    A sample has one in a run where among the other runs it was trained on in some, and only tested
-    on in others. Clients of different runs get different numbers.
+    Samples that were members in all other runs, or in none, are left out. Clients are numbered over
+    all runs.
+
+    Args:
+        runs: runs of one method.
+        scores: each run's confidences.
+        members: each run's memberships.
     """
-    # the same number in another run is another client (fewer than 10**6 clients a run)
+    # fewer than 10**6 clients a run
     client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
     digest = np.concatenate([run.samples.digest for run in runs])
     member, score = np.concatenate(members), np.concatenate(scores)
     sample = np.unique(digest, return_inverse=True)[1]
     ratio, has_ratio = np.zeros(len(score)), np.ones(len(score), dtype=bool)
     for is_member, sign in ((True, 1), (False, -1)):
-        # sums over the runs in which a sample was a member (or was none), then without its own run
+        # sums over the runs in which a sample was a member (or not), then without its own run
         counted = (member == is_member).astype(np.float64)
         count = np.bincount(sample, counted)[sample]
         total = np.bincount(sample, counted * score)[sample]
         others = count - counted
         mean = (total - counted * score) / np.maximum(others, 1)
         has_ratio &= others > 0
-        # residuals from a mean that includes the value itself are too small; the root of 2
-        # corrects samples with two values
+        # a mean that includes the value itself makes residuals too small: the root of 2 corrects
+        # this for samples with two values
         repeated = (counted > 0) & (count > 1)
         spread = 1.0
         if repeated.any():
@@ -307,14 +319,15 @@ def lira_ratios(
     return client[has_ratio], member[has_ratio], ratio[has_ratio]
 
 
-# ---------------------------------------------------------------- the relation, and label mixes
+# ------------------------------------------------- the relation, and clients' label distributions
 
 
 def relations(run: Observed) -> list[AttackResult]:
-    """From the relation, by layer: who shares a group, and how alike two clients' label mixes are.
+    """Attack the last relation, layer by layer: infer which clients share a planted group, and how
+    similar two clients' label distributions are.
 
-    The server sees the whole cube, another client its own row: its measure is the mean over
-    clients.
+    The server sees the relation of all clients. Another client sees its own row, and its measure is
+    the mean over clients.
     """
     rows: list[AttackResult] = []
     apart = ~np.eye(len(run.counts), dtype=bool)
@@ -324,7 +337,7 @@ def relations(run: Observed) -> list[AttackResult]:
     has_groups = len(set(run.groups)) > 1 and not untestable_groups(run)
     for layer, R in run.relation.items():
         columns = [R[apart[:, j], j] for j in range(len(R))]
-        # nobody's, or one row for all: sample counts
+        # clients receive nothing from others, or all receive the same mix
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:
             continue
         if has_groups:
@@ -351,14 +364,14 @@ def relations(run: Observed) -> list[AttackResult]:
 
 
 def _label_shares(run: Observed) -> Array:
-    """The share of each class in each client's training samples, (N, C)."""
+    """Share of each class in each client's training samples, (N, C)."""
     shares: Array = run.counts / run.counts.sum(1, keepdims=True).clip(1)
     return shares
 
 
 def untestable_groups(run: Observed) -> list[str]:
-    """A note if clients can be divided into groups of their sizes in fewer than `FEWEST` ways: then
-    groups are not tested."""
+    """List a note that planted groups are not tested, if there are fewer than `FEWEST` ways to
+    divide the clients into groups of these sizes; otherwise nothing."""
     sizes = sorted(Counter(run.groups).values())
     if not run.relation or len(sizes) < 2:
         return []
@@ -379,57 +392,56 @@ def _related(
     truth: Array,
     question: str,
     measure: str,
-    of: Callable[[Array, Array], float],
+    compare: Callable[[Array, Array], float],
     chance: float,
 ) -> list[AttackResult]:
-    """How well a layer's relation follows `truth` (N, N): for the server, and for another
-    client."""
+    """Measure how well a layer's relation follows `truth` (N, N), for the server and for another
+    client; `compare` computes the measure from parts of both."""
     R = run.relation[layer]
     apart, rng = ~np.eye(len(R), dtype=bool), np.random.default_rng(0)
     orders = [rng.permutation(len(R)) for _ in range(DRAWS)]
 
     def by_cube(table: Array) -> float:
-        return of(table[apart], R[apart])
+        return compare(table[apart], R[apart])
 
     def by_row(table: Array) -> float:
-        return _mean([of(table[i, others], R[i, others]) for i, others in enumerate(apart)])
+        return _mean([compare(table[i, others], R[i, others]) for i, others in enumerate(apart)])
 
     where = "mean over layers" if layer == "mean" else f"layer {layer}"
-    # a client's measure is N times as dear, and a mean over N: fewer permutations do
+    # fewer permutations for a client: its measure takes N times as long, and is a mean over N
     viewers = (
         ("server: relation", by_cube, DRAWS),
         ("another client: its row", by_row, DRAWS // 4),
     )
     rows = []
-    for viewer, value, draws in viewers:
-        permuted = [value(truth[np.ix_(order, order)]) for order in orders[:draws]]
-        like = nothing_yet(run.method, viewer, question, chance, len(R))
-        rows.append(
-            found(
-                like,
-                f"{measure}, {where}",
-                value(truth),
-                permuted,
-            )
+    for viewer, value, count in viewers:
+        permuted = [value(truth[np.ix_(order, order)]) for order in orders[:count]]
+        row = AttackResult(
+            run.method,
+            viewer,
+            question,
+            chance=chance,
+            samples=len(R),
         )
+        rows.append(row.with_value(f"{measure}, {where}", value(truth), permuted))
     return rows
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of those that are numbers."""
+    """Mean of the values other than NaN; NaN without any."""
     defined = [value for value in values if not math.isnan(value)]
     return float(np.mean(defined)) if defined else math.nan
 
 
 def _rank_correlation(a: Array, b: Array) -> float:
-    """Spearman's; NaN where one of both is constant."""
+    """Spearman's rank correlation; NaN if `a` or `b` is constant."""
     x, y = rankdata(a), rankdata(b)
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else math.nan
 
 
 def label_mixes(run: Observed) -> list[AttackResult]:
-    """From the biases of uploaded classifiers, less their mean: how well the order of a client's
-    classes follows."""
+    """Attack the last uploads: rank each client's classes by its classifier's bias minus the mean
+    over clients, and correlate these ranks with those of its label distribution."""
     if run.heads is None:
         return []
     change = run.heads - run.heads.mean(0)
@@ -443,12 +455,5 @@ def label_mixes(run: Observed) -> list[AttackResult]:
     rng = np.random.default_rng(0)
     permuted = [value(rng.permutation(count)) for _ in range(DRAWS)]
     attack = "label mix from the classifier's bias"
-    like = nothing_yet(run.method, "server: upload", attack, 0.0, count)
-    return [
-        found(
-            like,
-            "rank correlation by class",
-            value(np.arange(count)),
-            permuted,
-        )
-    ]
+    row = AttackResult(run.method, "server: upload", attack, samples=count)
+    return [row.with_value("rank correlation by class", value(np.arange(count)), permuted)]

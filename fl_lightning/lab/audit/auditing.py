@@ -1,4 +1,4 @@
-"""What a finished run, or a study, tells of its clients' data, by viewer."""
+"""Audit a finished run or a study: attack it, check its privacy claims, and write the results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FILES = ("audit.json", "audit.csv", "audit.html")
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks on finished runs measure; `str` gives the overall measures."""
+    """Result of an audit; `str` gives the measures over all clients, and the claims."""
 
     rows: list[AttackResult]
     claims: dict[str, PrivacyClaim]
-    """Of differentially private methods, by label: the claimed epsilon, and what canaries allow."""
+    """Claims of differentially private methods, by label."""
     page: Path
 
     def __str__(self) -> str:
@@ -43,46 +43,47 @@ class Audit:
             and "layer " not in row.measure
             and not math.isnan(row.low)
         ]
-        lines += [claim.words(label) for label, claim in self.claims.items()]
+        lines += [claim.sentence(label) for label, claim in self.claims.items()]
         return "\n".join([*lines, f"the page: {self.page}"])
 
 
 def audit(folder: Path, out: Path) -> Audit:
-    """Attacks the models of one run, or of all runs of a study; writes the findings to
-    `audit.json`, `audit.csv` and `audit.html`.
+    """Attack one run, or all runs of a study, and write `audit.json`, `audit.csv` and `audit.html`.
+
+    Args:
+        folder: folder of the run or study.
+        out: folder for the three files.
 
     Raises:
-        RunFailed: a method claims a smaller epsilon than its canaries allow; all has been written.
+        BadInput: `folder` is no finished run and no study with one, or `out` is not free.
+        RunFailed: guesses on canaries (samples or clients that were included by a coin flip) refute
+            a method's claimed epsilon; the files have been written.
     """
-    check("audit", str(folder), folder.is_dir(), "there is no such folder")
-    check(
-        "out",
-        str(out),
-        not out.exists() or out.is_dir(),
-        "it is no folder",
-    )
+    check("audit", str(folder), folder.is_dir(), "there is no such folder; correct the path")
+    is_free = not out.exists() or out.is_dir()
+    check("out", str(out), is_free, "it is a file; name a folder")
     require("report", "audit", str(folder))
-    listed = _runs(folder)
+    folders_by_label = _runs(folder)
     from fl_lightning.lab.audit import page
-    from fl_lightning.lab.audit.claims import claimed
+    from fl_lightning.lab.audit.claims import pooled_claim
 
     _check_out(out, page.MARKER)
     rows: list[AttackResult] = []
     notes: list[str] = []
     claims: dict[str, PrivacyClaim] = {}
     labels_without: dict[str, list[str]] = defaultdict(list)
-    for label, runs in _labels_with_runs(listed):
-        claim = claimed([run.privacy for run in runs])
+    for label, runs in _labels_with_runs(folders_by_label):
+        claim = pooled_claim([run.privacy for run in runs])
         if claim is not None:
             claims[label] = claim
-        rows += _attacked(label, runs)
+        rows += _attack(runs)
         notes += _notes(label, runs)
-        for view, values in runs[-1].samples.confidence.items():
-            if (values != values).any():  # NaN: there is no such model
-                labels_without[view].append(label)
+        for viewer, values in runs[-1].samples.confidence.items():
+            if (values != values).any():  # NaN: the viewer has no model
+                labels_without[viewer].append(label)
     notes += [
-        f"No whole model is kept or sent for {view}: {', '.join(labels)}."
-        for view, labels in labels_without.items()
+        f"No whole model is kept or sent for {viewer}: {', '.join(labels)}."
+        for viewer, labels in labels_without.items()
     ]
     texts = {
         "audit.json": page.as_json(rows, claims),
@@ -93,41 +94,45 @@ def audit(folder: Path, out: Path) -> Audit:
         write_whole(out / name, text)
     audited = Audit(rows, claims, out / FILES[-1])
     if broken := [label for label, claim in claims.items() if claim.broken]:
-        print(audited)  # the command would not: it ends with the error
-        claim_of = f"{broken[0]} claims a smaller epsilon than its canaries allow"
-        raise RunFailed(f"audit: {claim_of}: see {audited.page}")
+        print(audited)  # since the command ends with the error
+        raise RunFailed(
+            f"audit: {broken[0]} claims a smaller epsilon than its canaries allow; see "
+            f"{audited.page}"
+        )
     return audited
 
 
-def _labels_with_runs(listed: dict[str, list[Path]]) -> Iterator[tuple[str, list[Observed]]]:
-    """Yields each label with its runs; rows of a study share runs, which are read once."""
-    from fl_lightning.lab.audit.observe import observed
+def _labels_with_runs(
+    folders_by_label: dict[str, list[Path]],
+) -> Iterator[tuple[str, list[Observed]]]:
+    """Yield each label with its runs; a run of several labels is read once."""
+    from fl_lightning.lab.audit.observe import observe
 
-    by_place: dict[Path, Observed] = {}
-    for label, places in listed.items():
-        for place in places:
-            if place not in by_place:
-                print(f"audit: {place}", file=sys.stderr)
-                by_place[place] = observed(config_of(place), place)
-        yield label, [replace(by_place[place], method=label) for place in places]
+    by_folder: dict[Path, Observed] = {}
+    for label, folders in folders_by_label.items():
+        for folder in folders:
+            if folder not in by_folder:
+                print(f"audit: {folder}", file=sys.stderr)
+                by_folder[folder] = observe(config_of(folder), folder)
+        yield label, [replace(by_folder[folder], method=label) for folder in folders]
 
 
-def _attacked(label: str, runs: list[Observed]) -> list[AttackResult]:
-    """The findings of all attacks on the runs of one method."""
+def _attack(runs: list[Observed]) -> list[AttackResult]:
+    """Run all attacks on the runs of one method: LiRA on all, the others on the last run."""
     from fl_lightning.lab.audit import attacks
 
-    last = runs[-1]  # one run: the others would be more of the same
+    last = runs[-1]
     rows = attacks.lira(runs) if len(runs) > 2 else []
     return [
         *rows,
-        *attacks.thresholds(last),
+        *attacks.loss_threshold(last),
         *attacks.relations(last),
         *attacks.label_mixes(last),
     ]
 
 
 def _notes(label: str, runs: list[Observed]) -> list[str]:
-    """Notes on what attacks on the runs of one method cannot measure."""
+    """Note which attacks on the runs of one method were not possible, or only in part."""
     from fl_lightning.lab.audit import attacks
 
     notes, last = [], runs[-1]
@@ -145,8 +150,8 @@ def _notes(label: str, runs: list[Observed]) -> list[str]:
 
 
 def _check_out(out: Path, marker: str) -> None:
-    """Raise `BadInput` where a file that would be written over is not an audit's: a page has its
-    marker, and tables count as an audit's beside such a page."""
+    """Refuse an `out` with files of these names that no audit has written: an audit's page contains
+    `marker`, and tables beside such a page are an audit's."""
     if not out.exists():
         return
     has_page = check_out(
@@ -156,20 +161,19 @@ def _check_out(out: Path, marker: str) -> None:
         marker,
         "audit",
     ).exists()
-    requirement = "it exists and is no audit, and is not written over: give another --out"
     for name in FILES[:-1]:
         table = out / name
         check(
             "out",
             str(table),
             has_page or not table.exists(),
-            requirement,
+            "it exists and is no audit, so it is not overwritten; give another --out",
         )
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:
-    """Finished runs by label (and setting): one of a run folder, all seeds of each row of a
-    study."""
+    """List folders of finished runs: a single run by its name; runs of a study, one for each seed,
+    by the method's label and setting."""
     study = StudyFolder(folder)
     if not study:
         is_finished = (folder / "summary.json").is_file()
@@ -177,19 +181,19 @@ def _runs(folder: Path) -> dict[str, list[Path]]:
             "audit",
             str(folder),
             is_finished,
-            "it is neither a study nor a finished run",
+            "it is neither a study nor a finished run; name one of these",
         )
         return {folder.name: [folder]}
-    listed: dict[str, list[Path]] = defaultdict(list)
+    folders_by_label: dict[str, list[Path]] = defaultdict(list)
     for cell in study.cells():
         setting = ", ".join(f"{key}={value}" for key, value in cell["setting"].items())
         if study.finished(cell["folder"]):
             name = f"{cell['label']} ({setting})" if setting else cell["label"]
-            listed[name].append(folder / cell["folder"])
+            folders_by_label[name].append(folder / cell["folder"])
     check(
         "audit",
         str(folder),
-        bool(listed),
-        "no run of this study has ended",
+        bool(folders_by_label),
+        "no run of this study has finished; finish one first",
     )
-    return listed
+    return folders_by_label

@@ -1,4 +1,4 @@
-"""What runs claim of their privacy, and what their canaries refute of it."""
+"""Compare the epsilon that runs claim with the bound that follows from their canaries."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from fl_lightning.privacy.bound import lower_bound, share_right
 
 @dataclass(frozen=True)
 class PrivacyClaim:
-    """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted
-    together."""
+    """Epsilon and delta that a method's runs claim, and the canaries of these runs, pooled.
+
+    A canary is a unit that takes part by a coin flip; an audit guesses the coins.
+    """
 
     epsilon: float
-    """The largest that a run claims for a unit, against those who know the cohorts; infinite: none
-    that is finite."""
+    """Largest epsilon that a run claims for a unit, against viewers who know the cohorts; may be
+    infinite."""
     delta: float
     canaries: int = 0
     guesses: int = 0
+    """Number of canaries whose coin was guessed."""
     right: int = 0
+    """Number of right guesses."""
     unit: str = "client"
+    """Whose participation is protected."""
 
     @property
     def bound(self) -> float | None:
-        """Below it the canaries refute every epsilon; None: there are none."""
+        """Lower bound of epsilon that follows from the guesses; None without guesses."""
         if not self.guesses:
             return None
         return lower_bound(
@@ -38,11 +43,11 @@ class PrivacyClaim:
 
     @property
     def broken(self) -> bool:
-        """Whether more leaves the mechanism than is claimed."""
+        """Whether the bound exceeds the claimed epsilon."""
         return self.bound is not None and self.bound > self.epsilon
 
-    def words(self, method: str) -> str:
-        """For the page, and for the terminal."""
+    def sentence(self, method: str) -> str:
+        """State the claim of `method` and the bound, for the page and the terminal."""
         size = f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
         text = f"{method} claims {size} for a {self.unit}"
         if not self.guesses:
@@ -53,7 +58,7 @@ class PrivacyClaim:
         return f"{text}; {refuted}{': THE CLAIM IS FALSE' if self.broken else ''}"
 
     def as_json(self) -> dict[str, Any]:
-        """All numbers; what is infinite is null."""
+        """Claim, canaries and bound by name; an infinite epsilon is None."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
@@ -65,9 +70,15 @@ class PrivacyClaim:
         }
 
 
-def claimed(summaries: Sequence[Mapping[str, Any]]) -> PrivacyClaim | None:
-    """The claim of a method's runs, by their summaries: the largest epsilon and delta, and all
-    canaries; None: none claims an epsilon for a unit."""
+def pooled_claim(summaries: Sequence[Mapping[str, Any]]) -> PrivacyClaim | None:
+    """Pool the claims of a method's runs: largest epsilon and delta, sums over canaries.
+
+    Args:
+        summaries: privacy keys of each run's summary.json.
+
+    Returns:
+        The claim; None if no run claims an epsilon for a unit (such as a client).
+    """
     claiming = [s for s in summaries if "privacy_unit" in s and "privacy_epsilon" in s]
     if not claiming:
         return None

@@ -1,9 +1,9 @@
-"""What an attacker can look at after a run: how sure models are of each sample, uploads'
-classifiers, the relation.
+"""Collect what attackers can see after a run: models' confidence in each sample, classifiers of
+uploads, the relation.
 
-Nothing is trained, and the run folder is only read. A sample is known by a digest of its numbers as
-they were read, so that the same sample is recognised in runs of other seeds, where it may be a
-training sample or a test sample.
+Nothing is trained for it (except fine-tuned copies that are scored), and the run folder is only
+read. Samples are identified by a digest of their raw numbers, so that one is recognised in runs of
+other seeds, where it may be a training sample or a test sample.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fl_lightning.foundation import log
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import NO_TARGET
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.run import alone, ended, launch
+from fl_lightning.run import finished_federation, launch, on_one_cpu
 from fl_lightning.storage import manifest as disk
 
 Array = np.ndarray
 Confidence = dict[str, Array]
-"""By view, of each sample: log p(y) - log(1 - p(y)), of a text with a target at every place their
-mean; NaN where there is no such model."""
+"""By viewer (a key of `VIEWS`), a model's confidence in each sample: the log odds of its true
+class, log p - log(1 - p), for texts their mean over positions; NaN if the viewer has no model."""
 
 VIEWS = {
     "public: global model": "the global model, as it would be exported",
@@ -43,77 +43,82 @@ VIEWS = {
     "server: upload": "the client's last upload",
     "another client": "what the next client begins the next round with",
 }
-"""Models that are looked at, by viewer."""
+"""Model that each viewer has of a client."""
 
 
 @dataclass
 class AuditedSamples:
-    """One row for each training and test sample of each client, but for `Observed.flipped`."""
+    """Columns over the training and test samples of all clients that are not in
+    `Observed.flipped`."""
 
     client: Array
+    """Number of the client that has the sample."""
     digest: Array
-    """uint64: equal for equal samples."""
+    """uint64, equal for equal samples."""
     member: Array
-    """Bool: it was trained on by its client; else it is a test sample of it."""
+    """True for training samples, False for test samples."""
     confidence: Confidence = field(default_factory=dict)
-    """Under the models of the last round."""
+    """Confidence of the last round's models."""
     over_rounds: dict[str, Confidence] = field(default_factory=dict)
-    """Over `Observed.rounds`: its `mean`, and its `rise` from the first to the last; empty where
-    that is one round."""
+    """`mean` of the confidence over `Observed.rounds`, and its `rise` from the first to the last;
+    empty if there is only one round."""
 
 
 @dataclass
 class Observed:
-    """One run."""
+    """Everything that attackers can see of one run."""
 
     method: str
     seed: int
     samples: AuditedSamples
     counts: Array
-    """(N, C): training samples by client and class, as the client trains on them."""
+    """(N, C) training samples by client and class, with planted or flipped labels."""
     groups: list[int]
-    """The planted group of each client; all 0 where there are none."""
+    """Planted group of each client; all 0 if none are planted."""
     heads: Array | None
-    """(N, C): of each client's last upload the classifier's bias; None: no upload with one is
-    kept."""
+    """(N, C) bias of the classifier in each client's last upload; None if a client has no stored
+    upload with one."""
     relation: dict[str, Array] = field(default_factory=dict)
-    """(N, N) rows of the last round by layer; `mean` over layers. Empty: no relation of all clients
-    is kept."""
+    """(N, N) by layer, and `mean` over layers: last stored relation of all clients; empty if there
+    is none."""
     privacy: dict[str, Any] = field(default_factory=dict)
-    """What the run's summary says of its privacy."""
+    """Privacy keys of summary.json."""
     rounds: list[int] = field(default_factory=list)
-    """Rounds whose models are kept, ascending (`callbacks.checkpoint.keep`), up to the last."""
+    """Rounds whose models are stored (`callbacks.checkpoint.keep`), ascending, with the last."""
     flipped: list[int] = field(default_factory=list)
-    """Clients that trained on flipped labels, whose samples are left out: members would differ from
-    test samples by their labels."""
+    """Clients that trained on flipped labels: labels would tell their members from test samples, so
+    their samples are left out."""
 
 
-def observed(config: Config, folder: Path) -> Observed:
-    """What is left of the finished run in `folder`.
+def observe(config: Config, folder: Path) -> Observed:
+    """Load a finished run, and collect what attackers can see of it.
+
+    Args:
+        config: config of the run.
+        folder: folder of the run.
 
     Raises:
-        BadInput: it has no checkpoint, or its data no classes.
+        BadInput: the run has no checkpoint, or is no classification.
     """
-    requirement = "it has no checkpoint: audit runs with callbacks.checkpoint, which keeps models"
     check(
         "audit",
         str(folder),
         has_checkpoint(folder / "checkpoints"),
-        requirement,
+        "it has no checkpoint; audit runs with callbacks.checkpoint, which stores models",
     )
     task = config.data.task
     check(
-        "audit",
+        "data.task",
         task,
         task == "classification",
-        "an audit is of runs with classes",
+        "only classification runs can be audited; name another run",
     )
-    return launch(alone(config), _observe_on_rank, folder)["observed"]
+    return launch(on_one_cpu(config), _observe_on_rank, folder)["observed"]
 
 
 def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
-    """Do the work of `observed` on a rank."""
-    fed = ended(fabric, config, folder, _transforms(config))
+    """Do the work of `observe` on a rank."""
+    fed = finished_federation(fabric, config, folder, _transforms(config))
     flipped = _flip_labels(fed)
     if flipped:
         clients = ", ".join(map(str, flipped))
@@ -121,7 +126,7 @@ def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, 
         log.say(f"audit: samples of clients {clients} are left out: {trained}")
     files, checkpoints = RunFolder(folder), folder / "checkpoints"
     relation = _relation(files, fed.run.clients)
-    by_round = _earlier(fed, config, checkpoints, flipped)
+    by_round = _earlier_confidences(fed, config, checkpoints, flipped)
     last = restore(fed.run, checkpoints, "last")
     samples = _samples(fed, flipped)
     by_round = {t: views for t, views in by_round.items() if t < last}
@@ -149,13 +154,14 @@ def _observe_on_rank(fabric: Fabric, config: Config, folder: Path) -> dict[str, 
 
 
 def _transforms(config: Config) -> list[Callback]:
-    """The run's transforms, in their order: which states of clients were stored depends on them."""
+    """Build the run's transforms, in order: they decide which client states were stored."""
     components = config.callbacks.values()
     return in_order(c.build() for c in components if issubclass(c.load(), Transform))
 
 
 def _flip_labels(fed: Federation) -> list[int]:
-    """Flip the labels that simulated attackers have flipped; who these are, ascending."""
+    """Flip the labels that simulated attackers flipped in the run; returns these clients,
+    ascending."""
     clients: set[int] = set()
     for callback in fed.run.callbacks:
         if isinstance(callback, Attack):
@@ -164,15 +170,14 @@ def _flip_labels(fed: Federation) -> list[int]:
     return sorted(clients)
 
 
-def _earlier(
+def _earlier_confidences(
     fed: Federation, config: Config, folder: Path, flipped: list[int]
 ) -> dict[int, Confidence]:
-    """Confidences under the models of the earlier rounds that `callbacks.checkpoint.keep` has kept,
-    by round, ascending.
+    """Confidences of the models that `callbacks.checkpoint.keep` stored before the last round, by
+    round, ascending.
 
-    The best checkpoint, where it is older than these, is left out: it was chosen by scores, of test
-    samples where there are no others. None where clients' data change from round to round: samples
-    of then are others.
+    An older best checkpoint is left out: it was chosen by scores, possibly on test samples. Where
+    clients' data drift the result is empty, since earlier rounds had other samples.
     """
     if config.data.drift_every is not None:
         return {}
@@ -191,8 +196,7 @@ def _earlier(
 
 @torch.no_grad()
 def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
-    """Samples of all clients but the `flipped` ones, with confidences under the models as they are
-    now."""
+    """Samples of all clients that are not `flipped`, with the confidence of the loaded models."""
     run = fed.run
     rows = []
     for client in range(run.clients):
@@ -200,7 +204,7 @@ def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
         size = run.config.evaluation.batch_size
         trained, tested = (list(part.batches(size)) for part in (data.train, data.test))
         counts = [sum(len(y) for _, y in part) for part in (trained, tested)]
-        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(client) for x in part]
+        raw = [x.contiguous().cpu().numpy() for part in run.data.raw_samples(client) for x in part]
         digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
         batches = [*trained, *tested]
         columns = {
@@ -221,7 +225,7 @@ def _samples(fed: Federation, flipped: list[int]) -> AuditedSamples:
 def _confidence(
     fed: Federation, view: str, client: int, batches: list[tuple[Tensor, Tensor]]
 ) -> Array:
-    """Confidence on each sample of a client by the model that a viewer has."""
+    """Confidence of a viewer's model in each sample of a client."""
     model = _model(fed, view, client)
     if model is None:
         return np.full(sum(len(y) for _, y in batches), np.nan)
@@ -241,8 +245,12 @@ def _confidence(
 
 
 def log_odds(scores: Tensor, y: Tensor) -> Tensor:
-    """Log odds of the right classes, (b,), from scores (b, classes), or (b, places, classes) of
-    texts: their mean."""
+    """Log odds of the true classes, (b,).
+
+    Args:
+        scores: (b, classes), or for texts (b, positions, classes): the mean over positions counts.
+        y: (b,) or (b, positions) true classes; positions with `NO_TARGET` are left out.
+    """
     has_target = y != NO_TARGET
     right = y.where(has_target, 0)[..., None]
     others = scores.scatter(-1, right, -torch.inf).logsumexp(-1)
@@ -253,7 +261,8 @@ def log_odds(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def _model(fed: Federation, view: str, client: int) -> tuple[Client, str, Tensor] | None:
-    """Handle, kind and vector; None: there is no such model, or not a whole one."""
+    """Model that a viewer has of a client, as handle, kind of model and vector; None if there is
+    none, or only a part of one."""
     run, evaluator = fed.run, fed.evaluator
     group = run.group_of(client)
     if view == "public: global model":
@@ -278,7 +287,7 @@ def _model(fed: Federation, view: str, client: int) -> tuple[Client, str, Tensor
 
 
 def _upload(fed: Federation, client: int) -> Tensor | None:
-    """The client's last upload; None where none is kept, or only the judge's model is."""
+    """Last upload of a client; None if none is stored, or only the judge's model."""
     run = fed.run
     state = run.states.get(client)
     if state is None or client not in run.server.uploaded or run.policy.for_judge:
@@ -287,7 +296,7 @@ def _upload(fed: Federation, client: int) -> Tensor | None:
 
 
 def _heads(fed: Federation) -> Array | None:
-    """Biases of the classifiers that clients last uploaded, (N, C)."""
+    """Bias of the classifier in each client's last upload, (N, C); None if a client has none."""
     run, rows = fed.run, []
     for client in range(run.clients):
         group, upload = run.group_of(client), _upload(fed, client)
@@ -302,13 +311,15 @@ def _heads(fed: Federation) -> Array | None:
         ]
         if not biases or upload is None:
             return None
-        rows.append(upload[biases[-1].start : biases[-1].stop].double().cpu().numpy())
+        last = biases[-1]
+        bias = upload[last.start : last.stop]
+        rows.append(bias.double().cpu().numpy())
     return np.stack(rows)
 
 
 def _relation(folder: RunFolder, clients: int) -> dict[str, Array]:
-    """Rows by layer of the last kept relation in which every client is receiver and source; empty
-    if there is none."""
+    """Last stored relation with all clients as receivers and sources, (N, N) by layer and `mean`;
+    empty if there is none."""
     for t in reversed(folder.relation_rounds()):
         view = folder.read_relation(t)
         if view.receivers == view.sources == list(range(clients)):

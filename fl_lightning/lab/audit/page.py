@@ -1,5 +1,5 @@
-"""`audit.json`, `audit.csv` and `audit.html`: the same rows three times. The page needs no script
-and no network."""
+"""Write an audit's rows as `audit.json`, `audit.csv` and `audit.html`. The page has no scripts and
+opens offline."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ ATTACKS = {
     "label mix from the classifier's bias": "Do the biases of an uploaded classifier follow how "
     f"often the client has each class? {PERMUTATIONS}",
 }
-"""What each attack asks, in words."""
+"""Question and method of each attack, in words."""
 PERMUTED = ("who", "how", "label")
-"""Beginnings of the names of `ATTACKS` whose interval is what permutations give."""
+"""Beginnings of the names of attacks whose interval comes from permutations."""
 
 
 def as_json(rows: Sequence[AttackResult], claims: dict[str, PrivacyClaim]) -> str:
-    """Rows, and what is claimed by method; what is not a number is null."""
+    """Format rows, and claims by method; NaN becomes null."""
     content = {
         "version": __version__,
         "rows": records(_table(rows)),
@@ -57,44 +57,53 @@ def as_json(rows: Sequence[AttackResult], claims: dict[str, PrivacyClaim]) -> st
 
 
 def as_csv(rows: Sequence[AttackResult]) -> str:
-    """One line for each row; what is not a number is empty."""
+    """Format one line for each row; NaN becomes an empty cell."""
     return str(_table(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def as_html(
-    rows: Sequence[AttackResult], title: str, claims: dict[str, PrivacyClaim], notes: Sequence[str]
+    rows: Sequence[AttackResult],
+    title: str,
+    claims: dict[str, PrivacyClaim],
+    notes: Sequence[str],
 ) -> str:
-    """The page: a table for each attack, methods and viewers one below the other; findings better
-    than chance are marked."""
+    """Render the page: a table for each attack, in which rows better than chance are marked.
+
+    Args:
+        rows: results of the attacks.
+        title: name of the run or study.
+        claims: privacy claims by method.
+        notes: sentences on attacks that were not possible.
+    """
     table = _table(rows)
-    # better than chance: above what permutations give, or with a bootstrap interval above chance
+    # better than chance: above the permutations' interval, or with a bootstrap interval above it
     is_permuted = table.attack.str.startswith(PERMUTED)
     beyond = (table.value > table.high).where(is_permuted, table.low > table.chance)
-    named = table.attack + table.method + table.viewer
-    shown = table.join(_places(table)).assign(beyond=beyond, first=named != named.shift())
+    heading = table.attack + table.method + table.viewer
+    shown = table.join(_places(table)).assign(beyond=beyond, first=heading != heading.shift())
     attacks = {name: shown[shown.attack == name] for name in ATTACKS if name in set(shown.attack)}
     return template("fl_lightning.lab.audit").render(
         mark=f"fl-train audit {__version__}",
         title=title,
         words=ATTACKS,
         attacks=attacks,
-        claims={claim.words(method): claim.broken for method, claim in claims.items()},
+        claims={claim.sentence(method): claim.broken for method, claim in claims.items()},
         notes=notes,
     )
 
 
 def _places(table: DataFrame) -> DataFrame:
-    """Where values lie on a row's bar, in percent from the left: from 0 to 1, of correlations from
-    -1 to 1."""
-    least = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
+    """Place values on each row's bar, in percent from the left; the bar goes from 0 to 1, for
+    correlations from -1 to 1."""
+    start = -1.0 * ((table.chance == 0) & table.measure.str.contains("correlation"))
     numbers = table[["value", "low", "high", "chance"]].clip(
-        least,
+        start,
         1.0,
         axis=0,
     )
-    places = numbers.sub(least, axis=0).div(1 - least, axis=0) * 100
-    places["width"] = (places.high - places.low).clip(lower=0.5)
-    return places.round(1).add_suffix("_at")
+    percents = numbers.sub(start, axis=0).div(1 - start, axis=0) * 100
+    percents["width"] = (percents.high - percents.low).clip(lower=0.5)
+    return percents.round(1).add_suffix("_at")
 
 
 def _table(rows: Sequence[AttackResult]) -> DataFrame:

@@ -50,7 +50,7 @@ def check_data(data: DataConfig, out: str | None) -> DataFrame:
             "page of check-data",
         )
     )
-    findings, summaries = silos.checked(data)
+    findings, summaries = silos.check_table(data)
     import pandas as pd
 
     table = pd.DataFrame(findings, columns=list(silos.Finding._fields))

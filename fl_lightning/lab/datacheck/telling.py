@@ -22,7 +22,7 @@ class ColumnFindings(Observer):
         """Compare the silos' columns, which takes some seconds for 100,000 rows, and print the
         findings."""
         if run.is_main:
-            for line in silos.lines(run.config.data):
+            for line in silos.warning_lines(run.config.data):
                 log.say(line)
 
 

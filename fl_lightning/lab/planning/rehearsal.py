@@ -54,7 +54,7 @@ def rehearse(config: Config, samples: int = 500) -> Plan:
         RunFailed: a client fails.
     """
     accelerator = device.resolved(config.fabric.accelerator)
-    is_here = accelerator in ("cpu", device.here())
+    is_here = accelerator in ("cpu", device.accelerator_kind())
     check(
         "fabric.accelerator",
         accelerator,
@@ -173,7 +173,7 @@ def _run(
         fed.prepare()
         for t in range(1, min(rounds, config.federation.rounds) + 1):
             record = fed.round(t, _rehearsed_clients(fed))
-            fed.tell("on_round_end", record)
+            fed.notify("on_round_end", record)
     return fed, record
 
 

@@ -55,7 +55,7 @@ def check_start(config: Config, data: FederatedData | None) -> None:
             data,
         )
         ours = [callbacks[name] for name, c in config.callbacks.items() if _is_ours(c)]
-        fed.check(in_order(c for c in ours if c.stage != "show"))  # "show": progress bars
+        fed.start(in_order(c for c in ours if c.stage != "show"))  # it would show a bar
 
 
 def data_here(config: Config) -> FederatedData | None:

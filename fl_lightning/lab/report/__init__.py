@@ -1,2 +1,2 @@
-"""One HTML page on one or several run folders: what `fl-train report` writes. Nothing here imports
+"""Write one HTML page on one or several run folders: `fl-train report`. Nothing here imports
 torch."""

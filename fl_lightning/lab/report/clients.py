@@ -1,4 +1,4 @@
-"""What the page says of single clients: who holds which classes, and a row for each."""
+"""Tables of the page about single clients: classes of each client, scores, value of own data."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import CommonScore, Runs
 
 MOST_CLIENTS = 500
-"""Rows of the table of clients, and columns of the picture of the split: more make a page that
-nobody reads."""
+"""Clients shown at most in the table of clients and the picture of the split: nobody reads more."""
 MOST_CELLS = 20_000
-"""Of the table of the split: half a megabyte of the page."""
+"""Greatest number of cells in the table of the split: half a megabyte of the page."""
 
 
 @dataclass
 class Split:
-    """Training samples by class and client, as one or several runs deal them."""
+    """Training samples by client and class, and the runs that have this split of the data."""
 
     runs: list[int]
-    """Numbers of these runs."""
+    """Indices of these runs."""
     counts: DataFrame
-    """A row for each client, a column for each class."""
+    """Number of samples, with a row for each client and a column for each class."""
 
 
 def splits(runs: Runs) -> list[Split]:
-    """Each different split once."""
+    """List the different splits of the runs."""
     different: dict[str, Split] = {}
     for number, run in enumerate(runs):
         rows = run.rows("split")
         counts = DataFrame(rows[:MOST_CLIENTS]).filter(like="class_").fillna(0).astype(int)
         if counts.size:
             counts.columns = counts.columns.str.removeprefix("class_")
-            counts.index = [run.called(int(row["client"])) for row in rows[:MOST_CLIENTS]]
+            counts.index = [run.client_label(int(row["client"])) for row in rows[:MOST_CLIENTS]]
             different.setdefault(repr(rows), Split([], counts)).runs.append(number)
     return list(different.values())
 
 
 def split_words(split: Split, runs: Runs) -> str:
-    """Whose split it is, and how uneven: for the caption of its picture."""
+    """Caption of a split's picture: which runs have it, and how uneven it is."""
     members = [runs[number] for number in split.runs]
     rows = members[0].rows("split")
     classes = [_classes(row) for row in rows]
     sizes = [int(row["train_samples"]) for row in rows]
     names = ", ".join(run.name for run in members)
     whose = "" if len(members) == len(runs) else f"{names}: "
-    shown = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
-    samples = f"{min(sizes)} to {max(sizes)} training samples"
-    of_classes = f"of {min(classes)} to {max(classes)} classes"
-    apart = unlike_words(members[0])
-    return f"{whose}{len(sizes)} clients{shown} with {samples} {of_classes}{apart}"
+    note = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
+    sample_range = f"{min(sizes)} to {max(sizes)} training samples"
+    class_range = f"of {min(classes)} to {max(classes)} classes"
+    distances = distance_words(members[0])
+    return f"{whose}{len(sizes)} clients{note} with {sample_range} {class_range}{distances}"
 
 
 MEASURES = {
@@ -63,11 +62,12 @@ MEASURES = {
     "feature_shift": "inputs {:.2f} standard deviations",
     "feature_shift_within": "classes {:.2f}",
 }
-"""Measures of how unlike clients' data are, in words."""
+"""Phrases for the mean distances between clients' data, by name in summary.json."""
 
 
-def unlike_words(run: RunResult) -> str:
-    """How far its clients are apart, means over pairs; empty where summary.json does not say."""
+def distance_words(run: RunResult) -> str:
+    """Phrase on the mean distances between its clients' data (label distributions and inputs, over
+    pairs of clients); empty if summary.json has none."""
     words = []
     for name, measure in MEASURES.items():
         mean = run.facts.get(f"heterogeneity_{name}")
@@ -77,16 +77,18 @@ def unlike_words(run: RunResult) -> str:
 
 
 def split_table(split: Split) -> DataFrame:
-    """Training samples, a row for each client and a column for each class; an empty cell stands for
-    none."""
+    """Table of training samples by client and class; 0 is an empty cell."""
     counts = split.counts.add_prefix("class ")
     rows = MOST_CELLS // (1 + counts.shape[1])
     return counts.astype(str).replace("0", "")[:rows].rename_axis("client")
 
 
-def own_worth(runs: Runs) -> DataFrame:
-    """The worth of a client's own data by layer: 1 less `noise_share_LAYER` in the last round that
-    has it, of the runs whose relation measures it. Without such a run there are no rows."""
+def own_data_value(runs: Runs) -> DataFrame:
+    """Table of the value of a client's own data by layer (row) and run (column).
+
+    It is 1 - `noise_share_LAYER` of metrics.csv, which relations such as `selfkapc`'s measure, in
+    the last round that has it. The table is empty if no run has such a relation.
+    """
     last = {}
     for run in runs:
         table = DataFrame(run.rows("metrics")).filter(like="noise_share_")
@@ -99,23 +101,23 @@ def own_worth(runs: Runs) -> DataFrame:
 
 
 def table(runs: Runs) -> DataFrame:
-    """A row for each client, by its name or number: its samples, where all runs have one split, and
-    its scores."""
+    """Table with a row for each client: its score in each run, and its numbers of samples and
+    classes if all runs have the same split."""
     kind = CommonScore.of(runs).kind
     scores = [run.scores(kind)[0] for run in runs]
     is_shared = [split.runs for split in splits(runs)] == [list(range(len(runs)))]
     rows_of_split = runs[0].rows("split") if is_shared else []
     split = {int(row["client"]): row for row in rows_of_split}
-    clients = sorted(split.keys() | {client for of_run in scores for client in of_run})
-    shown, rows = runs[0].metric.shown, []
+    clients = sorted(split.keys() | {client for run_scores in scores for client in run_scores})
+    write, rows = runs[0].metric.shown, []
     for client in clients[:MOST_CLIENTS]:
-        cells = {"client": " / ".join(dict.fromkeys(run.called(client) for run in runs))}
+        cells = {"client": " / ".join(dict.fromkeys(run.client_label(client) for run in runs))}
         if row := split.get(client):
             cells["training samples"] = f"{row['train_samples']:.0f}"
             cells["test samples"] = f"{row['test_samples']:.0f}"
             cells["classes"] = str(_classes(row))
-        for run, of_run in zip(runs, scores, strict=True):
-            cells[run.name] = shown(of_run[client]) if client in of_run else NONE
+        for run, run_scores in zip(runs, scores, strict=True):
+            cells[run.name] = write(run_scores[client]) if client in run_scores else NONE
         rows.append(cells)
     names = ["training samples", "test samples", "classes"] if split else []
     columns = ["client", *names, *(run.name for run in runs)]
@@ -123,5 +125,5 @@ def table(runs: Runs) -> DataFrame:
 
 
 def _classes(row: Mapping[str, Any]) -> int:
-    """The number of classes of which a client has samples."""
+    """Count the classes of which a client has samples."""
     return sum(value > 0 for name, value in row.items() if name.startswith("class_"))

@@ -1,4 +1,4 @@
-"""The charts on runs: of the page, and as files."""
+"""Draw the charts on runs, for the page and for files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fl_lightning.lab.report.vector import (
     curve,
     finish,
     heat,
+    label_axes,
     legend_label,
-    name_places,
     panels,
 )
 from fl_lightning.results.result import AXES, MIB, RunResult
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 Figures = dict[str, "Figure"]
 BINS = 5
-"""Points of a calibration curve, each of as many samples. Ours: a small client's test part has some
-ten samples a point."""
+"""Points of a calibration curve, with equally many samples each. Ours: a small client then has some
+ten test samples a point."""
 RECEIVERS = 3
-"""Clients whose layers are drawn in files, as by the callback `heatmaps`."""
+"""Clients of which heatmaps by layer are written to files, as by the callback `heatmaps`."""
 
 
 def colours(runs: Runs) -> list[str]:
-    """The colour of each run; runs that differ in nothing but their seed share one."""
+    """Colour of each run; runs that differ only in their seed share one."""
     return [COLOURS[group % len(COLOURS)] for group in group_of_each(runs)]
 
 
 def drawn_columns(metric: Metric) -> dict[str, str]:
-    """Columns of metrics.csv that may be drawn by round, each with its title."""
+    """Columns of metrics.csv with scores to draw by round, each with its title."""
     by_judge = {
         metric.of("mean"): "mean, by each run's own judge",
         metric.of("worst"): "worst 10 %, by each run's own judge",
@@ -53,19 +53,27 @@ def drawn_columns(metric: Metric) -> dict[str, str]:
 
 
 def draw(runs: Runs) -> Figures:
-    """The charts of the page by the names of their places and files."""
+    """Draw the charts of the page; keys are their ids in the page, and names of files."""
     drawn: Figures = {}
-    for charts in (score_curves, losses, fairness, sizes, kinds, costs, newcomer_curve):
+    for charts in (
+        score_curves,
+        losses,
+        fairness,
+        bytes_by_round,
+        bytes_by_kind,
+        costs,
+        newcomer_curve,
+    ):
         drawn |= charts(runs)
     for number, split in enumerate(clients.splits(runs)):
         drawn[f"split-{number}"] = _split(split)
     for number, run in enumerate(runs):
         drawn |= certainty(run, number)
         if run.ledger and not words_if_constant(run.ledger.share):
-            ways = (("down", "received"), ("up", "sent"))
-            for share, (way, verb) in zip(
+            directions = (("down", "received"), ("up", "sent"))
+            for share, (direction, verb) in zip(
                 run.ledger.share,
-                ways,
+                directions,
                 strict=True,
             ):
                 names = ("round", "layer", f"share of the cohort that {verb} the layer")
@@ -76,30 +84,30 @@ def draw(runs: Runs) -> Figures:
                     names,
                     weights=False,
                 )
-                drawn[f"ledger-{way}-{number}"] = figure
+                drawn[f"ledger-{direction}-{number}"] = figure
     return drawn
 
 
-def relations(runs: Runs) -> Figures:
-    """For files: of each run's last kept round who receives from whom, and what the first
-    receivers get of each layer."""
+def relation_heatmaps(runs: Runs) -> Figures:
+    """Draw each run's last stored relation: the mean over layers, and by layer the rows of the
+    first `RECEIVERS` clients."""
     drawn = {}
     for number, run in enumerate(runs):
         rounds = run.relation_rounds
         view = run.files.intact_relation(rounds[-1]) if rounds else None
         if view is None:
             continue
-        words = f"weight in round {rounds[-1]}"
-        receivers = [run.called(client) for client in view.receivers]
-        sources = [run.called(client) for client in view.sources]
-        names = ("source client", "receiving client", f"{words}, mean over the layers")
+        meaning = f"weight in round {rounds[-1]}"
+        receivers = [run.client_label(client) for client in view.receivers]
+        sources = [run.client_label(client) for client in view.sources]
+        names = ("source client", "receiving client", f"{meaning}, mean over the layers")
         drawn[f"relation-{number}"] = heat(
             view.rows.mean(axis=1),
             receivers,
             sources,
             names,
         )
-        names = ("source client", "layer", words)
+        names = ("source client", "layer", meaning)
         for receiver, rows in zip(
             view.receivers[:RECEIVERS],
             view.rows,
@@ -114,13 +122,13 @@ def relations(runs: Runs) -> Figures:
 
 
 def score_curves(runs: Runs) -> Figures:
-    """Scores by round and by what it took to get there, of the column that runs are compared by;
-    and by round of the other columns."""
+    """Draw the score by which runs are compared over round, bytes and time; and all other scores
+    over round."""
     metric, compared = runs[0].metric, CommonScore.of(runs).column
-    words = drawn_columns(metric)
-    columns = [name for name in words if any(run.has(name) for run in runs)]
+    titles = drawn_columns(metric)
+    columns = [name for name in titles if any(run.has(name) for run in runs)]
     drawn = {}
-    title = f"{metric.words} ({words.get(compared)})"
+    title = f"{metric.words} ({titles.get(compared)})"
     for axis in AXES if compared in columns else ():
         figure, [axes] = panels([""], 3.9)
         if _curves(axes, runs, {compared: ("-", "")}, axis):
@@ -128,8 +136,8 @@ def score_curves(runs: Runs) -> Figures:
             drawn["accuracy" if axis == "round" else f"accuracy-{axis}"] = figure
     others = [name for name in columns if name != compared]
     if others:
-        figure, every = panels([words[name] for name in others])
-        for axes, name in zip(every, others, strict=True):
+        figure, all_axes = panels([titles[name] for name in others])
+        for axes, name in zip(all_axes, others, strict=True):
             _curves(axes, runs, {name: ("-", "")})
             finish(axes, "round", metric.words, metric.rises)
         drawn["accuracy-kinds"] = figure
@@ -137,7 +145,7 @@ def score_curves(runs: Runs) -> Figures:
 
 
 def unmeasured(runs: Runs) -> list[str]:
-    """Names the axes that some runs have not measured in every round."""
+    """Say which axes (bytes, times) lack a value in some rounds, of which runs."""
     lines = []
     for axis, words in AXES.items():
         without = [run.name for run in runs if run.rows("metrics") and run.axis(axis) is None]
@@ -147,13 +155,13 @@ def unmeasured(runs: Runs) -> list[str]:
 
 
 def losses(runs: Runs) -> Figures:
-    """Losses of local training by round, the proximal term alone where there is one."""
+    """Draw the loss of local training by round, and its proximal term as a line of its own."""
     columns = {"train_loss": ("-", " · loss"), "coaching_loss": (":", " · proximal term alone")}
     return _from_zero("losses", runs, columns, "mean over the clients", least=0.0)
 
 
-def sizes(runs: Runs) -> Figures:
-    """Bytes by round."""
+def bytes_by_round(runs: Runs) -> Figures:
+    """Draw uploaded and downloaded bytes by round."""
     columns = {"upload_bytes": ("-", " · up"), "download_bytes": (":", " · down")}
     name, size = unit([value for run in runs for column in columns for value in run.column(column)])
     return _from_zero(
@@ -166,9 +174,16 @@ def sizes(runs: Runs) -> Figures:
 
 
 def _from_zero(
-    name: str, runs: Runs, columns: Mapping[str, tuple[str, str]], title: str, **keys: Any
+    name: str,
+    runs: Runs,
+    columns: Mapping[str, tuple[str, str]],
+    title: str,
+    **keys: Any,
 ) -> Figures:
-    """A chart by round whose axis begins at 0; none without values. `keys`: of `_curves`."""
+    """Draw columns over round, from 0 up; returns no chart without values.
+
+    `keys`: further arguments of `_curves`.
+    """
     figure, [axes] = panels([""])
     if not _curves(axes, runs, columns, **keys):
         return {}
@@ -185,31 +200,37 @@ def _curves(
     size: int = 1,
     least: float = -math.inf,
 ) -> bool:
-    """Draws lines of columns of metrics.csv over an axis; by round runs that differ in their seed
-    alone are one line with a band, over those that have got so far. Returns whether there is any.
+    """Draw columns of metrics.csv over an axis. Over rounds, runs that differ only in their seed
+    are one line with a band, over the runs that have reached each round.
 
     Args:
-        columns: the dashes of each, and how the names of its lines end.
-        size: what values are divided by.
+        axes: matplotlib's axes.
+        runs: the runs.
+        columns: by name of the column, the line style and the end of the line's label.
+        axis: name of the axis in `AXES`.
+        size: unit by which values are divided.
         least: columns without a value above it are left out.
+
+    Returns:
+        Whether anything was drawn.
     """
     bands = seed_groups(runs) if axis == "round" else []
-    single = set(range(len(runs))).difference(*bands)
+    single_runs = set(range(len(runs))).difference(*bands)
     colour = colours(runs)
     scale = MIB / _unit_of(runs)[1] if axis == "mib" else 1
-    for members in sorted([*bands, *([number] for number in single)]):
+    for members in sorted([*bands, *([number] for number in single_runs)]):
         label = runs[members[0]].name
         if others := len(members) - 1:
             label += f" and {others} more seed{'s' * (others > 1)}"
-        places: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
+        positions: list[float] = max((runs[number].axis(axis) or [] for number in members), key=len)
         for column, (dashes, ending) in columns.items():
             rows = [Series(runs[number].column(column), dtype=float) for number in members]
             table = concat(rows, axis=1).T / size
-            if places and (table > least).any(axis=None):
+            if positions and (table > least).any(axis=None):
                 look = {"color": colour[members[0]], "linestyle": dashes}
                 curve(
                     axes,
-                    np.array(places) * scale,
+                    np.array(positions) * scale,
                     table,
                     label + ending,
                     look,
@@ -226,7 +247,7 @@ def _unit_of(runs: Runs) -> tuple[str, int]:
 
 
 def unit(sizes: Sequence[float]) -> tuple[str, int]:
-    """The unit that suits the greatest of `sizes` (bytes), and its bytes."""
+    """Choose GiB or MiB for the greatest of `sizes` (bytes); returns its name and its bytes."""
     greatest = max((value for value in sizes if math.isfinite(value)), default=0)
     return ("GiB", 1024 * MIB) if greatest >= 10 * 1024 * MIB else ("MiB", MIB)
 
@@ -235,32 +256,33 @@ def unit(sizes: Sequence[float]) -> tuple[str, int]:
 
 
 def fairness(runs: Runs) -> Figures:
-    """Every client's score, in order from the worst."""
-    by = CommonScore.of(runs)
-    metric = by.metric
+    """Draw all clients' scores, sorted from worst to best."""
+    common = CommonScore.of(runs)
+    metric = common.metric
     figure, [axes] = panels([""])
     for run, colour in zip(runs, colours(runs), strict=True):
-        defined = filter(math.isfinite, run.scores(by.kind)[0].values())
+        defined = filter(math.isfinite, run.scores(common.kind)[0].values())
         scores = sorted(defined, key=metric.merit)
         if scores:
-            places = (np.arange(len(scores)) + 0.5) / len(scores)
+            positions = (np.arange(len(scores)) + 0.5) / len(scores)
             label = legend_label(run.name)
             axes.plot(
-                places,
+                positions,
                 scores,
                 "o-",
                 color=colour,
                 markersize=4,
                 label=label,
             )
-    words = metric.words if by.kind is None else f"{metric.words} ({MODELS[by.kind]})"
+    label_of_y = metric.words if common.kind is None else f"{metric.words} ({MODELS[common.kind]})"
     axes.set(xlim=(0, 1), xticks=[])
-    finish(axes, "clients, from worst to best", words, metric.rises)
+    finish(axes, "clients, from worst to best", label_of_y, metric.rises)
     return {"fairness-order": figure} if axes.lines else {}
 
 
 def newcomer_curve(runs: Runs) -> Figures:
-    """Held-out clients' mean score by labelled samples, with the spread over clients."""
+    """Draw held-out clients' mean score over their number of labelled samples, with the standard
+    deviation over clients."""
     metric = runs[0].metric
     by_run = [newcomers.scores(run) for run in runs]
     counts = sorted({count for scores in by_run for count in scores})
@@ -273,7 +295,8 @@ def newcomer_curve(runs: Runs) -> Figures:
     ):
         if scores:
             x = [counts.index(count) for count in scores]
-            means, spread = zip(*((np.mean(v), np.std(v)) for v in scores.values()), strict=True)
+            means = [np.mean(values) for values in scores.values()]
+            spread = [np.std(values) for values in scores.values()]
             look: dict[str, Any] = {
                 "color": colour,
                 "marker": "o",
@@ -294,48 +317,48 @@ def newcomer_curve(runs: Runs) -> Figures:
 
 
 def certainty(run: RunResult, number: int) -> Figures:
-    """Of the run with this number, by client: the ROC curve of two classes, and how often what is
-    predicted with a probability comes true."""
+    """Draw calibration curves by client, and for two classes ROC curves; `number`: index of the
+    run, for the chart's name."""
     from sklearn.calibration import calibration_curve
     from sklearn.metrics import roc_auc_score, roc_curve
 
     table = run.predictions
-    chances = table.filter(regex="^probability_")
-    classes = np.array([name.removeprefix("probability_") for name in chances])
+    probabilities = table.filter(regex="^probability_")
+    classes = np.array([name.removeprefix("probability_") for name in probabilities])
     if not len(classes):
         return {}
     is_binary = len(classes) == 2
-    certain = chances.max(axis=1)
-    predicted = classes[chances.to_numpy().argmax(axis=1)]
+    probability = probabilities.max(axis=1)
+    predicted = classes[probabilities.to_numpy().argmax(axis=1)]
     if is_binary:
-        certain, predicted = chances.iloc[:, 1], classes[1]
-    table = table.assign(certain=certain, true=table.label == predicted)
+        probability, predicted = probabilities.iloc[:, 1], classes[1]
+    table = table.assign(probability=probability, true=table.label == predicted)
     titles = ["ROC", "calibration"] if is_binary else ["calibration"]
-    figure, every = panels(titles, 3.9)
+    figure, all_axes = panels(titles, 3.9)
     by_client = itertools.islice(table.groupby("client"), len(COLOURS))
     for colour, (client, rows) in zip(COLOURS, by_client, strict=False):
-        look: dict[str, Any] = {"color": colour, "linewidth": 1.2}
-        name = legend_label(run.called(client))
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.2}
+        name = legend_label(run.client_label(client))
         if is_binary and rows.true.nunique() == 2:
-            false_rate, true_rate, _ = roc_curve(rows.true, rows.certain)
-            area = roc_auc_score(rows.true, rows.certain)
-            every[0].plot(
+            false_rate, true_rate, _ = roc_curve(rows.true, rows.probability)
+            area = roc_auc_score(rows.true, rows.probability)
+            all_axes[0].plot(
                 false_rate,
                 true_rate,
                 label=f"{name}, {area:.2f}",
-                **look,
+                **style,
             )
         share, mean = calibration_curve(
             rows.true,
-            rows.certain,
+            rows.probability,
             n_bins=BINS,
             strategy="quantile",
         )
-        every[-1].plot(mean, share, marker=".", label=name, **look)
-    whose = classes[1] if is_binary else "the predicted class"
-    words = [("false alarms", f"cases found ({whose})")] if is_binary else []
-    words.append((f"probability of {whose}", "how often it is true"))
-    for axes, names in zip(every, words, strict=True):
+        all_axes[-1].plot(mean, share, marker=".", label=name, **style)
+    class_name = classes[1] if is_binary else "the predicted class"
+    labels = [("false alarms", f"cases found ({class_name})")] if is_binary else []
+    labels.append((f"probability of {class_name}", "how often it is true"))
+    for axes, names in zip(all_axes, labels, strict=True):
         axes.plot(
             [0, 1],
             [0, 1],
@@ -348,21 +371,21 @@ def certainty(run: RunResult, number: int) -> Figures:
 
 
 def _split(split: clients.Split) -> Figure:
-    """A dot for each client and class, its area in proportion to the samples."""
+    """Draw a dot for each client and class, its area proportional to the training samples."""
     counts = split.counts.to_numpy().T
     rows, columns = np.nonzero(counts)
     figure, [axes] = panels([""])
     area = counts[rows, columns] / counts.max() * 90
     axes.scatter(columns, rows, s=area, color="#440154")
-    name_places(axes, split.counts.index, split.counts.columns, "client", "class")
+    label_axes(axes, split.counts.index, split.counts.columns, "client", "class")
     return figure
 
 
 # ---------------------------------------------------------------- bytes and costs
 
 
-def kinds(runs: Runs) -> Figures:
-    """Bars of the bytes of each run by kind."""
+def bytes_by_kind(runs: Runs) -> Figures:
+    """Draw bars of each run's bytes by kind of content, up and down."""
     table = DataFrame(
         {
             f"{run.name} {way}": {kind: sizes[k] for kind, sizes in run.ledger.kinds.items()}
@@ -387,8 +410,12 @@ def kinds(runs: Runs) -> Figures:
 
 
 def words_if_constant(share: np.ndarray) -> str:
-    """A sentence if, either way, the shares (2, L, rounds) of all layers in all rounds are equal;
-    empty if there is something to see."""
+    """Sentence that replaces the maps of which layers were sent, if these maps are constant; empty
+    if they are not.
+
+    Args:
+        share: (2, layers, rounds) share of the cohort that received each layer, and that sent it.
+    """
     if not share.any():
         return "no layer was ever sent or received"
     least, most = share.min(axis=(1, 2)), share.max(axis=(1, 2))
@@ -411,9 +438,11 @@ CHANNEL = {
 
 
 def costs(runs: Runs) -> Figures:
-    """Seconds by phase, modelled seconds by what they went into, operations by what they were for.
+    """Draw bars of seconds by phase, modelled seconds of the channel by cause, and operations by
+    purpose.
 
-    Operations are of runs that counted all of theirs alone: a part would look like the whole.
+    Runs that did not count all operations are left out of the last: a part would look like the
+    whole.
     """
     counted = [run for run in runs if flops(run) is not None]
     charts = (
@@ -422,8 +451,8 @@ def costs(runs: Runs) -> Figures:
         ("cost-flops", FLOPS, counted, ""),
     )
     drawn = {}
-    for name, columns, listed, title in charts:
-        measured = [run for run in listed if run.has(*columns)]
+    for name, columns, runs_of_chart, title in charts:
+        measured = [run for run in runs_of_chart if run.has(*columns)]
         parts = {
             words: np.array([np.nansum(run.column(column)) for run in measured])
             for column, words in columns.items()

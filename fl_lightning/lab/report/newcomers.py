@@ -1,5 +1,5 @@
-"""Clients that were held out of a run: how the models that they are given fare, over labelled
-samples."""
+"""Tabulate scores of newcomers: clients that were held out of a run and then given a model, trained
+with a few labelled samples or none."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from pandas import DataFrame
 
 from fl_lightning.foundation.metric import FURTHER, Metric
-from fl_lightning.lab.report.tables import of_runs, percent
+from fl_lightning.lab.report.tables import percent, run_table
 from fl_lightning.lab.report.words import NONE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import Runs
 
 
 def scores(run: RunResult, metric: Metric | None = None) -> dict[int, list[float]]:
-    """Scores of its newcomers by labelled samples of each class (of a regression: in all),
-    ascending. `metric`: another than the run's."""
+    """Scores of a run's newcomers by number of labelled samples (of each class; for a regression in
+    all), ascending. `metric`: None for the run's."""
     name = (metric or run.metric).name
     by_count: dict[int, list[float]] = {}
     for row in sorted(run.rows("newcomers"), key=lambda row: row["samples_per_class"]):
@@ -25,22 +25,23 @@ def scores(run: RunResult, metric: Metric | None = None) -> dict[int, list[float
 
 
 def table(runs: Runs) -> DataFrame:
-    """How each run's method comes to such a model, and mean scores."""
+    """Table of each run's newcomers: who they are, the method's rule for their model, and mean
+    scores."""
     samples = "labelled samples" + (" a class" if runs[0].metric.rises else "")
     rows = {
         "held out": [", ".join(_names(run)) or NONE for run in runs],
         "a newcomer gets": [str(run.facts.get("newcomer_rule", NONE)) for run in runs],
     }
-    return of_runs(runs, rows | _means(runs, samples))
+    return run_table(runs, rows | _means(runs, samples))
 
 
-def further(runs: Runs) -> DataFrame:
-    """Mean scores by further metrics; without rows where none was asked for."""
+def further_metrics(runs: Runs) -> DataFrame:
+    """Table of newcomers' mean scores in `FURTHER` metrics; empty if none was configured."""
     rows: dict[str, list[str]] = {}
     for metric in FURTHER.values():
         means = _means(runs, "labelled samples a class", metric)
         rows |= {f"{metric.words}, {samples}": cells for samples, cells in means.items()}
-    return of_runs(runs, rows)
+    return run_table(runs, rows)
 
 
 def _means(
@@ -48,7 +49,7 @@ def _means(
     samples: str,
     metric: Metric | None = None,
 ) -> dict[str, list[str]]:
-    """By labelled samples, of each run the mean over newcomers in words."""
+    """Rows of mean scores over newcomers, one for each number of labelled samples."""
     by_run = [scores(run, metric) for run in runs]
     words = runs[0].metric.shown if metric is None else percent
     rows = {}
@@ -59,6 +60,6 @@ def _means(
 
 
 def _names(run: RunResult) -> list[str]:
-    """Its newcomers by name, or by number in the split of all."""
+    """Names of a run's newcomers; without a name, the number among all clients."""
     numbers = run.facts.get("held_out_clients", [])
     return [run.newcomer_names.get(number, str(number)) for number in numbers]

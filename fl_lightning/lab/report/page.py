@@ -1,4 +1,4 @@
-"""The page on runs: template, style, script and charts put into one file that needs no network."""
+"""Render the page on runs: one HTML file with style, script and charts that opens offline."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 MARKER = '<meta name="generator" content="fl-train report'
-"""Near the top of every page: a file that has it may be overwritten."""
+"""Text near the top of every page; a file that contains it may be overwritten."""
 
 
 def render(runs: Runs) -> str:
-    """The HTML of the page on `runs`."""
+    """Render the page as HTML."""
     from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
 
     for run in runs:
-        for table in TABLES:  # reading notes what cannot be read
+        for table in TABLES:  # adds notes on unreadable files, which the page shows
             run.rows(table)
     drawn = figures.draw(runs)
     relation = pictures.relations(runs)
@@ -53,7 +53,7 @@ def render(runs: Runs) -> str:
         clients=_clients(relation),
         splits=[(clients.split_words(s, runs), clients.split_table(s)) for s in splits],
         by_client=clients.table(runs),
-        own_worth=clients.own_worth(runs),
+        own_data_value=clients.own_data_value(runs),
         notes=lambda section: [
             f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])
         ],
@@ -61,7 +61,8 @@ def render(runs: Runs) -> str:
 
 
 def template(package: str, file: str = "page.html.j2") -> Template:
-    """A template of a package, which may extend base.html.j2; every name must be given."""
+    """Load a template of a package. It may extend base.html.j2; rendering it with an undefined
+    variable raises."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folders = [str(files(name)) for name in (package, "fl_lightning.lab.report")]
@@ -76,9 +77,13 @@ def template(package: str, file: str = "page.html.j2") -> Template:
 
 
 def _clients(relation: dict[str, Any]) -> dict[int, str]:
-    """Of the clients that are shown one by one, the name (of one number several, if runs differ) or
-    number."""
+    """Names of the clients with pictures of their own, by number; different names in different runs
+    are joined."""
     rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
     shown = sorted({client for picture in rounds for client in picture["clients"]})
     names = [run.get("names", {}) for run in relation["runs"]]
-    return {c: " / ".join(dict.fromkeys(of_run.get(c, str(c)) for of_run in names)) for c in shown}
+    joined = {}
+    for client in shown:
+        own_names = [of_run.get(client, str(client)) for of_run in names]
+        joined[client] = " / ".join(dict.fromkeys(own_names))
+    return joined

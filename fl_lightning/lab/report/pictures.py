@@ -1,8 +1,8 @@
-"""Heatmaps as bytes: the relation by round, and which layers travelled.
+"""Encode relations as small heatmaps that the page's script draws.
 
-A page of a long run must stay small. So a cell is one byte, 254 steps between the ends of its
-picture's colours; the few cells beyond the end (a client's own weight, mostly) are numbers beside
-it; and long runs show some rounds only.
+To keep pages of long runs small, a cell is one byte: one of 254 steps between the ends of the
+picture's colours. The few values above the end (mostly a client's own weight) are listed as
+numbers, and long runs show some of their rounds only.
 """
 
 from __future__ import annotations
@@ -12,29 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.results.ledger import unread
+from fl_lightning.results.ledger import unread_note
 from fl_lightning.results.record import RelationView
 from fl_lightning.results.runs import Runs
 
 STEPS, OVER, MISSING = 253, 254, 255
-"""Greatest code of a value within the colours, codes of a value beyond them and of one that is not
-finite."""
+"""Greatest code of a value within the colours; code of a value above them; code of NaN and
+infinity."""
 BUDGET = 6_000_000
-"""Characters of the page that all relations together may take."""
+"""Characters of the page that all relations may take together."""
 MOST_ROUNDS, FEWEST_ROUNDS = 100, 4
-"""Rounds that the slider shows at most, and at least as long as leaving out clients makes room for
-them."""
+"""Greatest number of rounds of the slider, and the number below which clients are left out
+first."""
 ROUNDED = 1e-6
-"""By how much equal weights may differ: they were worked out and kept as 32-bit numbers."""
+"""Greatest difference between weights that count as equal: they were stored with 32 bits."""
 MOST_NAMES = 6
-"""Layers that a sentence names."""
+"""Layers that a sentence names at most."""
 
 Picture = dict[str, Any]
 
 
 def encode(values: np.ndarray, high: float | None = None) -> Picture:
-    """A picture of `values` (rows, columns): `low` and `high` ends of the colours, `codes`
-    (base64), `over`."""
+    """Encode a matrix as a picture.
+
+    Args:
+        values: (rows, columns).
+        high: value at the end of the colours; None: the greatest.
+
+    Returns:
+        Keys `low` and `high` (values at the ends of the colours), `codes` (one byte a cell, in
+        base64) and `over` (the values above `high`, in reading order).
+    """
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
     low = float(values[finite].min(initial=0.0))
@@ -52,22 +60,27 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
     }
 
 
-def top(values: np.ndarray, is_own: np.ndarray) -> float | None:
-    """Where the colours of a relation end: at 1.5 times the greatest weight of another client's
-    model, beside which a client's own weight (`is_own`) would leave the rest one colour; None: at
-    the greatest value."""
+def colour_end(values: np.ndarray, is_own: np.ndarray) -> float | None:
+    """Choose the end of a relation's colours: 1.5 times the greatest weight of another client.
+
+    Up to a client's own weight (`is_own`), often far greater, all others would have one colour.
+    None: the greatest value is less than that, and is the end.
+    """
     others = values[~is_own & np.isfinite(values)].max(initial=0.0)
     end = float(1.5 * others)
     return end if 0 < end < values.max() else None
 
 
 def relations(runs: Runs) -> dict[str, Any]:
-    """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures`
-    by round, `names` of clients by number, and in words what is `constant` in all of them: empty
-    where there is something to see.
+    """Encode the relations of all runs for the page's script; adds notes to runs of which rounds or
+    clients are left out.
 
-    A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients`
-    (layers x sources by receiver). What is left out is added to the runs' notes.
+    Returns:
+        Keys `rounds` (numbers on the slider), `of` (number of rounds with a relation), `palette`
+        (RGB bytes, in base64) and `runs`. Each run has `layers`, `names` of clients by number,
+        `pictures` by round, and `constant`: a sentence if all clients are alike in all pictures,
+        else "". A round has `receivers`, `sources`, the picture `overview` (receivers, sources) and
+        by receiver in `clients` a picture (layers, sources).
     """
     from matplotlib import colormaps
 
@@ -78,11 +91,11 @@ def relations(runs: Runs) -> dict[str, Any]:
             absent = f"{run.rounds_done - present} of {run.rounds_done}"
             run.notes["relation"].append(f"{absent} rounds have no relation file")
     rounds, details = _plan(runs, rounds_of)
-    shown = []
+    entries = []
     for run in runs:
         pictures: dict[int, Any] = {}
         layers: list[str] = []
-        words: set[str] = set()
+        sentences: set[str] = set()
         unread_rounds = []
         for number in rounds if run.name in details else []:
             if number not in rounds_of[run.name]:
@@ -92,31 +105,32 @@ def relations(runs: Runs) -> dict[str, Any]:
                 unread_rounds.append(number)
             else:
                 layers = view.layers
-                words.add(_same(view))
+                sentences.add(_words_if_alike(view))
                 pictures[number] = _round(view, details[run.name])
-        run.notes["relation"] += unread(unread_rounds)
-        constant = words.pop() if len(words) == 1 else ""
-        of_run = {
+        run.notes["relation"] += unread_note(unread_rounds)
+        constant = sentences.pop() if len(sentences) == 1 else ""
+        entry = {
             "layers": layers,
             "pictures": pictures,
             "constant": constant,
         }
-        shown.append(of_run | ({"names": run.client_names} if run.client_names else {}))
+        entries.append(entry | ({"names": run.client_names} if run.client_names else {}))
     viridis = colormaps["viridis"](np.arange(256), bytes=True)
     return {
-        "rounds": [t for t in rounds if any(t in of_run["pictures"] for of_run in shown)],
+        "rounds": [t for t in rounds if any(t in entry["pictures"] for entry in entries)],
         "of": len(set().union(*rounds_of.values())),
-        "runs": shown,
+        "runs": entries,
         "palette": base64.b64encode(viridis[:, :3].tobytes()).decode(),
     }
 
 
 def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[str, int]]:
-    """Rounds to show, and by run the number of receivers in detail: `BUDGET` is shared out evenly.
-    A run that is too large even for overviews is left out."""
+    """Choose the rounds to show, and for each run the number of receivers with pictures of their
+    own, so that each run stays within its equal part of `BUDGET`. Runs for which even overviews are
+    too large are left out."""
     every = sorted(set().union(*rounds_of.values()))
-    shown = min(len(every), MOST_ROUNDS)
-    fewest = min(shown, FEWEST_ROUNDS)
+    count_of_rounds = min(len(every), MOST_ROUNDS)
+    fewest = min(count_of_rounds, FEWEST_ROUNDS)
     details: dict[str, int] = {}
     for run in runs:
         views = map(run.files.intact_relation, reversed(rounds_of[run.name]))
@@ -127,7 +141,7 @@ def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[
         receivers, layers, sources = view.rows.shape
         overview, detail = _cost(receivers, sources), _cost(layers, sources)
         budget = BUDGET / len(runs)
-        # as many receivers as fit where few rounds are shown, then as many rounds as fit
+        # as many receivers as fit with the fewest rounds, then as many rounds as fit
         count = int((budget / fewest - overview) // detail)
         if count < 0:
             run.notes["relation"].append(f"{receivers} clients are too many for this page")
@@ -137,23 +151,20 @@ def _plan(runs: Runs, rounds_of: dict[str, list[int]]) -> tuple[list[int], dict[
             run.notes["relation"].append(
                 f"layer by layer, only the first {count} of each round's cohort are shown"
             )
-        shown = min(shown, int(budget // (overview + count * detail)))
-    places = np.linspace(0, len(every) - 1, shown).round().astype(int)
+        count_of_rounds = min(count_of_rounds, int(budget // (overview + count * detail)))
+    indices = np.linspace(0, len(every) - 1, count_of_rounds).round().astype(int)
     last = {numbers[-1] for numbers in rounds_of.values() if numbers}
-    return sorted(last | {every[place] for place in places}), details
+    return sorted(last | {every[k] for k in indices}), details
 
 
 def _cost(rows: int, columns: int) -> int:
-    """Characters of a picture: its codes in base64, the numbers beyond, labels."""
+    """Estimate the characters of a picture: codes in base64, numbers in `over`, and keys."""
     return rows * columns * 4 // 3 + 8 * rows + 90
 
 
-def _same(view: RelationView) -> str:
-    """In words a relation in which no client differs from another: of each layer all receive one
-    mix, or their own.
-
-    Empty for any other.
-    """
+def _words_if_alike(view: RelationView) -> str:
+    """Describe a relation in which all clients are alike: of each layer all receive the same mix,
+    or each its own model. Empty for any other relation."""
     identity = np.equal.outer(view.receivers, view.sources)
     unmixed = [
         name for k, name in enumerate(view.layers) if np.array_equal(view.rows[:, k], identity)
@@ -180,10 +191,11 @@ def _round(view: RelationView, details: int) -> Picture:
         is_own,
         strict=False,
     ):
-        clients[receiver] = encode(rows, top(rows, np.broadcast_to(sources, rows.shape)))
+        end = colour_end(rows, np.broadcast_to(sources, rows.shape))
+        clients[receiver] = encode(rows, end)
     return {
         "receivers": view.receivers,
         "sources": view.sources,
-        "overview": encode(overview, top(overview, is_own)),
+        "overview": encode(overview, colour_end(overview, is_own)),
         "clients": clients,
     }

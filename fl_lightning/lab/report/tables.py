@@ -1,5 +1,6 @@
-"""The page's tables, as text: what ran, when a target was reached, what came out, how clients
-differ. A column for each run, unless said otherwise; the index heads the rows."""
+"""Tabulate for the page what was run, when targets were reached, final scores and costs, and
+differences between clients. Tables have text cells, a column for each run and row names as index,
+unless said otherwise."""
 
 from __future__ import annotations
 
@@ -17,18 +18,19 @@ from fl_lightning.lab.report.words import NONE, model_words, text
 from fl_lightning.results import provenance
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
-from fl_lightning.results.result import AXES, MIB, RunResult, one_class, worst_tenth
+from fl_lightning.results.result import AXES, MIB, RunResult, one_class_note, worst_tenth
 from fl_lightning.results.runs import CommonScore, Runs, differing, differing_keys, have_same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
 Fact = Callable[[RunResult], str]
+"""Function that gives a run's cell in one row."""
 Rows = dict[str, list[str]]
-"""Cells of each row, one for each run."""
+"""Cells by row, one for each run."""
 
 
-def of_runs(runs: Runs, rows: Rows) -> DataFrame:
-    """A table with a column for each run."""
+def run_table(runs: Runs, rows: Rows) -> DataFrame:
+    """Make a table of rows, with a column for each run."""
     return DataFrame.from_dict(
         rows,
         orient="index",
@@ -36,13 +38,13 @@ def of_runs(runs: Runs, rows: Rows) -> DataFrame:
     )
 
 
-def of_facts(runs: Runs, facts: dict[str, Fact]) -> Rows:
-    """A row for each fact."""
+def fact_rows(runs: Runs, facts: dict[str, Fact]) -> Rows:
+    """Make a row of each fact by calling it for each run."""
     return {name: [fact(run) for run in runs] for name, fact in facts.items()}
 
 
 def overview(runs: Runs) -> DataFrame:
-    """What was run."""
+    """Table of what was run: method, model, data, federation, training."""
     facts: dict[str, Fact] = {
         "method": lambda run: words.method(run, runs),
         "model": lambda run: words.component(run.config.get("model")),
@@ -61,20 +63,22 @@ def overview(runs: Runs) -> DataFrame:
     if any("privacy_epsilon" in run.summary for run in runs):
         facts["privacy"] = privacy
     if any("client_groups" in run.summary for run in runs):
-        facts["grouped"] = grouped
-    return of_runs(runs, of_facts(runs, facts))
+        facts["grouped"] = client_groups
+    return run_table(runs, fact_rows(runs, facts))
 
 
-def grouped(run: RunResult) -> str:
-    """The layers that are mixed within groups, and who is in each."""
-    groups = [", ".join(map(run.called, group)) for group in run.summary.get("client_groups", [])]
+def client_groups(run: RunResult) -> str:
+    """List the layers that are mixed within groups of clients, and the groups' members."""
+    groups = [
+        ", ".join(map(run.client_label, group)) for group in run.summary.get("client_groups", [])
+    ]
     layers = ", ".join(run.summary.get("grouped_layers", []))
     return f"in {layers}: {' | '.join(groups)}" if groups else NONE
 
 
 def privacy(run: RunResult) -> str:
-    """Epsilon and delta of the run, and whose data they are about; a method's own report names what
-    it covers."""
+    """State epsilon and delta of the run, and the unit that they protect (such as a client); a
+    method with its own report states what it covers instead of a unit."""
     summary = run.summary
     if "privacy_epsilon" not in summary:
         return "nothing is protected"
@@ -87,7 +91,8 @@ def privacy(run: RunResult) -> str:
 
 
 def remarks(runs: Runs) -> list[str]:
-    """What must be known before any number is believed."""
+    """List caveats for the top of the page: unfinished and smoke runs, made-up data, clients of one
+    class, different judges."""
     lines = []
     for run in runs:
         if not run.finished:
@@ -97,105 +102,106 @@ def remarks(runs: Runs) -> list[str]:
         elif run.setting("smoke"):
             smoke = "a smoke run (a few samples and steps): its accuracies mean little"
             lines.append(f"{run.name} is {smoke}.")
-        if alike := one_class(run):
+        if alike := one_class_note(run):
             lines.append(f"{run.name}: {alike}.")
     return lines + judges(runs)
 
 
 def judges(runs: Runs) -> list[str]:
-    """Where the runs have different judges: by which kind of model they are compared."""
-    by = CommonScore.of(runs)
-    if not by.differ:
+    """List a sentence on the kind of model by which runs with different judges are compared; empty
+    if all have the same judge."""
+    common = CommonScore.of(runs)
+    if not common.differ:
         return []
     judged = [run for run in runs if run.has(run.metric.of("mean"))]
     judges_of_runs = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in judged)
     line = f"Each run has a judge of its own ({judges_of_runs})."
-    if by.kind is None:
-        none = "No kind of model was scored in all: each number is by its run's own judge."
-        return [f"{line} {none} Do not compare them."]
-    shared = f"All are compared by what all were scored by: {model_words(by.kind)}."
+    if common.kind is None:
+        without = "No kind of model was scored in all: each number is by its run's own judge."
+        return [f"{line} {without} Do not compare them."]
+    shared = f"All are compared by what all were scored by: {model_words(common.kind)}."
     return [f"{line} {shared} Each run's own judge is shown as well."]
 
 
 def incomparable(runs: Runs) -> list[str]:
-    """Keys that differ between the runs although a comparison needs them equal."""
+    """List keys that differ between the runs and should not in a comparison."""
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
     if have_same_seeds(runs):
-        keys -= {"seed"}  # what bands over seeds are made of
-    of_data = any(key.startswith(("data.", "federation.", "smoke")) for key in keys)
-    # no such key differs, but the samples do: name the key under which users look for data
-    if not of_data and _other_samples(runs):
+        keys -= {"seed"}  # each method has runs of the same seeds
+    is_explained = any(key.startswith(("data.", "federation.", "smoke")) for key in keys)
+    # samples differ, but no key that would explain it: name the one where users look for data
+    if not is_explained and _have_other_samples(runs):
         keys.add("data.root")
-    # `auto` may stand for different kinds of model: what counts is whether there is one that all
-    # were scored by
+    # judges may differ as long as one kind of model was scored in all runs
     keys -= {"evaluation.judge"}
-    by = CommonScore.of(runs)
-    if by.differ and by.kind is None:
+    common = CommonScore.of(runs)
+    if common.differ and common.kind is None:
         keys.add("evaluation.judge")
     return sorted(keys)
 
 
-def _other_samples(runs: Runs) -> bool:
-    """Whether runs are known to have trained on different data, or with one seed on different
-    samples of them."""
-    if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
+def _have_other_samples(runs: Runs) -> bool:
+    """Whether runs are known to have trained on different data sets, or runs of the same seed on
+    different samples."""
+    if len({provenance.source_digest(run.folder) for run in runs} - {None}) > 1:
         return True
-    digests = {(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs}
+    digests = {(repr(run.setting("seed")), provenance.data_digest(run.folder)) for run in runs}
     seeds = [seed for seed, digest in digests if digest is not None]
     return len(seeds) > len(set(seeds))
 
 
 def differences(runs: Runs) -> DataFrame:
-    """Every setting that is not the same in all runs."""
+    """Table of the settings that differ between runs."""
     rows = {key: [text(value) for value in values] for key, values in differing(runs)}
-    # no arguments and none that is known look alike
-    return of_runs(runs, {key: cells for key, cells in rows.items() if len({*cells}) > 1})
+    # different values may have the same text: empty arguments, and an unknown value
+    return run_table(runs, {key: cells for key, cells in rows.items() if len({*cells}) > 1})
 
 
 # ---------------------------------------------------------------- time to accuracy
 
 
 def targets(runs: Runs) -> list[float]:
-    """Even scores (0.8, 0.85, ...), the easiest first, that a run reached and not all runs began
-    with: the hardest few.
+    """Choose round target scores (such as 0.8 and 0.85), at most `MOST_TARGETS`, from easy to hard.
 
-    Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way
-    apart.
+    At least one run reached each of them, and at least one run did not begin with it. Accuracies
+    are five points apart, or less if there would be none; errors are a round step apart, about an
+    eighth of the range.
     """
-    by = CommonScore.of(runs)
+    common = CommonScore.of(runs)
     curves = []
     for run in runs:
-        values = [value for value in run.column(by.column) if math.isfinite(value)]
+        values = [value for value in run.column(common.column) if math.isfinite(value)]
         curves += [values] if values else []
     if not curves:
         return []
     first = [curve[0] for curve in curves]
-    if not by.metric.rises:
-        return _falling(max(first), min(map(min, curves)))
-    begun, highest = min(first), max(map(max, curves))
+    if not common.metric.rises:
+        return _error_targets(max(first), min(map(min, curves)))
+    lowest, highest = min(first), max(map(max, curves))
     for parts in (20, 50, 100, 200):
-        steps = [k / parts for k in range(1, parts + 1) if begun < k / parts <= highest]
+        steps = [k / parts for k in range(1, parts + 1) if lowest < k / parts <= highest]
         if steps:
             return steps[-MOST_TARGETS:]
     return []
 
 
-def _falling(begun: float, least: float) -> list[float]:
-    """Even numbers between the greatest error that a run began with and the least that one reached,
-    falling."""
-    if begun <= least:
+def _error_targets(greatest: float, least: float) -> list[float]:
+    """Choose round numbers between the greatest first error of a run and the least error of all,
+    descending."""
+    if greatest <= least:
         return []
-    rough = (begun - least) / MOST_TARGETS
+    rough = (greatest - least) / MOST_TARGETS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return [k * step for k in range(math.ceil(least / step), math.ceil(begun / step))][::-1]
+    multiples = range(math.ceil(least / step), math.ceil(greatest / step))
+    return [k * step for k in reversed(multiples)]
 
 
 def reached(
     run: RunResult, target: float, column: str = "mean_accuracy"
 ) -> dict[str, float | None] | None:
-    """Where on each axis the score in `column` first was `target` or better; None if it never
-    was."""
+    """Find the first point on each of `AXES` at which the score in `column` was `target` or better;
+    None if there is none."""
     merit = COLUMNS[column].merit
     for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
@@ -205,32 +211,32 @@ def reached(
 
 
 def scored_seldom(runs: Iterable[RunResult]) -> str:
-    """What a target reached means where rounds are not all scored; empty where they are."""
-    every = sorted({int(run.setting("evaluation.every") or 1) for run in runs})
-    least, most = every[0], every[-1]
+    """Warn that targets are noticed late if only every n-th round is scored; empty if all are."""
+    intervals = sorted({int(run.setting("evaluation.every") or 1) for run in runs})
+    least, most = intervals[0], intervals[-1]
     if most == 1:
         return ""
     spacing = f"{least} to {most}" if least < most else str(most)
     late = f"up to {most - 1} rounds too late" if most > 2 else "up to a round too late"
-    begin = f"runs are scored every {spacing} rounds: a target is seen {late}"
-    return f"{begin}, and its bytes and seconds count them"
+    warning = f"runs are scored every {spacing} rounds: a target is seen {late}"
+    return f"{warning}, and its bytes and seconds count them"
 
 
 def time_to_accuracy(runs: Runs) -> list[tuple[str, list[list[str]]]]:
-    """Targets, and what it took each run to reach each: round, MiB, seconds of the channel and on
-    the clock."""
-    table, by = [], CommonScore.of(runs)
+    """List each target, and for each run the cells: round, MiB, modelled and measured time at which
+    it was reached."""
+    table, common = [], CommonScore.of(runs)
     for target in targets(runs):
         lines = []
         for run in runs:
-            costs = reached(run, target, by.column)
+            costs = reached(run, target, common.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
                 times = [known(costs[name], seconds) for name in ("channel", "wall")]
                 cells = [f"{costs['round']:.0f}", known(costs["mib"], mib), *times]
             lines.append(cells)
-        words = f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}"
-        table.append((words, lines))
+        target_words = f"{100 * target:g} %" if common.metric is ACCURACY else f"{target:.4g}"
+        table.append((target_words, lines))
     return table
 
 
@@ -242,14 +248,14 @@ def _at_best(
     column: str,
     shown: str,
 ) -> str:
-    """`shown` in the round that is best by `column`."""
+    """Format the score in the column `shown`, in the round that is best by `column`."""
     best = run.best(column)[1]
-    rows = [row for row in run.judged(shown) if row["round"] == best]
+    rows = [row for row in run.rows_with(shown) if row["round"] == best]
     return _in_round(run, rows, shown)
 
 
 def _last(run: RunResult, column: str) -> str:
-    return _in_round(run, run.judged(column), column)
+    return _in_round(run, run.rows_with(column), column)
 
 
 def _in_round(
@@ -257,43 +263,42 @@ def _in_round(
     rows: Sequence[Row],
     column: str,
 ) -> str:
-    """A score in the last of `rows`, and its round."""
+    """Format the score in the last of `rows`, and its round."""
     if not rows:
         return NONE
     return f"{run.metric.shown(rows[-1][column])} (round {rows[-1]['round']:.0f})"
 
 
-def on_global_test(runs: Runs) -> Rows:
-    """The rows of what came out on the test set of all clients, for each kind of model that a run
-    scored on it."""
+def global_test_rows(runs: Runs) -> Rows:
+    """Make rows of scores on the common test set of all clients, by kind of model."""
     metric = CommonScore.of(runs).metric
     rows = {}
     for kind, model in MODELS.items():
         column = metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
-            begin = f"test set of all, {model}: "
+            prefix = f"test set of all, {model}: "
             best = [_at_best(run, column, column) for run in runs]
-            ended = [known(run.summary.get(f"final_{column}"), run.metric.shown) for run in runs]
-            rows[f"{begin}best round (optimistic)"] = best
-            rows[f"{begin}last judged round"] = [_last(run, column) for run in runs]
-            rows[f"{begin}all clients at the end"] = ended
+            at_end = [known(run.summary.get(f"final_{column}"), run.metric.shown) for run in runs]
+            rows[f"{prefix}best round (optimistic)"] = best
+            rows[f"{prefix}last judged round"] = [_last(run, column) for run in runs]
+            rows[f"{prefix}all clients at the end"] = at_end
     return rows
 
 
-def by_judge(runs: Runs) -> Rows:
-    """The rows of what came out: by the kind of model that runs are compared by, then by their own
-    judges."""
-    by = CommonScore.of(runs)
-    metric, mean = by.metric, by.metric.of("mean")
-    rows, prefix = {}, "own judge: " if by.differ else ""
-    if by.differ and by.kind:
-        rows = _of_kind(
+def score_rows(runs: Runs) -> Rows:
+    """Make rows of scores: first of the kind of model by which runs are compared, if their judges
+    differ, then of each run's own judge."""
+    common = CommonScore.of(runs)
+    metric, mean = common.metric, common.metric.of("mean")
+    rows, prefix = {}, "own judge: " if common.differ else ""
+    if common.differ and common.kind:
+        rows = _round_rows(
             runs,
             "",
-            by.column,
-            [by.kind] * len(runs),
+            common.column,
+            [common.kind] * len(runs),
         )
-    rows |= _of_kind(
+    rows |= _round_rows(
         runs,
         prefix,
         mean,
@@ -302,43 +307,43 @@ def by_judge(runs: Runs) -> Rows:
     chosen = [_at_best(run, metric.of("validation"), mean) for run in runs]
     if set(chosen) != {NONE}:
         rows[f"{prefix}round chosen on validation data"] = chosen
-    end = f"{prefix}all clients at the end: "
-    rows[f"{end}model"] = [final_words(run.summary) if run.finished else NONE for run in runs]
+    at_end = f"{prefix}all clients at the end: "
+    rows[f"{at_end}model"] = [final_words(run.summary) if run.finished else NONE for run in runs]
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = [run.summary.get(metric.of(f"final_{key}")) for run in runs]
-        rows[f"{end}{name}"] = [known(value, metric.shown) for value in values]
+        rows[f"{at_end}{name}"] = [known(value, metric.shown) for value in values]
     for further in FURTHER.values():
-        cells = [_averaged(run, further.name) for run in runs]
+        cells = [_final_mean(run, further.name) for run in runs]
         if set(cells) != {NONE}:
-            rows[f"{end}{further.mean_words}"] = cells
+            rows[f"{at_end}{further.mean_words}"] = cells
     return rows
 
 
-def _of_kind(
+def _round_rows(
     runs: Runs,
-    before: str,
+    prefix: str,
     column: str,
     kinds: list[str | None],
 ) -> Rows:
-    """The rows of scores in rounds, of models of these kinds."""
+    """Make rows of scores in the best and the last round, for each run's kind of model."""
     metric = runs[0].metric
     parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
     of_clients = []
     for run, kind in zip(runs, kinds, strict=True):
-        # a run of unknown judge, None, has no such column, and so 0 clients
+        # without a known judge (None) there is no such column, hence 0 clients
         score, clients = run.mean_of_bests(metric.by(str(kind)))
         of_clients.append(f"{metric.shown(score)} ({clients} clients)" if clients else NONE)
     best = [_at_best(run, column, column) for run in runs]
     return {
-        f"{before}model": [model_words(kind) for kind in kinds],
-        f"{before}best round, chosen on {parts} data (optimistic)": best,
-        f"{before}mean of each client's best round (even more optimistic)": of_clients,
-        f"{before}last judged round": [_last(run, column) for run in runs],
+        f"{prefix}model": [model_words(kind) for kind in kinds],
+        f"{prefix}best round, chosen on {parts} data (optimistic)": best,
+        f"{prefix}mean of each client's best round (even more optimistic)": of_clients,
+        f"{prefix}last judged round": [_last(run, column) for run in runs],
     }
 
 
-def _averaged(run: RunResult, name: str) -> str:
-    """The mean of one of `FURTHER` over the final models, and of how many clients it is."""
+def _final_mean(run: RunResult, name: str) -> str:
+    """Format the mean of a `FURTHER` metric over final models, and its number of clients."""
     mean, clients = (run.summary.get(f"final_{key}_{name}") for key in ("mean", "clients"))
     return f"{percent(mean)} (of {clients} clients)" if isinstance(mean, int | float) else NONE
 
@@ -347,11 +352,11 @@ AGREEMENT = (
     "true groups found in the relation, last round (adjusted Rand index; 1: all, 0: by chance)"
 )
 OPTIONAL = ("modelled", "operations", "peak", "true groups")
-"""Beginnings of rows that are left out where no run has a value."""
+"""Beginnings of the names of rows that are left out if no run has a value."""
 
 
 def scores(runs: Runs) -> DataFrame:
-    """What came out and what it cost."""
+    """Table of scores and costs."""
 
     def total(
         column: str,
@@ -384,21 +389,21 @@ def scores(runs: Runs) -> DataFrame:
         "peak memory, server's share": peak("memory_server_mib"),
         AGREEMENT: _agreement,
     }
-    rows = by_judge(runs) | on_global_test(runs)
-    for name, cells in of_facts(runs, facts).items():
+    rows = score_rows(runs) | global_test_rows(runs)
+    for name, cells in fact_rows(runs, facts).items():
         if set(cells) != {NONE} or not name.startswith(OPTIONAL):
             rows[name] = cells
-    return of_runs(runs, rows)
+    return run_table(runs, rows)
 
 
 def _agreement(run: RunResult) -> str:
-    """The last round's `rand_index`, where true groups are known."""
-    judged = run.judged("rand_index")
+    """Format the last `rand_index`; a dash if planted groups are not known."""
+    judged = run.rows_with("rand_index")
     return f"{judged[-1]['rand_index']:.2f}" if judged else NONE
 
 
 def fairness(runs: Runs) -> DataFrame:
-    """How far apart the clients of a run are."""
+    """Table of the clients' final scores: mean, spread, worst, median, best."""
     kind = CommonScore.of(runs).kind
     names = ("mean", "spread (std)", "worst client", "worst 10 %, mean", "median", "best client")
     columns = {}
@@ -429,12 +434,12 @@ FLOPS = {
     "flops_penalty": "proximal term",
     "flops_server": "server",
 }
-"""Columns of metrics.csv that count operations, in words."""
+"""Names of the columns of metrics.csv that count operations."""
 
 
 def flops(run: RunResult) -> float | None:
-    """Floating-point operations of the whole run, of clients and server; None unless all of them
-    were counted."""
+    """Sum the run's floating-point operations of clients and server; None unless all were
+    counted."""
     return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
 
 
@@ -442,12 +447,12 @@ def flops(run: RunResult) -> float | None:
 
 
 def percent(value: float) -> str:
-    """An accuracy in 0..1."""
+    """Format a share from 0 to 1 in percent."""
     return f"{100 * value:.2f} %"
 
 
 def mib(value: float) -> str:
-    """So many MiB, in GiB or KiB where that reads better."""
+    """Format a number of MiB, in KiB, MiB or GiB."""
     if 0 < value < 0.1:
         return f"{value * 1024:.1f} KiB"
     if value >= 10_240:
@@ -456,7 +461,7 @@ def mib(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds, minutes or hours."""
+    """Format a number of seconds, in seconds, minutes or hours."""
     if value >= 7200:
         return f"{value / 3600:,.1f} h"
     if 0 < value < 0.1:
@@ -465,13 +470,13 @@ def seconds(value: float) -> str:
 
 
 def operations(value: float) -> str:
-    """Floating-point operations, in the unit that suits them."""
+    """Format a number of floating-point operations, such as "9 GFLOP"."""
     unit, size = flop_unit(value)
     return f"{value / size:.3g} {unit}"
 
 
 def flop_unit(value: float) -> tuple[str, int]:
-    """FLOP to EFLOP, as suits `value`, and how many operations that is."""
+    """Choose the unit for `value` operations, from FLOP to EFLOP; returns its name and size."""
     power = min(6, int(math.log10(value) // 3)) if value >= 1 else 0
     return f"{('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP", 1000**power
 
@@ -481,5 +486,6 @@ def known(
     write: Callable[[float], str],
     unit: float = 1,
 ) -> str:
-    """A number as text; a dash where it is not known."""
+    """Format a number divided by `unit` by the function `write`; a dash if it is no finite
+    number."""
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE

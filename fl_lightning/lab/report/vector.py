@@ -1,5 +1,5 @@
-"""Helpers of all charts (vector graphics, and PNG), by matplotlib: colours by method, curves with
-bands, heatmaps, and files of them. Equal numbers give equal bytes."""
+"""Draw charts with matplotlib: colours by method, curves with bands, heatmaps; write them as SVG,
+PDF or PNG. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fl_lightning.configuration.config import check
-from fl_lightning.drawing.heatmap import MISSING, NEGATIVE, WEIGHT_TICKS, extension, weight_scale
+from fl_lightning.drawing.heatmap import (
+    MISSING,
+    NEGATIVE,
+    WEIGHT_TICKS,
+    colour_bar_ends,
+    weight_scale,
+)
 from fl_lightning.foundation.files import write_whole
 
 if TYPE_CHECKING:
@@ -27,30 +33,32 @@ COLOURS = (
     *("#2a78d6", "#e8672c", "#1a9e6d", "#b8860b", "#7a5cd0"),
     *("#d6455d", "#0f9bb3", "#c456a8", "#6b8e23", "#8a7f74"),
 )
-"""Legible on white and on black; from the eleventh method on they begin anew, dashed."""
+"""Colours of methods, legible on white and on black; from the eleventh method on they are used
+again, with dashes."""
 DASHES = ("-", "--", ":")
 LISTED = "figures.json"
-"""Names of the pictures that reports have made in a folder."""
+"""File that lists the pictures that reports have written to its folder."""
 WIDTH = 5.5
-"""Inches of a panel: a column of most papers, or the text of a page with one."""
+"""Width of a panel in inches: a column of most papers, or the text of a one-column page."""
 DPI = 150
 LINE = 0.18
-"""Inches of a line of a legend, about."""
+"""Approximate height of a legend's line in inches."""
 ABREAST = 45
-"""Letters of all names below a picture, beyond which they would run into each other."""
+"""Letters that fit below a picture; with more, names are turned."""
 LONGEST = 46
-"""Letters of a name; a longer one would leave its axes no room."""
+"""Letters of a name at most; longer ones would leave no room for the axes."""
 LETTERS = 66
-"""Of a legend's line, with six for each dash."""
+"""Letters of a legend's line; each entry's dash takes six."""
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each method, by its place: the same in all charts of a page."""
+    """Colour and line style of each method, by its position in `names`, for all charts of a
+    page."""
     looks = {}
     for number, name in enumerate(dict.fromkeys(names)):
-        repeat, place = divmod(number, len(COLOURS))
+        repeat, index = divmod(number, len(COLOURS))
         looks[name] = {
-            "color": COLOURS[place],
+            "color": COLOURS[index],
             "linestyle": DASHES[repeat % len(DASHES)],
         }
     return looks
@@ -59,28 +67,40 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def panels(
     titles: Sequence[str], height: float = 0.62 * WIDTH, one_scale: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel of `height` inches for each title, two beside each other. `one_scale`:
-    all have the same x axis."""
+    """Make a figure with a panel for each title, in two columns.
+
+    Args:
+        titles: titles of the panels.
+        height: height of a panel in inches.
+        one_scale: whether all panels share one x axis.
+    """
     from matplotlib.figure import Figure
 
     across = min(2, len(titles))
     down = math.ceil(len(titles) / across)
     size = (WIDTH * across, height * down)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    every = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel().tolist()
-    for axes in every[len(titles) :]:
+    all_axes = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel().tolist()
+    for axes in all_axes[len(titles) :]:
         axes.remove()
-    for axes, title in zip(every, titles, strict=False):
+    for axes, title in zip(all_axes, titles, strict=False):
         axes.set_title(literal(title), fontsize=10)
         axes.tick_params(labelbottom=True)
         axes.spines[["top", "right"]].set_visible(False)
-    return figure, every[: len(titles)]
+    return figure, all_axes[: len(titles)]
 
 
 def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:
-    """A line of means over `values` (seeds, T) that are there, in a band of one standard deviation
-    (n - 1) on either side; places without a value are left out, a single place is a point with a
-    bar."""
+    """Draw the mean over seeds as a line, in a band of one standard deviation (n - 1) on either
+    side; a single point gets an error bar instead.
+
+    Args:
+        axes: matplotlib's axes.
+        x: (T,) positions.
+        values: (seeds, T); NaN are ignored, and positions without any value are left out.
+        label: name in the legend.
+        look: keywords of `Axes.plot`, with `color`.
+    """
     from pandas import DataFrame
 
     table = DataFrame(values).set_axis(list(x), axis=1).dropna(axis=1, how="all")
@@ -102,12 +122,12 @@ def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:
 
 
 def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
-    """Name the axes and draw grid and legend, above the axes where names are many or long."""
+    """Name the axes, and draw a grid and a legend: above the axes if its names are many or long."""
     from matplotlib.ticker import PercentFormatter
 
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
-    # one round: matplotlib would find no whole number beside it
+    # a single round: matplotlib finds no other whole number for a tick
     if x == "round" and axes.dataLim.width == 0:
         axes.set_xticks([axes.dataLim.x0])
     elif x == "round":
@@ -130,30 +150,36 @@ def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
 
 
 def _heighten(axes: Axes, inches: float) -> None:
-    """Make room for more text: what else is there keeps its size."""
+    """Make the figure taller for more text; everything else keeps its size."""
     figure: Any = axes.figure
     figure.set_figheight(figure.get_figheight() + inches)
 
 
 def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
-    """Stacked bars, one for each row, with the `parts` of each."""
+    """Draw a stacked bar for each row.
+
+    Args:
+        rows: names of the bars.
+        parts: by name of a part, its value in each bar.
+        title: label of the x axis.
+    """
     figure, [axes] = panels([""], 1.2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
-    places = range(len(rows))
+    positions = range(len(rows))
     for colour, (name, values) in zip(PARTS, parts.items(), strict=False):
         axes.barh(
-            places,
+            positions,
             values,
             left=left,
             color=colour,
             label=legend_label(name),
         )
         left = left + values
-    axes.set_yticks(places, [*map(literal, rows)])
+    axes.set_yticks(positions, [*map(literal, rows)])
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.grid(alpha=0.3)
-    # beside long names there is no room for it above the axes
+    # of the figure: above the axes, long row names leave no room
     figure.legend(
         frameon=False,
         fontsize="small",
@@ -164,6 +190,7 @@ def bars(rows: Sequence[str], parts: Mapping[str, Any], title: str) -> Figure:
 
 
 PARTS = ("#4e79a7", "#f2a65a", "#76b7b2", "#b07aa1", "#9c9c9c")
+"""Colours of the parts of stacked bars."""
 
 
 def heat(
@@ -173,10 +200,15 @@ def heat(
     names: tuple[str, str, str],
     weights: bool = True,
 ) -> Figure:
-    """`values` from 0 to 1, (rows, columns), as colours: `weights`, or shares.
+    """Draw values from 0 to 1 as a heatmap.
 
     Args:
-        names: of the columns, of the rows, and what the colours mean.
+        values: (rows, columns).
+        rows: names of the rows.
+        columns: names of the columns.
+        names: labels of the x axis, the y axis and the colours.
+        weights: whether values are weights of a relation, with that colour scale and its ticks;
+            otherwise the scale is linear.
     """
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
@@ -193,15 +225,30 @@ def heat(
         interpolation="nearest",
     )
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
-    ends: Any = extension(float(low), float(high), 1.0)
+    ends: Any = colour_bar_ends(float(low), float(high), 1.0)
     figure.colorbar(picture, ax=axes, label=names[2], extend=ends, **ticks).minorticks_off()
-    name_places(axes, columns, rows, names[0], names[1])
+    label_axes(axes, columns, rows, names[0], names[1])
     return figure
 
 
-def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
-    """Name both axes and the places on them, of many some ten each; long names below are turned,
-    side by side."""
+def label_axes(
+    axes: Axes,
+    columns: Sequence[Any],
+    rows: Sequence[Any],
+    x: str,
+    y: str,
+) -> None:
+    """Label both axes and the ticks on them.
+
+    Of many names about ten are shown; long names of columns are turned.
+
+    Args:
+        axes: matplotlib's axes.
+        columns: names along the x axis.
+        rows: names along the y axis.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         texts = [literal(str(names[k])) for k in shown]
@@ -213,14 +260,14 @@ def name_places(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str,
 
 
 def legend_label(label: str) -> str:
-    """A label for the legend. Invisible first: matplotlib leaves out labels that begin with an
-    underscore."""
+    """Prefix a label with an invisible letter, since matplotlib leaves out labels that begin with
+    an underscore."""
     return f"\u200b{literal(label)}"
 
 
 def literal(text: str) -> str:
-    """A name as matplotlib takes it: no formula between dollars, and the middle of a long one left
-    out."""
+    """Escape a name for matplotlib, so that dollars enclose no formula, and cut out the middle of a
+    long one."""
     short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
     return short.replace("$", r"\$")
 
@@ -234,7 +281,14 @@ def image(
     kind: Kind,
     made_by: str | None = None,
 ) -> bytes:
-    """A figure in a format; letters stay letters. `made_by`: kept in a PNG."""
+    """Render a figure; text in it stays text instead of outlines.
+
+    Args:
+        name: name from which ids in an SVG are derived, so that two on one page do not collide.
+        figure: the figure.
+        kind: format.
+        made_by: name of the program, stored in a PNG.
+    """
     import matplotlib as mpl
 
     undated: dict[Kind, Any] = {
@@ -254,11 +308,11 @@ def image(
 
 
 def svg(name: str, figure: Figure) -> str:
-    """An SVG element for a page, without the addresses that a file of its own would need."""
+    """Render an SVG element for a page, without the namespaces and metadata that a file needs."""
     text = image(name, figure, "svg").decode()
-    addresses = r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"'
+    left_out = r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"'
     return re.sub(
-        addresses,
+        left_out,
         "",
         text[text.index("<svg") :],
         flags=re.DOTALL,
@@ -268,31 +322,40 @@ def svg(name: str, figure: Figure) -> str:
 def write(
     pictures: Mapping[str, Figure], folder: Path, kind: Kind, made_by: str = "fl-train report"
 ) -> None:
-    """Write each picture to a file of its own, as `write_and_prune`."""
+    """Render each figure and write it to a file of its own, by `write_and_prune`."""
     contents = {name: image(name, figure, kind, made_by) for name, figure in pictures.items()}
     write_and_prune(folder, kind, contents)
 
 
 def write_and_prune(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> None:
-    """Write these pictures, and delete others that an earlier report has written in this format.
+    """Write files, and delete those that an earlier report has written in the same format.
+
+    Args:
+        folder: folder of the files.
+        kind: format.
+        pictures: content of each file, by its name without ending.
 
     Raises:
-        BadInput: a file that was not written by a report has one of their names.
+        BadInput: a file of one of these names exists that no report has written.
     """
-    before: set[str] = set()
+    written: set[str] = set()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = {
+        written = {
             Path(name).name for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))
         }
     contents = {f"{name}.{kind}": content for name, content in pictures.items()}
     for name in contents:
-        is_free = name in before or not (folder / name).exists()
-        requirement = "exists and was not written by a report: move it, or give another --out"
-        check("figures", kind, is_free, f"{folder / name} {requirement}")
-    stale = {name for name in before - contents.keys() if name.endswith(f".{kind}")}
+        check(
+            "figures",
+            kind,
+            name in written or not (folder / name).exists(),
+            f"{folder / name} exists and was not written by a report; move it, or give another "
+            "--out",
+        )
+    stale = {name for name in written - contents.keys() if name.endswith(f".{kind}")}
     for name in stale:
         (folder / name).unlink(missing_ok=True)
-    # before the pictures: after a kill the next report knows them
-    write_whole(folder / LISTED, json.dumps(sorted({*before, *contents} - stale)))
+    # listed before they are written: after a kill the next report may replace them
+    write_whole(folder / LISTED, json.dumps(sorted({*written, *contents} - stale)))
     for name, content in contents.items():
         write_whole(folder / name, content)

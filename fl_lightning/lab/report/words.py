@@ -1,4 +1,4 @@
-"""Settings of a run in words, as config.yaml gives them."""
+"""Describe the settings of a run, as stored in its config.yaml."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import ABSENT, Runs
 
 NONE = "–"
-"""The text where a value is not known."""
+"""Text for an unknown value."""
 
 
 def component(value: Any) -> str:
-    """A method or model as config.yaml gives it: its name and what it is built with."""
+    """Describe a method, a model or a list of models: "name (arguments)"."""
     if isinstance(value, list):
         return ", ".join(map(component, value))
     if not isinstance(value, dict):
@@ -27,16 +27,16 @@ def component(value: Any) -> str:
 
 
 def method(run: RunResult, runs: Runs) -> str:
-    """A run's method; beside other runs, with those arguments alone in which runs of the same
-    method differ."""
+    """Describe a run's method; beside other runs, only with arguments that differ between runs of
+    this method."""
     name, arguments = _parts(run)
     if len(runs) == 1 or not arguments:
         return component(run.config.get("method"))
-    same = [others for method_name, others in map(_parts, runs) if method_name == name]
+    same_method = [others for other_name, others in map(_parts, runs) if other_name == name]
     differing = {
         key: value
         for key, value in arguments.items()
-        if any(others.get(key) != value for others in same)
+        if any(others.get(key) != value for others in same_method)
     }
     return component(
         {
@@ -47,7 +47,7 @@ def method(run: RunResult, runs: Runs) -> str:
 
 
 def _parts(run: RunResult) -> tuple[Any, dict[str, Any]]:
-    """Name and arguments of the method; the whole, and none, where it has no arguments."""
+    """Split the method into description and arguments."""
     value: Any = run.config.get("method")
     arguments = value.get("init_args") if isinstance(value, dict) else None
     if not isinstance(arguments, dict):
@@ -56,7 +56,7 @@ def _parts(run: RunResult) -> tuple[Any, dict[str, Any]]:
 
 
 def data(run: RunResult) -> str:
-    """Source, partition and what it is like."""
+    """Describe the data: file or source, partition, and the partition's parameters."""
     root, source, partition = (
         run.setting(f"data.{key}") for key in ("root", "source", "partition")
     )
@@ -74,7 +74,7 @@ def data(run: RunResult) -> str:
 
 
 def clients(run: RunResult) -> str:
-    """How many there are, and how many of them were held out."""
+    """Number of clients, and of those that were held out."""
     held_out = run.facts.get("held_out_clients")
     number = text(run.setting("federation.clients"))
     if isinstance(held_out, list) and held_out:
@@ -83,12 +83,12 @@ def clients(run: RunResult) -> str:
 
 
 def rounds_done(run: RunResult) -> str:
-    """How many, and of how many."""
+    """Number of rounds done, of those asked for: "20 of 40"."""
     return f"{run.rounds_done} of {text(run.rounds_asked)}"
 
 
 def participation(run: RunResult) -> str:
-    """Share of the clients in a cohort."""
+    """Share of the clients in a round's cohort."""
     share = run.setting("federation.participation")
     if isinstance(share, int | float):
         return f"{100 * share:.3g}% of the clients a round"
@@ -96,7 +96,7 @@ def participation(run: RunResult) -> str:
 
 
 def judged_by(run: RunResult) -> str:
-    """Which kind of model the judge scores."""
+    """Describe the kind of model that the judge scores."""
     words = {
         "before": "what the client begins a round with, before local training",
         "after": "the client's model after local training",
@@ -108,12 +108,12 @@ def judged_by(run: RunResult) -> str:
 
 
 def model_words(kind: str | None) -> str:
-    """A kind of model."""
+    """Describe a kind of model, such as "after" or "global"; None: unknown."""
     return MODELS.get(kind or "", "kind of model unknown")
 
 
 def text(value: Any) -> str:
-    """Any value of a setting."""
+    """Format the value of a setting; a dash for None and absent values."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {text(item)}" for key, item in value.items()) or NONE
     if isinstance(value, list):
@@ -122,13 +122,13 @@ def text(value: Any) -> str:
 
 
 def local_training(run: RunResult) -> str:
-    """Its length in a round."""
+    """Length of local training in a round: steps, or else epochs."""
     steps = run.setting("federation.local_steps")
     return f"{steps} steps" if steps is not None else text(run.setting("federation.local_epochs"))
 
 
 def optimizer(run: RunResult) -> str:
-    """Its name, learning rate and whatever else is not 0."""
+    """Describe the optimiser: name, learning rate and decay; momentum and the like unless 0."""
     settings = run.setting("optimizer")
     if not isinstance(settings, dict):
         return NONE
@@ -142,7 +142,7 @@ def optimizer(run: RunResult) -> str:
 
 
 def samples(run: RunResult) -> str:
-    """How many there are, and how unevenly they are dealt."""
+    """Number of samples for training (with the range over clients) and for tests."""
     rows = run.rows("split")
     if not rows:
         return NONE

@@ -1,5 +1,5 @@
-"""The W&B workspace of a project: which panels it has, as W&B's web page reads it. Written the same
-every time."""
+"""Make a W&B workspace for a project: a saved view with panels for what runs log. Equal panels give
+equal bytes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fl_lightning.foundation.errors import BadInput, RunFailed
 from fl_lightning.foundation.extras import require
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.metric import FURTHER
-from fl_lightning.results.columns import shown
+from fl_lightning.results.columns import viewer_name
 from fl_lightning.results.opening import check_out
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
 
 VIEW_MARK = '"type": "project-view"'
-"""Near the beginning of each view that is kept as a file."""
+"""Text near the beginning of a file with a view, which may be overwritten."""
 VIEW = "fl_lightning"
-"""How the view is called unless told otherwise."""
+"""Default name of the view."""
 _BANDS = {
     "groupby": "Group",
     "groupby_aggfunc": "mean",
     "groupby_rangefunc": "stddev",
 }
-"""Runs of a group differ by their seed: their mean, and a band one standard deviation wide on
-either side."""
+"""Settings of curves and bars over runs of a group, which differ in their seed: their mean, with
+one standard deviation on either side."""
 _NEWCOMERS = tuple(f"newcomers/newcomer_mean_accuracy_{count}" for count in (0, 1, 5, 20))
 _JUDGE, _ROUND = "accuracy/own_judge_mean", "round"
 _VIEWS = """query Views($entity: String, $project: String) {
@@ -40,17 +40,19 @@ _VIEWS = """query Views($entity: String, $project: String) {
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what it is called, which kind it is, and the logged keys that it draws (a curve:
-    over `x`)."""
+    """One panel.
+
+    Args:
+        title: its title.
+        keys: logged keys that it draws.
+        kind: "curve" (over the key `x`), "bars", "table" or "pictures".
+        x: logged key of a curve's x axis.
+    """
 
     title: str
     keys: tuple[str, ...]
     kind: str = "curve"
     x: str = _ROUND
-
-
-def _curves(**titles: str) -> tuple[Panel, ...]:
-    return tuple(Panel(title, (key.replace("__", "/"),)) for key, title in titles.items())
 
 
 SECTIONS: dict[str, tuple[Panel, ...]] = {
@@ -70,21 +72,23 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     ),
     "Accuracy": (
         Panel("By each run's own judge", (_JUDGE,)),
-        *_curves(
-            accuracy__before="Before local training",
-            accuracy__after="After local training",
-            accuracy__global="Global model",
-            fairness__own_judge_worst_accuracy=(
-                "Worst tenth of the clients, by each run's own judge"
-            ),
-            fairness__own_judge_std_accuracy="Spread over clients (std), by each run's own judge",
+        Panel("Before local training", ("accuracy/before",)),
+        Panel("After local training", ("accuracy/after",)),
+        Panel("Global model", ("accuracy/global",)),
+        Panel(
+            "Worst tenth of the clients, by each run's own judge",
+            ("fairness/own_judge_worst_accuracy",),
+        ),
+        Panel(
+            "Spread over clients (std), by each run's own judge",
+            ("fairness/own_judge_std_accuracy",),
         ),
         Panel("Clients at the end", ("clients/final",), "table"),
     ),
     "Further metrics, where evaluation.metrics asks for them": tuple(
         Panel(
             f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge",
-            (shown(metric.of("mean")),),
+            (viewer_name(metric.of("mean")),),
         )
         for metric in FURTHER.values()
     ),
@@ -124,7 +128,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel("Operations of clients", ("cost/flops_forward", "cost/flops_backward")),
     ),
 }
-"""The workspace, section by section."""
+"""Panels of the workspace, by title of their section."""
 
 
 def view(
@@ -132,8 +136,8 @@ def view(
     project: str,
     name: str = VIEW,
 ) -> dict[str, Any]:
-    """The view as W&B keeps it: `displayName`, `entity`, `project`, `type` and `spec`. No network
-    is needed.
+    """Build the view as W&B stores it: `displayName`, `entity`, `project`, `type` and `spec`; works
+    offline.
 
     Raises:
         BadInput: the package wandb-workspaces is not installed.
@@ -148,7 +152,7 @@ def view(
 
 
 def _spec(workspace: Workspace) -> Any:
-    """The panels of a workspace as W&B keeps them."""
+    """Specification of a workspace's panels, as W&B stores it."""
     spec = workspace._to_model().spec
     return spec.model_dump(by_alias=True, exclude_none=True, mode="json")
 
@@ -158,10 +162,18 @@ def save(
     project: str,
     name: str = VIEW,
 ) -> tuple[str, bool]:
-    """Bring the view of this name at W&B to what `view` gives; returns where it is, and whether it
-    was saved.
+    """Save the view at W&B, unless the same view is there already.
 
-    Nothing is sent where the view is there and the same.
+    Args:
+        entity: W&B entity; None: the user's default.
+        project: W&B project, which must exist.
+        name: name of the view.
+
+    Returns:
+        The address of the view, and whether it was saved.
+
+    Raises:
+        BadInput: W&B has no such project, or wandb-workspaces is not installed.
     """
     import wandb
 
@@ -182,13 +194,13 @@ def save(
         raise BadInput(
             "project",
             f"{workspace.entity}/{project}",
-            "W&B has no such project yet: log a run to it first",
+            "W&B has no such project yet; log a run to it first",
         )
     nodes = [edge["node"] for edge in answer["allViews"]["edges"]]
-    there = next((node for node in nodes if node["displayName"] == name), None)
-    if there is not None:
-        workspace._internal_id, workspace._internal_name = there["id"], there["name"]
-        if json.loads(there["spec"]) == _spec(workspace):
+    saved = next((node for node in nodes if node["displayName"] == name), None)
+    if saved is not None:
+        workspace._internal_id, workspace._internal_name = saved["id"], saved["name"]
+        if json.loads(saved["spec"]) == _spec(workspace):
             return workspace.url, False
     wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
     try:
@@ -208,7 +220,7 @@ def _workspace(
     import wandb_workspaces.workspaces as workspaces
     from wandb_workspaces.expr import Metric
 
-    panels: Any = reports  # it says what it holds when it is imported
+    panels: Any = reports  # its names are made on import, unknown to type checkers
 
     def drawn(panel: Panel) -> Any:
         kinds: dict[str, Any] = {
@@ -230,7 +242,7 @@ def _workspace(
             ),
         }
         drawn_panel = kinds[panel.kind]()
-        # else it is drawn at random
+        # by default it is random
         drawn_panel._id = hashlib.blake2b(panel.title.encode(), digest_size=6).hexdigest()
         return drawn_panel
 
@@ -267,10 +279,19 @@ def dashboard(
     name: str,
     file: str | None,
 ) -> str:
-    """Saves the workspace at W&B where it has changed, or writes it to a file; returns where.
+    """Save the workspace at W&B if it has changed, or write it to a file.
+
+    Args:
+        entity: W&B entity; None: the user's default.
+        project: W&B project.
+        name: name of the view.
+        file: path of the file; None: save at W&B.
+
+    Returns:
+        A line with the file or the address.
 
     Raises:
-        RunFailed: W&B does not take it.
+        RunFailed: W&B cannot be reached, or refuses the view.
     """
     if file is not None:
         path = check_out(
@@ -287,7 +308,8 @@ def dashboard(
         where, is_new = save(entity, project, name)
     except BadInput:
         raise
-    except Exception as error:  # its text stays unsaid: it may hold parts of the key
-        reason = f"the view could not be saved ({type(error).__name__}); write it to --json FILE"
-        raise RunFailed(f"W&B: {reason}") from None
+    except Exception as error:  # its text is not shown: it may contain parts of the API key
+        raise RunFailed(
+            f"W&B: the view could not be saved ({type(error).__name__}); write it to --json FILE"
+        ) from None
     return f"dashboard: {where} ({'saved' if is_new else 'unchanged'})"

@@ -1,4 +1,4 @@
-"""The page on runs, or on a study: which it is, and where it is written."""
+"""Write the page on runs or on a study."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ def report(
     figures: Literal["svg", "pdf", "png"] | None,
     accept_changed_code: bool,
 ) -> str:
-    """Writes one page, and with `figures` each chart to a file of its own; returns where.
+    """Write one page, and with `figures` also a file for each chart.
 
     Args:
-        folders: run folders, folders of runs, or one study's.
-        out: the page; None: report.html, in a single folder.
-        figures: format of the charts' files.
+        folders: run folders, folders of runs, or the folder of one study.
+        out: path of the page; None: report.html, in the folder if there is only one.
+        figures: format of the charts' files; None: no files.
         accept_changed_code: for a study, as in `compare`.
+
+    Returns:
+        Lines with the paths of the page and of the folder of charts.
+
+    Raises:
+        BadInput: a folder does not exist or has no run, or a file is in the way.
     """
     check(
         "run",
@@ -41,7 +47,7 @@ def report(
     if page is None:
         page = os.fspath(Path(folders[0] if is_single else ".") / "report.html")
     study = StudyFolder(Path(folders[0]))
-    # of a regression methods are not compared: its runs are shown
+    # for a regression, a study has no comparison: show its runs
     if study and is_single and not study.is_regression():
         from fl_lightning.lab.study.comparison import report as report_study
 
@@ -70,7 +76,7 @@ def report(
     if figures is not None:
         charts = file.with_name(f"{file.stem}-figures")
         vector.write(
-            drawing.draw(runs) | drawing.relations(runs),
+            drawing.draw(runs) | drawing.relation_heatmaps(runs),
             charts,
             figures,
         )

@@ -40,7 +40,7 @@ from fl_lightning.lab.study.launch import train
 from fl_lightning.results import opening
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.owncode import ROUNDS
-from fl_lightning.results.provenance import processor, source_of, write_source
+from fl_lightning.results.provenance import processor, source_digest, write_source_digest
 from fl_lightning.results.runs import damage
 from fl_lightning.storage import manifest
 
@@ -231,7 +231,7 @@ def _rerun(
     check("out", out, is_new, "it exists; give a new folder")
     with unpacked(file) as folder, tempfile.TemporaryDirectory() as scratch:
         place = Path(out or Path(scratch) / Path(cell).name)
-        saved = opening.saved_layer(folder / cell)
+        saved = opening.saved_settings(folder / cell)
         assert saved is not None, "every run that was packed has one"
         with whole_folder(place):
             train(resolve([saved, {"loggers": None}, *layers]), place)
@@ -272,7 +272,7 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         **this_environment(),
         "runs": {run: environments_of(folder.path / run) for run in runs},
         "weights": {run: checkpoint_digest(folder.path / run) for run in runs},
-        "sources": {run: source_of(folder.path / run) for run in runs},
+        "sources": {run: source_digest(folder.path / run) for run in runs},
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
@@ -337,7 +337,7 @@ def unpacked(file: Path) -> Iterator[Path]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(folder)
         for run, source in sources.items():
-            write_source(folder / run, source)
+            write_source_digest(folder / run, source)
         yield folder
 
 
@@ -345,8 +345,7 @@ def checkpoint_digest(run: Path) -> str | None:
     """The SHA-256 of all tensors in a run's last intact checkpoint, the final models among them;
     None without one."""
     folder = run / "checkpoints"
-    manifests = (manifest.intact(folder, t) for t in manifest.rounds(folder))
-    newest = next(filter(None, manifests), None)
+    newest = next(iter(manifest.manifests(folder).values()), None)
     if newest is None:
         return None
     digest = hashlib.sha256()

@@ -18,7 +18,7 @@ from fl_lightning.foundation.log import in_time
 from fl_lightning.foundation.metric import ACCURACY, Metric, of_rows
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import by_key
-from fl_lightning.results.folder import RunFolder, final_kind
+from fl_lightning.results.folder import RunFolder, usual_final_kind
 from fl_lightning.results.runs import words as setting_words
 
 
@@ -74,7 +74,7 @@ def state_of(
     metric, judge = of_rows(rows), cell.get("judge")
     column = metric.by(judge) if judge else metric.of("mean")
     scores = [row[column] for row in rows if column in row] or [math.nan]
-    if has_ended and judge in (None, final_kind(summary)):
+    if has_ended and judge in (None, usual_final_kind(summary)):
         scores.append(float(summary.get(metric.of("final_mean"), scores[-1])))
     return CellState(
         cell,

@@ -53,7 +53,7 @@ def changed_files(
     earlier_code = set()
     for name in folder.run_names() if folder else []:
         if _has_begun(folder.path / name):
-            digests = owncode.recorded(folder.path / name)
+            digests = owncode.recorded_digests(folder.path / name)
             earlier_code.add((_row(name), tuple(digests.items())))
     accepted, changed = accepted_versions(folder.path), dict[str, str]()
     for parts in (owncode.COMPUTES, owncode.SHARED):
@@ -63,7 +63,7 @@ def changed_files(
             for earlier_row, code in earlier_code:
                 # code of methods and callbacks may differ between rows
                 if earlier_row == row or parts == owncode.SHARED:
-                    for name in owncode.changed(dict(code), present_digests):
+                    for name in owncode.changed_files(dict(code), present_digests):
                         if present_digests[name] not in accepted.get(name, []):
                             changed[name] = present_digests[name]
     return changed
@@ -105,7 +105,9 @@ def accept(
 def resume_flags(run: Path, config: Config) -> list[str]:
     """The flags that a SLURM job needs to resume the run in `run` if own code has changed and was
     accepted."""
-    differs = _has_begun(run) and owncode.changed(owncode.recorded(run), owncode.now(config))
+    differs = _has_begun(run) and owncode.changed_files(
+        owncode.recorded_digests(run), owncode.current_digests(config)
+    )
     return ["--accept_changed_code"] if differs else []
 
 

@@ -30,7 +30,7 @@ from fl_lightning.lab.study.groups import (
     training_alone,
 )
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.result import RunResult, one_class, worst_tenth
+from fl_lightning.results.result import RunResult, one_class_note, worst_tenth
 
 MIN_METHODS = 3
 """Fewest methods that are ranked over settings: for two, Wilcoxon's test says all."""
@@ -379,7 +379,7 @@ def _one_class_notes(runs: DataFrame) -> list[str]:
     """A note on rows whose final models predict one class, if accuracies are compared."""
     judges = [run.judge for run in runs.run]
     judged = runs[(runs.metric == ACCURACY.name) & (runs.model == judges)]
-    flags = judged.run.map(lambda run: bool(one_class(run)))
+    flags = judged.run.map(lambda run: bool(one_class_note(run)))
     rows = []
     for label, of_method in flags.groupby(judged.method, sort=False):
         if of_method.any():

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.configuration.config import Config, check, flat
-from fl_lightning.configuration.files import drop_gone
+from fl_lightning.configuration.files import drop_removed_keys
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import (
     Taken,
@@ -140,7 +140,7 @@ class StudyFolder:
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
                 raise TypeError("it is no mapping")
-        drop_gone(content.get("base"))
+        drop_removed_keys(content.get("base"))
         return content
 
     def is_regression(self) -> bool:

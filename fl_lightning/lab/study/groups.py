@@ -12,7 +12,7 @@ from fl_lightning.configuration.config import check
 from fl_lightning.foundation.errors import BadInput
 from fl_lightning.foundation.metric import MODELS
 from fl_lightning.lab.study.scores import tidy
-from fl_lightning.results.folder import NEVER
+from fl_lightning.results.folder import NEVER_TRAINED
 
 ALL = "all settings"
 """Title of the block over all settings."""
@@ -168,7 +168,7 @@ def _notes(
     """
     notes = []
     whose = runs.scored.value_counts(sort=False)
-    if len(whose) > 1 or any(NEVER in words for words in whose.index):
+    if len(whose) > 1 or any(NEVER_TRAINED in words for words in whose.index):
         counts = "; ".join(f"{words} ({number} runs)" for words, number in whose.items())
         notes.append(f"scores of {counts}")
     # other kinds of model than the judge's are scored for the cohort of a round only

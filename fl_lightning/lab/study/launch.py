@@ -18,7 +18,7 @@ from fl_lightning.configuration.config import Config, Start, check, flat
 from fl_lightning.configuration.files import (
     Layer,
     layer_of,
-    own_layers,
+    layers_without_base,
     read_config,
 )
 from fl_lightning.configuration.resolve import resolve, to_settings, to_yaml
@@ -189,7 +189,7 @@ def run_study(
     """
     folder = StudyFolder(Path(options.out))
     # resolving configs takes seconds
-    with signals.leaving(lambda: "fl-train: stopped before the study began"):
+    with signals.exit_at_signal(lambda: "fl-train: stopped before the study began"):
         definition, base, pairs = resolved_in(folder, definition, overrides)
     chosen = [pair for pair in pairs if pair[0] in part]
     settings = ", ".join(sorted(part.settings))
@@ -303,11 +303,11 @@ def train(
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
-    saved = opening.saved_layer(folder)
+    saved = opening.saved_settings(folder)
     if saved is not None:
-        opening.check_goes_on(saved, config, folder, accept)
+        opening.check_resumable(saved, config, folder, accept)
     start = Start(out=str(folder.parent), name=folder.name, resume=True)
-    with opening.opened(start, folder.name, config) as place:
+    with opening.open_run_folder(start, folder.name, config) as place:
         fit(config, place, resume=True, put_together=put_together)
 
 
@@ -361,7 +361,7 @@ def _base_layers(base: Any) -> Iterator[Layer]:
             for layer in layers:
                 layer.pop("loggers", None)
         else:
-            layers = own_layers("base", part)
+            layers = layers_without_base("base", part)
         for layer in layers:
             for key in layer.keys() & (_START - {"seed", "smoke"}):
                 raise BadInput(
@@ -443,7 +443,7 @@ def _run_here(
     from fl_lightning.lab.study.runner import follow
     from fl_lightning.lab.study.workers import one_by_one, serve_all
 
-    provenance.look()  # likewise once
+    provenance.collect_environment()  # likewise once
     configs = [config for _, config in chosen]
     processes = worker_count(workers, configs[0])
     runs_each = -(-len(chosen) // processes)
@@ -462,7 +462,9 @@ def _run_here(
         ended = sum(folder.finished(run.folder) for run, _ in chosen)
         return f"{ended} of {count} runs finished"
 
-    with opening.when_stopped(lambda: f"study: stopped with {progress()}; it goes on with: {line}"):
+    with opening.say_when_stopped(
+        lambda: f"study: stopped with {progress()}; it goes on with: {line}"
+    ):
         all_ended = serve_all(
             worker, jobs, processes, logs, lambda numbers: signals.raise_swallowed(), together_each
         )
@@ -589,7 +591,7 @@ def _submit_runs(
             for place, config in new.items():
                 opening.write_config(place, config)
             for place, config in free.items():  # record the code that the job will execute
-                owncode.keep_planned(config, place)
+                owncode.store_planned(config, place)
         for name, (text, facts) in scripts.items():
             send(job, text, folder.path, name, facts)
     in_hand = f"{len(busy)} of {len(chosen)} runs are queued or running already"
@@ -620,7 +622,7 @@ def _config_changed(place: Path, config: Config) -> bool:
     file = place / opening.CONFIG
     if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
         return False
-    saved = opening.saved_layer(place)
+    saved = opening.saved_settings(place)
     if saved is not None:
-        opening.check_goes_on(saved, config, place, accept=True)
+        opening.check_resumable(saved, config, place, accept_changed_code=True)
     return True

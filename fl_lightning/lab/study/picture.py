@@ -55,7 +55,7 @@ def draw(
 
 def _score_by_round(run: Any) -> dict[float, float]:
     """The mean score of a run by round."""
-    return {row["round"]: row[run.column] for row in run.run.judged(run.column)}
+    return {row["round"]: row[run.column] for row in run.run.rows_with(run.column)}
 
 
 def _curves(

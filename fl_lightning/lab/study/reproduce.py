@@ -346,7 +346,7 @@ def number_of_run(
     if ours.figure in ("relative", "transfer"):
         scores_alone = _scores_at_best(alone, f"accuracy_{alone.judge}") if alone else {}
         return _gain_over_alone(ours.figure, _scores_at_best(run, column), scores_alone)
-    rows = run.judged(column)
+    rows = run.rows_with(column)
     if ours.figure == "mean":
         return _mean(row[column] for row in rows)
     if ours.figure == "validation":

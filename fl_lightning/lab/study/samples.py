@@ -84,7 +84,7 @@ def check_data_unchanged(
     before: dict[str, dict[Path, str]] = {}
     for run, config in runs:
         place = folder.path / run.folder
-        digest = provenance.source_of(place) if folder.finished(run.folder) else None
+        digest = provenance.source_digest(place) if folder.finished(run.folder) else None
         if digest is not None:
             before.setdefault(data_key(config.data), {})[place] = digest
     configs_to_check = [config for _, config in todo if data_key(config.data) in before]
@@ -104,7 +104,7 @@ def notes(runs: DataFrame) -> list[str]:
     """Notes on settings whose runs in a table were trained on different data."""
     lines = []
     folders = runs.assign(folder=[run.folder for run in runs.run])
-    folders["digest"] = folders.folder.map(provenance.source_of)
+    folders["digest"] = folders.folder.map(provenance.source_digest)
     for setting, of_setting in folders.dropna(subset="digest").groupby("setting", sort=False):
         versions = [rows for _, rows in of_setting.groupby("digest", sort=False)]
         if len(versions) > 1:

@@ -21,7 +21,7 @@ from fl_lightning.lab.study.grid import by_key
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import (
     ABSENT,
-    QUIET,
+    NEUTRAL_CALLBACKS,
     TIDY,
     damage,
     labels,
@@ -378,7 +378,9 @@ def _check_methods(runs: DataFrame) -> None:
 
 def _method_keys(run: RunResult) -> dict[str, Any]:
     """The config keys that define the method of a run; of callbacks, the names and arguments."""
-    callbacks = sorted(name for name in run.config.get("callbacks") or {} if name not in QUIET)
+    callbacks = sorted(
+        name for name in run.config.get("callbacks") or {} if name not in NEUTRAL_CALLBACKS
+    )
     beginnings = (*_METHOD_KEYS, *(f"callbacks.{name}." for name in callbacks))
     keys = {key: value for key, value in flat(run.config) if key.startswith(beginnings)}
     return {"callbacks": callbacks, **keys}

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fl_lightning.configuration.config import Config, check
-from fl_lightning.configuration.search import LogRange, Space, refusal, widened
+from fl_lightning.configuration.search import LogRange, Space, space_problem, widened
 
 RATES: dict[str, Space] = {
     "sgd": LogRange(1e-3, 0.3),
@@ -54,7 +54,7 @@ def space(
     for argument in dataclasses.fields(getattr(importlib.import_module(module), name)):
         if "search" in argument.metadata:
             values = argument.metadata["search"]
-            requirement = refusal(values)
+            requirement = space_problem(values)
             check(
                 f"{name}.{argument.name}",
                 values,

@@ -39,7 +39,7 @@ from fl_lightning.lab.study.listing import WIDTH
 from fl_lightning.lab.study.space import Dimension, space
 from fl_lightning.results import owncode
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.opening import say_when_stopped
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import tidy
 
@@ -298,7 +298,7 @@ def _write_request(
         del base[group][name]
     code: dict[str, str] = {}
     for config in configs:
-        code |= owncode.now(config)
+        code |= owncode.current_digests(config)
     now: dict[str, Any] = {
         "trials": first.number,
         "seed": first.seed,
@@ -329,7 +329,7 @@ def _write_request(
                 "`label`",
             )
         earlier_code = earlier["code"]
-        changed = owncode.changed(earlier_code, code)
+        changed = owncode.changed_files(earlier_code, code)
         check(
             "code",
             ", ".join(changed),
@@ -394,7 +394,7 @@ def _search(
     jobs = searches * -(-count // len(searches))
     progress = _TrialProgress(searches)
     failures = {}
-    with when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
+    with say_when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
         all_ended = run_all(
             run_trials, jobs, count, out / "logs", lambda running: progress.print_ended()
         )

@@ -1,4 +1,4 @@
-"""The answer of a folder of `fl-train worth`, for scripts and notebooks."""
+"""Results of `fl-train worth` for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Worth:
-    """What each silo gains from federating, as `fl-train worth` has written it.
+    """Results that `fl-train worth` has written to a folder.
 
     Args:
-        folder: of `fl-train worth`.
-        text: the answer as the command prints it.
+        folder: the command's `--out`.
+        text: text for `str`, as the command prints it; empty: folder and overall sentence.
 
     Raises:
-        BadInput: it holds no answer.
+        BadInput: the folder has no readable worth.json.
     """
 
     def __init__(self, folder: str | Path, text: str = "") -> None:
@@ -33,7 +33,10 @@ class Worth:
             )
         except (OSError, ValueError) as error:
             raise BadInput(
-                "worth", str(folder), f"it holds no worth.json that can be read ({error})"
+                "worth",
+                str(folder),
+                f"no worth.json can be read in this folder ({error}); give the --out of a finished "
+                "fl-train worth",
             ) from None
 
     def __repr__(self) -> str:
@@ -50,22 +53,22 @@ class Worth:
 
     @property
     def sentence(self) -> str:
-        """The answer for all silos."""
+        """The overall answer, for all silos together."""
         return str(self.consortium["sentence"])
 
     @property
     def consortium(self) -> dict[str, Any]:
-        """What `worth.json` says of all silos together."""
+        """The part of `worth.json` about all silos together."""
         return dict(self._content["consortium"])
 
     @property
     def page(self) -> Path:
-        """The HTML page."""
+        """Path of the HTML page."""
         return self.folder / "worth.html"
 
     @cached_property
     def silos(self) -> DataFrame:
-        """A row for each silo: the columns of `worth.csv`; NaN where a value is not defined."""
+        """Table with a row for each silo and columns of `worth.csv`; undefined values are NaN."""
         require("study", "worth", str(self.folder))
         from pandas import DataFrame
 

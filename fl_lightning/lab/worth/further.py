@@ -1,5 +1,4 @@
-"""What is trained and measured beyond the gain: a new silo, a federation without one of its silos,
-silos with fewer samples, costs."""
+"""Measure more than the gain: newcomers, the absence of each silo, fewer samples, costs."""
 
 from __future__ import annotations
 
@@ -18,39 +17,40 @@ from fl_lightning.configuration.config import Config
 from fl_lightning.foundation.log import in_bytes
 from fl_lightning.lab.statistics import LEVEL, holm
 from fl_lightning.lab.study.grid import label_folder as folder_of
-from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, statistics, words
-from fl_lightning.lab.worth import row as row_name
+from fl_lightning.lab.worth import ALONE, FOLDS, LENGTHS, LOCAL, row_name, statistics, words
 from fl_lightning.lab.worth.measure import best_alone
 from fl_lightning.lab.worth.page import Section
 from fl_lightning.lab.worth.runs import Task
-from fl_lightning.lab.worth.scores import read, silo_like
+from fl_lightning.lab.worth.scores import read, read_same_samples
 from fl_lightning.lab.worth.silos import Measured, SiloFacts
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.results.result import RunResult
 
 LABELLED = [0, 5, 20]
-"""Labelled samples of each class that a new silo brings."""
+"""Numbers of labelled samples that a newcomer trains with: of each class, or of a regression in
+all."""
 SHARES = (0.1, 0.25, 0.5)
-"""Shares of a silo's training samples; all samples have been measured already."""
+"""Shares of each silo's training samples in the learning curve; its end, all samples, comes from
+the main runs."""
 BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
-"""Metrics of `--metric` that newcomers' runs are always scored by."""
+"""Metrics by which newcomers are always scored, so that a later call may name them."""
 SAME = 1e-6
-"""Weights of a relation that lie no further apart are the same: they were kept as 32-bit
-statistics."""
+"""Greatest difference between weights of a relation that count as equal: they were stored with 32
+bits."""
 Points = Sequence[Mapping[str, float]]
-"""Of each share `share`, `samples`, `gain`, `low` and `high`, ascending."""
+"""Points of the learning curve by ascending `share`, with `samples`, `gain`, `low` and `high`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method with a length of training, as rows of the answer are named.
+    """A method trained for one length: a candidate that the tables compare.
 
     Args:
-        config: of its runs, for the longest length.
-        kind: of model that is scored.
-        label: of the method.
-        length: how many times the configured rounds it takes.
-        first: the folder of its first run.
+        config: config of its runs, with the rounds of the longest length.
+        kind: kind of model that is scored, such as "finetuned"; None: that of the run's judge.
+        label: name of the method and its arguments.
+        length: training length, in multiples of the configured rounds.
+        first: folder of its first run, relative to the folder of all results.
     """
 
     config: Config
@@ -61,21 +61,21 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The row's name in scores and tables, as "ditto x3"."""
+        """Name in scores and tables, such as "ditto x3"."""
         return row_name(self.label, self.length)
 
     @property
-    def folder(self) -> str:
+    def folder_name(self) -> str:
         """Name of the folder of its runs."""
         return folder_of(self.name)
 
     @property
     def rounds(self) -> int:
-        """Rounds of one training."""
+        """Rounds of a training of its own length."""
         return self.config.federation.rounds // LENGTHS[-1] * self.length
 
     def config_of(self, seed: int, **data: Any) -> Config:
-        """The config of a run of its length, with other keys of `data`."""
+        """Config of a run of this length and seed; `data` overrides keys of `config.data`."""
         return replace(
             self.config,
             seed=seed,
@@ -85,17 +85,29 @@ class Row:
 
     def task(
         self,
-        place: Path,
+        out: Path,
         seed: int,
         lengths: Sequence[int] = (),
         plain: Sequence[str] = (),
         **data: Any,
     ) -> Task:
-        """A training whose run and scores are kept in `place`."""
-        run = place / "runs" / self.folder / f"seed-{seed}"
-        lengths = lengths or [self.length]
+        """Make the task that trains and scores this row.
+
+        Args:
+            out: folder below which its run and scores are stored.
+            seed: seed of the run, which chooses the fold.
+            lengths: lengths after which it is scored; empty: its own.
+            plain: names of plain models that are fitted to the same samples.
+            data: overrides keys of `config.data`.
+        """
+        run = out / "runs" / self.folder_name / f"seed-{seed}"
         return Task(
-            self.config_of(seed, **data), run, place, {self.label: self.kind}, lengths, plain
+            self.config_of(seed, **data),
+            run,
+            out,
+            {self.label: self.kind},
+            lengths or [self.length],
+            plain,
         )
 
 
@@ -105,24 +117,23 @@ def newcomer_tasks(
     alone: Row,
     silos: int,
 ) -> list[Task]:
-    """Trainings that hold every silo out once, of the chosen method and of training alone, for as
-    many rounds as the others' run."""
-    places = (method, method.folder), (alone, folder_of(row_name("alone", alone.length)))
+    """List the tasks that hold each silo out once, as a newcomer.
+
+    Args:
+        out: folder of all results.
+        method: row of the chosen method.
+        alone: row of the same length whose silos, and newcomers, train without others.
+        silos: number of silos.
+    """
     tasks: list[Task] = []
-    for row, place in places:
+    for row, label in ((method, method.label), (alone, "alone")):
         for fold in range(FOLDS):
             held_out = list(range(fold, silos, FOLDS))
             if 0 < len(held_out) < silos:
                 config = _newcomer_config(row.config_of(fold, held_out=held_out), row is alone)
-                folder = out / "newcomers" / place / f"seed-{fold}"
-                tasks.append(
-                    Task(
-                        config,
-                        folder,
-                        None,
-                        {row.label: row.kind},
-                    )
-                )
+                name = folder_of(row_name(label, row.length))
+                folder = out / "newcomers" / name / f"seed-{fold}"
+                tasks.append(Task(config, folder, None, {row.label: row.kind}))
     return tasks
 
 
@@ -130,7 +141,6 @@ def _newcomer_config(config: Config, alone: bool) -> Config:
     evaluation = replace(config.evaluation, newcomer_samples=LABELLED)
     if alone:
         evaluation = replace(evaluation, newcomer_rounds=config.federation.rounds)
-    # whichever --metric a later call names, newcomers have been scored by it
     if config.data.task == "classification":
         metrics = dict.fromkeys([*(evaluation.metrics or ()), *BESIDE_ACCURACY])
         evaluation = replace(evaluation, metrics=list(metrics))
@@ -138,7 +148,8 @@ def _newcomer_config(config: Config, alone: bool) -> Config:
 
 
 def leave_one_out_tasks(out: Path, method: Row, silos: int) -> list[Task]:
-    """A cycle of the chosen method without each silo in turn; no training with two silos."""
+    """List the tasks that train the chosen method without each silo in turn, for one cycle; empty
+    if there are only two silos."""
     return [
         method.task(out / "without" / f"silo-{silo}", fold, held_out=[silo])
         for silo in range(silos if silos > 2 else 0)
@@ -152,22 +163,28 @@ def curve_tasks(
     alone: Row,
     plain: Sequence[str],
 ) -> list[Task]:
-    """A cycle of training alone and of the chosen method with a share of each silo's training
-    samples."""
+    """List the tasks that train with each of `SHARES` of the training samples, for one cycle.
+
+    Args:
+        out: folder of all results.
+        method: row of the chosen method.
+        alone: row of the longest length whose silos train without others.
+        plain: names of plain models that are fitted to the same samples.
+    """
     tasks: list[Task] = []
     for share, fold in itertools.product(SHARES, range(FOLDS)):
-        place = out / "curve" / f"share-{share:g}"
-        part = share * method.config.data.train_share
+        folder = out / "curve" / f"share-{share:g}"
+        train_share = share * method.config.data.train_share
         tasks.append(
             alone.task(
-                place,
+                folder,
                 fold,
                 LENGTHS,
                 plain,
-                train_share=part,
+                train_share=train_share,
             )
         )
-        tasks.append(method.task(place, fold, train_share=part))
+        tasks.append(method.task(folder, fold, train_share=train_share))
     return tasks
 
 
@@ -177,8 +194,8 @@ def curve_tasks(
 def newcomer_section(
     tasks: Sequence[Task], measured: Measured
 ) -> tuple[list[dict[str, Any]], Section]:
-    """Mean score of a new silo by its labelled samples, with the others' model and alone: for
-    `worth.json`, and as a table."""
+    """Tabulate newcomers' mean scores by their number of labelled samples, with the others' model
+    and alone; returns a list for `worth.json` and a table for the page."""
     metric = measured.metric
     scores: dict[tuple[str, int], list[float]] = defaultdict(list)
     rows: list[Mapping[str, Any]] = []
@@ -194,7 +211,7 @@ def newcomer_section(
         f"of the model that {measured.method} gives it, trained on these with "
         f"{100 * _share_of_passes(tasks):.0f} % of the passes that a whole training makes over a "
         "silo's samples, and of one that it trains on these alone, with all of them; mean over "
-        f"silos ({words.METRICS[metric]}). {_undefined(rows, metric)}"
+        f"silos ({words.METRICS[metric]}). {_coverage(rows, metric)}"
     )
     section = Section(
         "A silo that joins later", text.strip(), [samples, "with the others", "alone"]
@@ -213,16 +230,16 @@ def newcomer_section(
 
 
 def _share_of_passes(tasks: Sequence[Task]) -> float:
-    """Rounds of a newcomer with the others' model, as a share of a training's; 0 without tasks."""
+    """Divide the newcomers' training rounds by those of the federation before them; 0 without
+    tasks."""
     shares = [
         task.config.evaluation.newcomer_rounds / task.config.federation.rounds for task in tasks
     ]
     return min(shares, default=0.0)
 
 
-def _undefined(rows: Sequence[Mapping[str, Any]], metric: statistics.Name) -> str:
-    """Says over how many silos a newcomers' mean is, where the metric is not defined for all of
-    them; empty where it is."""
+def _coverage(rows: Sequence[Mapping[str, Any]], metric: statistics.Name) -> str:
+    """Say for how many newcomers the metric is defined; empty if for all of them."""
     silos = {row["client"] for row in rows}
     scored_silos = {row["client"] for row in rows if metric in row}
     if len(scored_silos) == len(silos):
@@ -241,8 +258,12 @@ def _undefined(rows: Sequence[Mapping[str, Any]], metric: statistics.Name) -> st
 def leave_one_out_section(
     out: Path, method: Row, measured: Measured, facts: SiloFacts
 ) -> tuple[dict[str, Any], Section]:
-    """By how much the score of silo i falls without silo j, (silos, silos): for `worth.json`, and
-    as a table."""
+    """Tabulate how much each silo's score falls where another silo is absent.
+
+    Returns:
+        A dict for `worth.json`, with the falls in `missed` [silo, absent silo], and a table for the
+        page.
+    """
     names, metric = list(facts.names), measured.metric
     count = len(names)
     effect = np.full((count, count), math.nan)
@@ -250,17 +271,15 @@ def leave_one_out_section(
     p_values: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i, answer in enumerate(measured.answers):
-            missed = (
-                _missed(
-                    out,
-                    i,
-                    j,
-                    method,
-                    measured,
-                    facts,
-                )
-                if i != j
-                else None
+            if i == j:
+                continue
+            missed = _gain_by_presence(
+                out,
+                i,
+                j,
+                method,
+                measured,
+                facts,
             )
             if missed is not None:
                 effect[i, j], half[i, j] = missed.gain, missed.half
@@ -275,7 +294,7 @@ def leave_one_out_section(
         "half": half.tolist(),
         "surely": surely,
     }
-    listed = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
+    pairs_in_words = "; ".join(f"{silo} would miss {missed}" for silo, missed in surely)
     worse = "error of the silo of a row rises"
     if metric != "mae":
         worse = "score of the silo of a row falls"
@@ -283,7 +302,7 @@ def leave_one_out_section(
         f"How much the {worse} where the silo of a column does not take part "
         f"({measured.method}, one cycle; {words.METRICS[metric]}), with half of its 95 % interval. "
         f"A positive number: it would be missed. "
-        f"All pairs considered together (Holm, 5 %): {listed or 'of no pair is it sure'}."
+        f"All pairs considered together (Holm, 5 %): {pairs_in_words or 'of no pair is it sure'}."
     )
     relation = _relation(out, count, folder_of(method.label))
     if relation is not None:
@@ -298,41 +317,40 @@ def leave_one_out_section(
     return content, section
 
 
-def _missed(
+def _gain_by_presence(
     out: Path, i: int, j: int, method: Row, measured: Measured, facts: SiloFacts
 ) -> statistics.Estimate | None:
-    """What silo i gains by silo j, on the samples that no other silo has; None where that is not
-    defined."""
-    metric, like = measured.metric, measured.answers[i].silo
-    if not len(like.samples):
+    """Estimate how much silo i gains where silo j takes part, on samples that only silo i has; None
+    if the metric is undefined."""
+    silo, name = measured.answers[i].silo, method.name
+    if not len(silo.samples):
         return None
-    with_j = silo_like(
+    with_j = read_same_samples(
         out,
-        like,
-        [method.name],
+        silo,
+        [name],
         facts,
     )
-    without_j = silo_like(
+    without_j = read_same_samples(
         out / "without" / f"silo-{j}",
-        like,
-        [method.name],
+        silo,
+        [name],
         facts,
     )
-    there, away = (silo.rows[method.name] for silo in (with_j, without_j))
     return statistics.estimate(
-        metric,
-        away,
-        there,
+        measured.metric,
+        without_j.rows[name],
+        with_j.rows[name],
         with_j.samples,
     )
 
 
 def _relation(out: Path, count: int, folder: str) -> Array | None:
-    """Last relation, mean over layers and the first cycle's runs; None if no run has kept one, or
-    if all silos' rows are equal."""
+    """Last relation (silos, silos), mean over layers and the first cycle's runs; None if no run has
+    stored one, or if all its rows are equal."""
     relations = []
-    for place in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the FOLDS seeds of a cycle
-        run = RunResult(place)
+    for run_folder in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the first cycle
+        run = RunResult(run_folder)
         if run.relation_rounds and len(cube := run.cube()) == count:
             relations.append(np.nanmean(cube, axis=1))
     if not relations:
@@ -342,7 +360,8 @@ def _relation(out: Path, count: int, folder: str) -> Array | None:
 
 
 def _rank_correlation(effect: Array, relation: Array) -> float:
-    """Spearman's, over pairs of two silos whose effect is known; NaN of fewer than four."""
+    """Spearman's coefficient over pairs of different silos with a finite effect; NaN for fewer than
+    four pairs."""
     pairs = ~np.eye(len(effect), dtype=bool) & np.isfinite(effect)
     if pairs.sum() < 4:
         return math.nan
@@ -361,10 +380,10 @@ def _with_half(effect: float, half: float, metric: statistics.Name) -> str:
 def curve_section(
     out: Path, measured: Measured, facts: SiloFacts
 ) -> tuple[dict[str, Any], Section]:
-    """Mean gain over silos by the share of their training samples, and the size at which it ends:
-    for `worth.json`, and as a table."""
+    """Tabulate the mean gain by share of the training samples, and up to which number of samples it
+    is positive; returns points for `worth.json` and a table for the page."""
     metric = measured.metric
-    shares = (
+    candidates = (
         _point(
             out,
             share,
@@ -373,7 +392,7 @@ def curve_section(
         )
         for share in (*SHARES, 1.0)
     )
-    points = [point for point in shares if point is not None]
+    points = [point for point in candidates if point is not None]
     ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}
     content = {
         "points": points,
@@ -400,22 +419,23 @@ def _point(
     measured: Measured,
     facts: SiloFacts,
 ) -> dict[str, float] | None:
-    """The mean gain of silos with this share of their samples; None where it is not defined."""
+    """Measure the mean gain with this share of each silo's training samples; None if the metric is
+    undefined."""
     metric = measured.metric
     rows = measured.answers[0].silo.rows
-    labels = [label for label in rows if label in ALONE or label == measured.method]
-    place, folder = out, folder_of(LOCAL[0])
+    names = [name for name in rows if name in ALONE or name == measured.method]
+    source, local = out, LOCAL[0]
     if share < 1:
-        place, folder = out / "curve" / f"share-{share:g}", folder_of(LOCAL[-1])
+        source, local = out / "curve" / f"share-{share:g}", LOCAL[-1]
     silos = [
         silo
         for silo in read(
-            place,
-            labels,
+            source,
+            names,
             1,
             facts,
         )
-        if not words.why_not(silo, metric)
+        if not words.why_no_verdict(silo, metric)
     ]
     if not silos:
         return None
@@ -430,7 +450,7 @@ def _point(
         estimates += [estimate] if estimate is not None else []
     if not estimates:
         return None
-    clients = RunResult(place / "runs" / folder / "seed-0").clients
+    clients = RunResult(source / "runs" / folder_of(local) / "seed-0").clients
     sizes = clients.groupby("client")["train_samples"].first()
     size = float(sizes[[silo.number for silo in silos]].mean())
     gain, low, high = statistics.mean_gain(estimates)
@@ -444,20 +464,20 @@ def _point(
 
 
 def _crossing(points: Points, key: str) -> float | None:
-    """Samples from which on `key` is 0 or below, on lines through the points over the logarithm of
-    samples; None: nowhere, or at all sizes."""
+    """Number of samples from which on `key` is at most 0, interpolated over the logarithm of
+    samples; None if `key` is positive for the largest number, or nowhere."""
     for fewer, more in reversed(list(itertools.pairwise(points))):
         if more[key] > 0:
             return None
         if fewer[key] > 0:
-            part = fewer[key] / (fewer[key] - more[key])
+            fraction = fewer[key] / (fewer[key] - more[key])
             small, large = math.log(fewer["samples"]), math.log(more["samples"])
-            return math.exp(small * (1 - part) + large * part)
+            return math.exp(small * (1 - fraction) + large * fraction)
     return None
 
 
 def _until(ends: Mapping[str, float | None], points: Points) -> str:
-    """Says up to how many samples federating pays."""
+    """Say up to how many samples federating pays."""
     pays = [point["gain"] > 0 for point in points]
     if pays != sorted(pays, reverse=True):
         shares = [f"{100 * point['share']:.0f} %" for point in points]
@@ -481,18 +501,18 @@ def _until(ends: Mapping[str, float | None], points: Points) -> str:
 
 
 def cost_section(out: Path, measured: Measured, method: Row) -> tuple[dict[str, Any], Section]:
-    """Bytes and seconds that one training of the chosen method takes of each silo, by its first
-    run: for `worth.json`, and as a table."""
+    """Tabulate traffic and time of one training of the chosen method for each silo, as measured in
+    its first run; returns numbers for `worth.json` and a table for the page."""
     run = RunResult(out / method.first)
     rounds = method.rounds
     clients = run.clients[run.clients["round"] <= rounds]
     silos = [answer.silo for answer in measured.answers]
     sums = clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
     sums = sums.reindex([silo.number for silo in silos], fill_value=0).astype(float)
-    # processes train their silos at once: the slowest one's time counts
-    at_once = run.summary.get("world_size") or 1
-    part = rounds / max(run.rounds_done, 1)
-    seconds = (run.total("seconds_client") or 0.0) * part * at_once
+    # ranks train in parallel, and a round's seconds are those of the slowest
+    ranks = run.summary.get("world_size") or 1
+    share = rounds / max(run.rounds_done, 1)
+    seconds = (run.total("seconds_client") or 0.0) * share * ranks
     seconds /= max(run.clients["client"].nunique(), 1)
     content = {"rounds": rounds, "seconds_a_silo": seconds} | sums.to_dict("list")
     text = (

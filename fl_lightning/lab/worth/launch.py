@@ -1,4 +1,4 @@
-"""Trains every row on every fold, and answers for each silo whether to federate."""
+"""Train all rows on all folds, and measure for each silo whether federating pays."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fl_lightning.lab.study import code, samples
 from fl_lightning.lab.study.folder import StudyFolder
 from fl_lightning.lab.study.grid import Study, StudyRun
 from fl_lightning.lab.study.launch import resolved, run_safely, train, worker_count
-from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row
+from fl_lightning.lab.worth import FOLDS, LENGTHS, LOCAL, row_name
 from fl_lightning.lab.worth.statistics import Name
-from fl_lightning.results.opening import when_stopped
+from fl_lightning.results.opening import say_when_stopped
 
 if TYPE_CHECKING:
     from fl_lightning.lab.worth.further import Row
@@ -32,43 +32,45 @@ if TYPE_CHECKING:
     from fl_lightning.lab.worth.silos import Measured, SiloFacts
 
 CYCLES, MOST_CYCLES = 2, 10
-"""Without --repeats; with --minutes at most. 2: ten silos of the tutorial then take four minutes of
-two cores (docs/hospitals.md); more than 4 hardly narrow an interval, since samples decide then
-(simulated)."""
+"""Cycles without --repeats, and at most with --minutes. 2: ten silos of the tutorial then take four
+minutes on two cores (docs/hospitals.md); more than 4 hardly narrow an interval, whose width then
+depends on the samples (simulated)."""
 METHODS = ("fedper", "ditto", "crosskapc", "fedcac", "partialpooling")
-"""Without --methods: the first in mean rank in the atlas (docs/results/crosskapc.md), and what the
-atlas's rule advises; FedPer, the best where labels conflict in many groups (none is significantly
-below training alone in any setting there, docs/results/atlas.md);
-and the statistician's answer, the best linear model of six of seven real sets
-(docs/results/real-silos.md)."""
+"""Methods tried without --methods: the first by mean rank in the atlas (docs/results/crosskapc.md)
+and those that the atlas's rule advises; FedPer, the best where labels conflict in many groups (none
+is significantly below training alone in any setting there, docs/results/atlas.md); and partial
+pooling, the best linear model on six of seven real data sets (docs/results/real-silos.md)."""
 CHOICES: Mapping[str, list[dict[str, Any]]] = {"ditto": [{"lam": 0.1}, {"lam": 10.0}]}
-"""Further arguments that a method is tried with: a decade on either side of the authors' middle."""
+"""Arguments with which a method is tried besides its defaults: a decade below and above the middle
+of its authors' values."""
 SLACK = 1.1
-"""A further cycle is begun if it ends by so many times --minutes, as far as can be told."""
+"""Another cycle begins if it is expected to end within this multiple of --minutes."""
 ONLY_LAST = 10**6
-"""Rounds between evaluations: runs are scored where a length ends."""
+"""Rounds between evaluations, more than any run has: `ScoreWriter` scores where a length ends."""
 
 
 @dataclass(frozen=True)
 class WorthPlan:
-    """What is to be trained, and where.
+    """Arguments of one call of `fl-train worth`.
 
     Args:
-        over: settings of the config, later layers winning.
-        folder: where everything is kept.
-        methods: federated methods beside FedAvg.
-        cycles: of 5 folds.
-        minutes: in place of `cycles`: as many as end in that time.
-        metric: that gains are of; None: accuracy, of a regression mae.
-        margin: differences below it do not matter, in points; None: the default.
-        leave_one_out: also train without each silo in turn.
-        curve: also train on shares of each silo's samples.
-        workers: processes; None: as many as cores.
-        again: the command that goes on with it.
-        begin: when it began, on the monotonic clock.
+        layers: layers of the config; later ones win.
+        folder: folder for runs and results.
+        methods: names of federated methods to try besides FedAvg.
+        cycles: number of cycles of `FOLDS` folds.
+        minutes: run as many cycles as end within this time instead of `cycles`.
+        metric: metric in which gains are measured; None: `evaluation.metric`, or "mae" for a
+            regression.
+        margin: size of a gain that does not matter, in points (for mae in the target's unit);
+            None: `words.default_margin`.
+        leave_one_out: whether to train also without each silo in turn.
+        curve: whether to train also on shares of each silo's samples.
+        workers: number of worker processes; None: one per core, or one with a GPU.
+        again: command line that continues the work, printed where it stops.
+        begin: start on the monotonic clock, in seconds.
     """
 
-    over: Sequence[Layer]
+    layers: Sequence[Layer]
     folder: StudyFolder
     methods: Sequence[str]
     cycles: int = CYCLES
@@ -83,26 +85,27 @@ class WorthPlan:
 
     @property
     def entries(self) -> list[str | dict[str, Any]]:
-        """The methods as a study lists them."""
+        """Entries for a study's `methods`: each method, then those with `CHOICES`."""
         choices = ({"name": name} | more for name in self.methods for more in CHOICES.get(name, []))
         return [*self.methods, *choices]
 
     @property
     def deadline(self) -> float:
-        """When the time is over, on the monotonic clock; infinite without `minutes`."""
+        """End of `minutes` on the monotonic clock, in seconds; infinite without `minutes`."""
         return math.inf if self.minutes is None else self.begin + 60 * SLACK * self.minutes
 
-    def extra_share(self, silos: int) -> float:
-        """Number of trainings that `_further` adds, divided by those of one cycle."""
-        newcomers = 2 * min(silos, FOLDS)  # 2: the chosen method, and alone
-        others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)  # 6: the two, 3 `SHARES`
+    def extra_ratio(self, silos: int) -> float:
+        """Divide the number of trainings of newcomers, leave-one-out and curve by that of one
+        cycle."""
+        newcomers = 2 * min(silos, FOLDS)  # 2: the chosen method and training alone
+        others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)  # 6: these 2, 3 `SHARES`
         # 2: FedAvg and local
         return (newcomers + others) / (FOLDS * (len(self.entries) + 2))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that has been checked: its rows by label, and the silos."""
+    """A checked plan, with its trained rows by name, facts on the silos, and the metric."""
 
     plan: WorthPlan
     rows: Mapping[str, Row]
@@ -110,13 +113,13 @@ class Prepared:
     metric: Name
 
     @property
-    def labels(self) -> list[str]:
-        """Labels of all rows: of methods, and of plain models that silos fit alone."""
+    def row_names(self) -> list[str]:
+        """Names of all rows: trained ones and plain models."""
         return [*self.rows, *self.facts.plain]
 
 
 class OutOfTime(Exception):
-    """`--minutes` are over."""
+    """The time of `--minutes` has passed."""
 
 
 def worth(
@@ -128,28 +131,33 @@ def worth(
     again: str = "",
     **keys: Any,
 ) -> Measured:
-    """Train what is missing in the folder `out`, measure, and write the answer's files.
+    """Train what is missing in the folder `out`, measure gains, and write the result files.
 
     Args:
-        layers: of the config, as for `fit`, later ones winning.
-        out: the folder.
-        methods: to try beside FedAvg; None: `METHODS` and the config's own.
-        repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` of them.
-        again: the command that goes on with it.
+        layers: layers of the config, as for `fit`; later ones win.
+        out: folder for runs and results.
+        methods: names of methods to try besides FedAvg; None: `default_methods`.
+        repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` cycles.
+        again: command line that continues the work, printed where it stops.
         keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `WorthPlan`.
 
     Raises:
-        BadInput: it cannot work, before anything is trained; or `minutes` are too few for two
-            folds.
-        RunFailed: runs have failed; the others have been run.
+        BadInput: before anything is trained, a setting or the folder does not fit; after training,
+            fewer than two folds have ended within `minutes`.
+        RunFailed: some runs failed; all others have been run.
     """
     for extra in ("study", "report"):
         require(extra, "worth", str(out))
     has_both = repeats is not None and keys.get("minutes") is not None
-    check("repeats", repeats, not has_both, "with minutes it must be left out")
+    check("repeats", repeats, not has_both, "cannot be combined with minutes; leave out one")
     names = default_methods(layers) if methods is None else methods
     for name in names:
-        check("methods", name, bool(name), "method names with commas between: fedper,ditto")
+        check(
+            "methods",
+            name,
+            bool(name),
+            "a name is empty; separate names by single commas, such as fedper,ditto",
+        )
         catalogue.find("methods", "methods", name)
     cycles = CYCLES
     if repeats is not None:
@@ -157,25 +165,24 @@ def worth(
         if repeats % FOLDS:
             line = f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds"
             print(line, file=sys.stderr)
-    over = [
+    kept_layers = [
         {key: value for key, value in layer.items() if key not in ("loggers", "seed")}
         for layer in layers
     ]
-    begin = time.monotonic()
     plan = WorthPlan(
-        over,
+        kept_layers,
         StudyFolder(out),
         names,
         cycles,
         again=again,
-        begin=begin,
+        begin=time.monotonic(),
         **keys,
     )
-    return train_and_write(prepared(plan, optional=methods is None))
+    return train_and_write(prepare(plan, may_skip_pooling=methods is None))
 
 
 def default_methods(layers: Sequence[Layer]) -> list[str]:
-    """`METHODS`, and that of the config where it is a federated one by name."""
+    """Return `METHODS`, and the config's method unless it is among them, "local" or "fedavg"."""
     configured = [layer["method"] for layer in layers if "method" in layer]
     name = configured[-1] if configured else None
     if isinstance(name, dict):
@@ -185,7 +192,7 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
 
 
 def train_and_write(ready: Prepared) -> Measured:
-    """Train what is missing, measure, and write the files of the answer."""
+    """Train what is missing, measure gains, and write the result files."""
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.measure import measure
     from fl_lightning.lab.worth.scores import complete_folds, read
@@ -193,13 +200,17 @@ def train_and_write(ready: Prepared) -> Measured:
     plan, out = ready.plan, ready.plan.folder.path
     with plan.folder.locked():
         cycles = _train(ready)
-        folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.labels)
-        ended = f"fewer than two of {FOLDS} folds have ended in all rows"
-        requirement = f"{ended}: the same command with more minutes goes on from there"
-        check("minutes", plan.minutes, len(folds) > 1, requirement)
+        folds = list(range(FOLDS)) if cycles else complete_folds(out, ready.row_names)
+        check(
+            "minutes",
+            plan.minutes,
+            len(folds) > 1,
+            f"too few: not two of {FOLDS} folds have ended for all methods; the same command with "
+            "more minutes continues",
+        )
         silos = read(
             out,
-            ready.labels,
+            ready.row_names,
             max(cycles, 1),
             ready.facts,
             folds,
@@ -221,8 +232,8 @@ def train_and_write(ready: Prepared) -> Measured:
 
 
 def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[StudyRun, Config]]]:
-    """The study of so many cycles with its base, and all its runs, for the longest length: those
-    that the folder has, too."""
+    """Resolve the study of this many cycles: its definition, base config and runs, with the rounds
+    of the longest length. Seeds that the folder has already stay in it."""
     seeds = set(range(cycles * FOLDS))
     if plan.folder:
         seeds |= set(Study.of(plan.folder.definition()).seeds)
@@ -251,7 +262,7 @@ def _resolved(plan: WorthPlan, cycles: int) -> tuple[Study, Config, list[tuple[S
         },
     }
     beneath: Layer = {"data": {"min_samples": 1}}
-    base, pairs = resolved(definition, [*plan.over, fixed], [beneath])
+    base, pairs = resolved(definition, overrides=[*plan.layers, fixed], defaults=[beneath])
     return definition, _longest(base), [(run, _longest(config)) for run, config in pairs]
 
 
@@ -260,31 +271,35 @@ def _longest(config: Config) -> Config:
     return replace(config, federation=replace(config.federation, rounds=rounds))
 
 
-def prepared(plan: WorthPlan, optional: bool = False) -> Prepared:
-    """The plan, checked.
+def prepare(plan: WorthPlan, may_skip_pooling: bool = False) -> Prepared:
+    """Check a plan, and load facts on its silos.
 
     Args:
-        plan: of the command.
-        optional: leave out `partialpooling` where samples have too many numbers for it, rather than
-            let its runs fail.
+        plan: the plan.
+        may_skip_pooling: whether to leave out `partialpooling` where samples have more features
+            than it can model, instead of letting its runs fail.
     """
     definition, base, runs = _resolved(plan, 1)  # before torch is imported
     from fl_lightning.lab.study.workers import in_a_process
     from fl_lightning.lab.worth.runs import facts_of
 
-    metric = _checked(plan, base)
+    metric = _named_metric(plan, base)
     folder = plan.folder
     folder.check(definition, to_settings(base), [run for run, _ in runs])
     changed = ", ".join(code.changed_files(folder, runs))
-    way = "change it back, or give another --out"
-    requirement = f"runs in {folder.path} were trained with another version: {way}"
-    check("code", changed, not changed, requirement)
+    check(
+        "code",
+        changed,
+        not changed,
+        f"runs in {folder.path} were trained with another version of these files; change them "
+        "back, or give another --out",
+    )
     samples.check_data_unchanged(folder, runs, runs)
-    # in a process of its own: workers are forked from this one, which must not run torch's threads
+    # in another process: this one forks workers and must not start torch's threads
     facts = in_a_process(facts_of, runs[0][1])
-    if optional and "partialpooling" in plan.methods and not facts.pools:
+    if may_skip_pooling and "partialpooling" in plan.methods and not facts.pools:
         methods = [name for name in plan.methods if name != "partialpooling"]
-        return prepared(replace(plan, methods=methods))
+        return prepare(replace(plan, methods=methods))
     if metric is None and facts.rare:
         facts, metric = replace(facts, notes=[facts.rare, *facts.notes]), "auroc"
     return Prepared(
@@ -296,43 +311,60 @@ def prepared(plan: WorthPlan, optional: bool = False) -> Prepared:
 
 
 def _rows(runs: Sequence[tuple[StudyRun, Config]]) -> dict[str, Row]:
-    """The rows that the runs of the first fold train, by name."""
+    """Make the rows of the first fold's runs, by name."""
     from fl_lightning.lab.worth.further import Row
 
     rows = {}
     for run, config in runs:
-        for cell in run.cells() if run.seed == 0 else []:
+        if run.seed != 0:
+            continue
+        for cell in run.cells():
             for length in LENGTHS:
-                label, first = str(cell["label"]), cell["folder"]
-                line = Row(
+                row = Row(
                     config,
                     cell.get("judge"),
-                    label,
+                    str(cell["label"]),
                     length,
-                    first,
+                    cell["folder"],
                 )
-                rows[line.name] = line
+                rows[row.name] = row
     return rows
 
 
-def _checked(plan: WorthPlan, base: Config) -> Name | None:
-    """The metric, where one is named; `BadInput` for a base of which no verdicts can be given."""
-    data, named = base.data, base.evaluation.metric
+def _named_metric(plan: WorthPlan, base: Config) -> Name | None:
+    """Return the metric that flags or config name, if any; refuse a config without verdicts."""
+    data, configured = base.data, base.evaluation.metric
     is_regression = data.task == "regression"
-    requirement = "choose accuracy, balanced_accuracy or auroc by --metric"
-    check("evaluation.metric", named, plan.metric is not None or named != "f1", requirement)
-    metric: Any = plan.metric or ("mae" if is_regression else named)
-    requirement = (
-        "of a regression it is mae" if is_regression else "mae is for data.task regression"
+    check(
+        "evaluation.metric",
+        configured,
+        plan.metric is not None or configured != "f1",
+        "worth measures no gain in it; choose accuracy, balanced_accuracy or auroc by --metric",
     )
-    check("metric", metric, metric is None or (metric == "mae") == is_regression, requirement)
+    metric: Any = plan.metric or ("mae" if is_regression else configured)
+    check(
+        "metric",
+        metric,
+        is_regression or metric != "mae",
+        "it is for data.task regression only; choose another --metric",
+    )
+    check(
+        "metric",
+        metric,
+        not is_regression or metric == "mae",
+        "worth measures a regression by mae only; leave out --metric",
+    )
     share = base.federation.participation
-    requirement = "worth trains every silo in every round: it must be 1"
-    check("federation.participation", share, share == 1, requirement)
-    requirement = "worth judges every silo: it must be"
+    check(
+        "federation.participation",
+        share,
+        share == 1,
+        "worth trains every silo in every round; set it to 1",
+    )
     share = data.held_out_clients
-    check("data.held_out_clients", share, not share, f"{requirement} 0")
-    check("data.held_out", data.held_out, data.held_out is None, f"{requirement} null")
+    check("data.held_out_clients", share, not share, "worth judges every silo; set it to 0")
+    held_out = data.held_out
+    check("data.held_out", held_out, held_out is None, "worth judges every silo; set it to null")
     return metric
 
 
@@ -340,19 +372,20 @@ def _checked(plan: WorthPlan, base: Config) -> Name | None:
 
 
 def _train(ready: Prepared) -> int:
-    """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
+    """Train what is missing, with `minutes` cycle by cycle; returns the number of complete
+    cycles."""
     from fl_lightning.lab.worth import words
 
     plan, facts = ready.plan, ready.facts
-    for note in words.beforehand(facts, plan.cycles, ready.metric):
+    for note in words.visible_gains(facts, plan.cycles, ready.metric):
         print(f"worth: {note}", file=sys.stderr)
     if plan.minutes is None:
         _train_up_to(ready, plan.cycles)
         return plan.cycles
-    duration, extra = 0.0, plan.extra_share(len(facts.names))
+    duration, extra = 0.0, plan.extra_ratio(len(facts.names))
     for done in range(MOST_CYCLES):
-        begin = time.monotonic()
-        if done and begin + duration * (1 + extra) > plan.deadline:
+        start = time.monotonic()
+        if done and start + duration * (1 + extra) > plan.deadline:
             return done
         try:
             trained = _train_up_to(ready, done + 1)
@@ -360,12 +393,12 @@ def _train(ready: Prepared) -> int:
             print(f"worth: {plan.minutes:g} minutes are over; what has run counts", file=sys.stderr)
             return done
         if trained:
-            duration = time.monotonic() - begin
+            duration = time.monotonic() - start
     return MOST_CYCLES
 
 
 def _train_up_to(ready: Prepared, cycles: int) -> int:
-    """Run what is missing of the cycles up to this number; how many trainings that were."""
+    """Train what is missing in the first `cycles` cycles; returns the number of trainings run."""
     from fl_lightning.lab.worth.runs import Task
 
     plan, out = ready.plan, ready.plan.folder.path
@@ -389,16 +422,16 @@ def _train_up_to(ready: Prepared, cycles: int) -> int:
 
 
 def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
-    """Do the tasks that are not done, in workers; how many that were.
+    """Run the tasks that are not done, in worker processes; returns their number.
 
     Raises:
-        OutOfTime: `minutes` are over.
-        RunFailed: runs have failed; the others have been run.
+        OutOfTime: the plan's time has passed.
+        RunFailed: some runs failed; all others have been run.
     """
     from fl_lightning.lab.study.workers import run_all
     from fl_lightning.results import provenance
 
-    provenance.look()  # before the workers are forked: they need not import it again
+    provenance.collect_environment()  # here, so that forked workers need not import it again
     jobs = [task for task in tasks if not task.done]
     if not jobs:
         return 0
@@ -421,29 +454,31 @@ def _run_all(plan: WorthPlan, tasks: Sequence[Task]) -> int:
         plan.folder.path / "logs",
         check_time,
     )
-    begin = time.monotonic()
-    with when_stopped(stopped), contextlib.closing(work) as all_ended:
+    start = time.monotonic()
+    with say_when_stopped(stopped), contextlib.closing(work) as all_ended:
         for ended in all_ended:
             done += 1
             if ended.error is not None:
                 failures[str(jobs[ended.job].folder)] = ended.error
-            _tell(done, total, begin)
+            _print_progress(done, total, start)
     plan.folder.write_failures(failures)
     if failures:
         name, reason = next(iter(failures.items()))
-        line = f"{len(failures)} of {total} runs failed, the first, {name}: {reason}"
-        raise RunFailed(f"{line}; the same command tries again")
+        raise RunFailed(
+            f"{len(failures)} of {total} runs failed, the first, {name}: {reason}; run the same "
+            "command to try them again"
+        )
     return total
 
 
 def _safely(task: Task) -> str | None:
-    """Do one task; None, or one line that says why it failed."""
+    """Run a task; returns one line on why it failed, or None."""
     return run_safely(lambda: task.run(train))
 
 
-def _tell(done: int, total: int, begin: float) -> None:
-    """Say now and then how many trainings are done, and the time left."""
-    minutes = (time.monotonic() - begin) / done * (total - done) / 60
+def _print_progress(done: int, total: int, start: float) -> None:
+    """Print the number of trainings done and the time left, at about every tenth of the way."""
+    minutes = (time.monotonic() - start) / done * (total - done) / 60
     if done in (1, total) or done % max(1, total // 10) == 0:
         line = f"worth: {done} of {total} trainings, about {minutes:.1f} minutes left"
         print(line, file=sys.stderr, flush=True)
@@ -453,20 +488,20 @@ def _tell(done: int, total: int, begin: float) -> None:
 
 
 def _further(ready: Prepared, measured: Measured) -> list[Section]:
-    """Train and measure beyond the gain; tables of the page. Their numbers are added to
-    `measured.consortium`."""
+    """Train and measure newcomers, leave-one-out, curve and costs; returns tables for the page and
+    adds numbers to `measured.consortium`."""
     from fl_lightning.lab.worth import further
 
     plan, facts, out = ready.plan, ready.facts, ready.plan.folder.path
     method, silos = ready.rows[measured.method], len(facts.names)
-    alone = ready.rows[row(LOCAL[0], method.length)]
-    new = further.newcomer_tasks(
+    alone = ready.rows[row_name(LOCAL[0], method.length)]
+    newcomer_tasks = further.newcomer_tasks(
         out,
         method,
         alone,
         silos,
     )
-    tasks = [*new]
+    tasks = [*newcomer_tasks]
     if plan.leave_one_out:
         tasks += further.leave_one_out_tasks(out, method, silos)
     if plan.curve:
@@ -476,21 +511,21 @@ def _further(ready: Prepared, measured: Measured) -> list[Section]:
             ready.rows[LOCAL[-1]],
             facts.plain,
         )
-    parts: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
+    results: dict[str, tuple[Any, Section]] = {"costs": further.cost_section(out, measured, method)}
     try:
         _run_all(plan, tasks)
     except OutOfTime:
-        print("worth: no time was left for what a new silo gets", file=sys.stderr)
+        print("worth: no time was left for newcomers, leave-one-out and curve", file=sys.stderr)
     else:
-        parts["newcomers"] = further.newcomer_section(new, measured)
+        results["newcomers"] = further.newcomer_section(newcomer_tasks, measured)
         if plan.leave_one_out:
-            parts["leave_one_out"] = further.leave_one_out_section(
+            results["leave_one_out"] = further.leave_one_out_section(
                 out,
                 method,
                 measured,
                 facts,
             )
         if plan.curve:
-            parts["curve"] = further.curve_section(out, measured, facts)
-    measured.consortium |= {name: content for name, (content, _) in parts.items()}
-    return [section for _, section in parts.values()]
+            results["curve"] = further.curve_section(out, measured, facts)
+    measured.consortium |= {name: content for name, (content, _) in results.items()}
+    return [section for _, section in results.values()]

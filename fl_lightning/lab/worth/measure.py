@@ -1,8 +1,9 @@
-"""From scores to answers: what each silo gains over the best of training alone, the method that was
-chosen, and the consortium."""
+"""Turn scores into answers: each silo's gain over the best it can train alone, the chosen method,
+and the consortium of all silos."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +16,9 @@ from fl_lightning.lab.worth.silos import Answer, Measured, Silo
 from fl_lightning.lab.worth.statistics import Array, Estimate, Name, ScoredSamples, Scores, Verdict
 
 FEWEST = 3
-"""With fewer silos that have enough samples, nothing is said of the consortium."""
+"""Silos with enough samples below which no mean gain is given for the consortium."""
 PRECISIONS = (0.01, 0.02, 0.03, 0.05)
-"""Half-widths that "so many more samples" is judged for."""
+"""Half-widths for which `worth.json` gives the number of samples that a silo would need."""
 
 
 def measure(
@@ -26,17 +27,17 @@ def measure(
     margin: float | None,
     cycles: int,
 ) -> Measured:
-    """Answer for each of `silos`, and for all.
+    """Compute each silo's gain and verdict, the chosen method, and the consortium's results.
 
     Args:
-        silos: with the scores of all rows; those of `ALONE` are what a silo does alone.
-        metric: that gains are of.
-        margin: differences below it do not matter; None: `words.default_margin`.
-        cycles: that have ended; 0: a part of one.
+        silos: silos with the scores of all rows.
+        metric: metric in which gains are measured.
+        margin: size of a gain that does not matter; None: `words.default_margin`.
+        cycles: number of complete cycles; 0: some folds of the first.
     """
     methods = [label for label in silos[0].rows if label not in ALONE]
     tables, sizes = _by_fold(silos, metric, methods)
-    voters = [not words.why_not(silo, metric) for silo in silos]
+    voters = [not words.why_no_verdict(silo, metric) for silo in silos]
     if any(voters):
         tables, sizes = tables[:, voters], sizes[voters]
     picks, best = statistics.choose_by_other_folds(tables, sizes)
@@ -64,18 +65,22 @@ def measure(
         cycles,
     )
     for answer in answers:
-        answer.sentence = words.of_silo(answer, measured)
+        answer.sentence = words.silo_sentence(answer, measured)
     measured.consortium = _consortium(measured)
     return measured
 
 
 def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
-    """For each silo: the scores of the row of `ALONE` that each sample's *other* folds chose, and
-    the label of the row that is best over all folds.
+    """Choose the best row of `ALONE` for each silo by cross-validation.
 
-    Rows are chosen by the sum of a silo's own score and the mean over silos. The own score of a
-    silo of 60 samples owes too much to chance; the mean would choose one row for large and small
-    silos.
+    Each fold is scored by the row that is best on the other folds of its cycle. The best row is
+    that with the largest sum of the silo's own score and the mean over silos: in a silo of 60
+    samples its own score is mostly chance, and by the mean alone large and small silos would get
+    the same row.
+
+    Returns:
+        For each silo, the scores composed fold by fold, and the name of the row that is best over
+        all folds.
     """
     labels = [label for label in silos[0].rows if label in ALONE]
     tables, sizes = _by_fold(silos, metric, labels)
@@ -90,8 +95,8 @@ def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
 
 
 def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tuple[Array, Array]:
-    """The metric (rows, silos, C, folds) of all rows on each fold, and its samples (silos, C,
-    folds)."""
+    """Compute the metric of each row by fold, (rows, silos, C, folds), and the number of tested
+    samples, (silos, C, folds)."""
     cycles = len(silos[0].samples.folds)
     folds = 1 + max(int(silo.samples.folds.max(initial=0)) for silo in silos)
     tables = np.full((len(labels), len(silos), cycles, folds), np.nan)
@@ -108,7 +113,7 @@ def _by_fold(silos: Sequence[Silo], metric: Name, labels: Sequence[str]) -> tupl
 
 
 def _composed(silo: Silo, labels: Sequence[str], picks: Array) -> Scores:
-    """The scores of the row that was picked for each sample's fold."""
+    """Compose scores fold by fold; `picks` (C, folds): index in `labels` of each fold's row."""
     chosen = np.take_along_axis(picks, silo.samples.folds, 1)
     rows = [silo.rows[label] for label in labels]
     right = np.stack([row.right for row in rows])
@@ -127,7 +132,7 @@ def _answer(
     federated: Scores,
     margin: float | None,
 ) -> Answer:
-    samples, reason = silo.samples, words.why_not(silo, metric)
+    samples, reason = silo.samples, words.why_no_verdict(silo, metric)
     estimate, joint = _gain(
         metric,
         alone,
@@ -148,12 +153,12 @@ def _answer(
         margin = words.default_margin(score, metric)
     verdict: Verdict = "cannot tell yet"
     if estimate is not None and not reason:
-        if metric == "mae" and statistics.heavy(alone.right, federated.right, samples):
+        if metric == "mae" and statistics.one_unit_dominates(alone.right, federated.right, samples):
             reason = words.HEAVY_TAIL
         else:
             verdict = statistics.verdict(joint["low"], joint["high"], margin)
-    if verdict == "gains" and (label := _as_good(metric, rows, joint["score"])):
-        reason, verdict = words.as_good(label), "cannot tell yet"
+    if verdict == "gains" and (label := _equal_alone(metric, rows, joint["score"])):
+        reason, verdict = words.alone_is_as_good(label), "cannot tell yet"
     return Answer(
         silo,
         score,
@@ -172,8 +177,8 @@ def _answer(
 def _gain(
     metric: Name, alone: Scores, row: Scores, samples: ScoredSamples
 ) -> tuple[Estimate | None, dict[str, float]]:
-    """The gain of a row over `alone`, if it is defined; the row's score, and the gain with the ends
-    of its interval."""
+    """Estimate the gain of a row over `alone`, None if undefined; also returns the row's score,
+    gain and interval ends by name."""
     figures = dict.fromkeys(("score", "gain", "low", "high"), math.nan)
     if not len(samples):
         return None, figures
@@ -186,17 +191,17 @@ def _gain(
     )
     if estimate is None:
         return None, figures
-    most = math.inf if metric == "mae" else 1.0  # a share cannot rise by more
+    greatest = math.inf if metric == "mae" else 1.0  # other metrics lie between 0 and 1
     low, high = estimate.ends
     return estimate, figures | {
         "gain": estimate.gain,
-        "low": max(low, -most),
-        "high": min(high, most),
+        "low": max(low, -greatest),
+        "high": min(high, greatest),
     }
 
 
-def _as_good(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
-    """The first model trained alone that scores at least `score` over all folds, if any."""
+def _equal_alone(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float) -> str | None:
+    """Find the first row of `ALONE` that scores at least `score` over all folds."""
     sign = -1 if metric == "mae" else 1
     for label, figures in rows.items():
         if label in ALONE and sign * figures["score"] >= sign * score:
@@ -205,12 +210,12 @@ def _as_good(metric: Name, rows: Mapping[str, Mapping[str, float]], score: float
 
 
 def _consortium(measured: Measured) -> dict[str, Any]:
-    """The part of `worth.json` that speaks of all silos together."""
+    """Build the part of `worth.json` about all silos together."""
     answers = measured.answers
     judged = [
         (answer, answer.estimate)
         for answer in answers
-        if answer.estimate is not None and not words.why_not(answer.silo, measured.metric)
+        if answer.estimate is not None and not words.why_no_verdict(answer.silo, measured.metric)
     ]
     verdicts: list[str] = [answer.verdict for answer in answers]
     counts = {word: verdicts.count(word) for word in words.VERDICTS}
@@ -221,17 +226,18 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         "margin": measured.margin,
         "cycles": measured.cycles,
         "silos": len(answers),
-        "silos_with_verdict": len(judged),  # it may be "cannot tell yet"
+        "silos_with_verdict": len(judged),  # "cannot tell yet" included
         "counts": counts,
         "shares": {word: count / len(answers) for word, count in counts.items()},
     }
     if len(judged) >= FEWEST:
         facts |= _of_judged(judged)
-    return facts | {"sentence": words.of_all(facts, measured)}
+    return facts | {"sentence": words.overall_sentence(facts, measured)}
 
 
 def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
-    """Mean gain of the silos that have enough samples, and which of them surely gain."""
+    """Compute the mean gain of the silos with enough samples, and which of them gain
+    significantly (Holm)."""
     estimates = [estimate for _, estimate in judged]
     gain, low, high = statistics.mean_gain(estimates)
     gains = {answer.silo.name: estimate.gain for answer, estimate in judged}
@@ -252,20 +258,20 @@ def _of_judged(judged: Sequence[tuple[Answer, Estimate]]) -> dict[str, Any]:
         "worst_gain": gains[worst],
         "between_silos": spread,
     }
-    new = statistics.of_new_silos([*gains.values()])
+    new = statistics.mean_of_new_silos([*gains.values()])
     return facts | ({"new_silo_low": new[0], "new_silo_high": new[1]} if new else {})
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
-    """The content of `worth.json`; what is not defined is null."""
-    silos = [_silo(answer, measured) for answer in measured.answers]
+    """Build the content of `worth.json`; undefined values are None."""
     content = {
-        "silos": silos,
+        "silos": [_silo(answer, measured) for answer in measured.answers],
         "consortium": measured.consortium,
         "version": 2,
     }
-    plain: dict[str, Any] = _plain(content)
-    return plain
+    # JSON has no NaN and no infinity
+    finite: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return finite
 
 
 def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
@@ -285,12 +291,12 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
         "linear": answer.linear,
         "margin": answer.margin,
         "conditional": answer.reason == words.HEAVY_TAIL,
-        "between_trainings": estimate.between if estimate else math.nan,
+        "between_trainings": estimate.training_std if estimate else math.nan,
         "not_counted": silo.left_out,
         "units": silo.units,
         "methods": answer.methods,
     }
-    if estimate is not None and not words.why_not(silo, measured.metric):
+    if estimate is not None and not words.why_no_verdict(silo, measured.metric):
         scale = answer.margin / words.MARGIN if measured.metric == "mae" else 1.0
         count, kind = silo.independent
         row["half_after_8_cycles"] = estimate.half_after(max(8, estimate.cycles))
@@ -298,12 +304,3 @@ def _silo(answer: Answer, measured: Measured) -> dict[str, Any]:
             f"{width * scale:g}": estimate.samples_for(count, width * scale) for width in PRECISIONS
         }
     return row
-
-
-def _plain(value: Any) -> Any:
-    """NaN as null, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

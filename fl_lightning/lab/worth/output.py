@@ -1,4 +1,5 @@
-"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, a table."""
+"""Write the answer to `worth.json`, `worth.csv` and `worth.html`, and as a table for the
+terminal."""
 
 from __future__ import annotations
 
@@ -23,16 +24,15 @@ COLUMNS = (
     "verdict",
     "sentence",
 )
-"""Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
+"""Columns of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
 FURTHER = ("alone_kind", "linear", "margin", "conditional")
 """Further columns of `worth.csv`."""
 ALIGN = (str.ljust, *[str.rjust] * 5, str.ljust, str.ljust)
-"""Of each column of the terminal's table."""
+"""Alignment of each column of the terminal's table."""
 
 
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
-    """Write all files of the answer into the folder `out`; `sections`: what the page has below its
-    first screen."""
+    """Write all result files to the folder `out`; `sections`: further tables of the page."""
     content = as_json(measured)
     rows = [{name: row[name] for name in (*COLUMNS, *FURTHER)} for row in content["silos"]]
     texts = {
@@ -45,8 +45,8 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
 
 
 def table(measured: Measured) -> str:
-    """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond
-    it."""
+    """Format the terminal's text: the overall answer, a line for each silo, and the sentences of
+    silos that have no verdict or share samples with another silo."""
     metric = measured.metric
     lines = [
         ("silo", "samples", "alone", "linear", "federated", "gain", "95 % interval", "verdict")
@@ -76,4 +76,4 @@ def table(measured: Measured) -> str:
     margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
     scope = f"({words.METRICS[metric]}{unit}; method {measured.method}, {margin})"
     sentence = measured.consortium["sentence"]
-    return "\n".join([sentence, "", scope, *texts, "", *notes, words.alone(measured), ""])
+    return "\n".join([sentence, "", scope, *texts, "", *notes, words.best_alone(measured), ""])

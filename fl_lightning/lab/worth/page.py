@@ -1,4 +1,4 @@
-"""The answer for people who decide: one HTML page without a script or a network."""
+"""Write the page for people who decide: one HTML file without scripts that opens offline."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STYLES = {
     "no difference that matters": "same",
     "cannot tell yet": "unknown",
 }
-"""Names of the verdicts in the page's style."""
+"""CSS class of each verdict."""
 WIDEST = 3.0
-"""The axis is at most so many times as long as the median interval: a silo of a few samples has one
-without an end."""
+"""Greatest end of the axis, in multiples of the median distance between 0 and an interval's far
+end: the interval of a silo with few samples may reach hundreds of points."""
 
 
 @dataclass
 class Section:
-    """A table with a heading, below the first screen."""
+    """A table in the lower part of the page, with its title, text and column names (`head`)."""
 
     title: str
     text: str
@@ -37,13 +37,13 @@ class Section:
 
 
 def render(measured: Measured, sections: list[Section]) -> str:
-    """The HTML of the page."""
+    """Render the page as HTML."""
     end, metric = _end(measured), measured.metric
     head, _, rest = measured.consortium["sentence"].partition(": ")
     if not rest:
         head, rest = "There is no answer for all silos together", measured.consortium["sentence"]
     texts = {step: words.signed(step, metric) if step else "0" for step in _steps(end)}
-    # the page says "cut into five parts, once"; in 0 whole cycles only some parts were judged
+    # completes "cut into five parts, once"; 0 cycles: only some parts were judged
     times = {0: "and some judged", 1: "once"}
     return template("fl_lightning.lab.worth").render(
         version=__version__,
@@ -52,7 +52,7 @@ def render(measured: Measured, sections: list[Section]) -> str:
         silos=[_silo(answer, end) for answer in measured.answers],
         ticks=[{"left": _place(step, end), "text": text} for step, text in texts.items()],
         unit="fall of the mean error" if metric == "mae" else "points of 100",
-        is_cut=max(_lengths(measured.answers), default=0.0) > end,
+        is_cut=max(_reaches(measured.answers), default=0.0) > end,
         zero=_place(0, end),
         band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
         times=times.get(measured.cycles, f"{measured.cycles} times"),
@@ -60,13 +60,13 @@ def render(measured: Measured, sections: list[Section]) -> str:
         method=measured.method,
         number=len(measured.picks),
         picks=", ".join(f"{label} {count}" for label, count in measured.picks.items() if count),
-        alone=words.alone(measured),
+        alone=words.best_alone(measured),
         sections=[_alone(measured), _methods(measured), *sections],
     )
 
 
 def _silo(answer: Answer, end: float) -> dict[str, Any]:
-    """The part of the page on one silo, on an axis that ends at `end`."""
+    """Values of a silo for the template; places lie on an axis from -`end` to `end`."""
     bar = None
     if answer.estimate is not None:
         low, high = (_place(float(np.clip(x, -end, end)), end) for x in (answer.low, answer.high))
@@ -88,23 +88,23 @@ def _silo(answer: Answer, end: float) -> dict[str, Any]:
     }
 
 
-def _lengths(answers: Iterable[Answer]) -> list[float]:
-    """How far the interval of each silo that has one reaches from 0."""
+def _reaches(answers: Iterable[Answer]) -> list[float]:
+    """Distances between 0 and the far end of each interval."""
     return [
         max(abs(answer.low), abs(answer.high)) for answer in answers if answer.estimate is not None
     ]
 
 
 def _end(measured: Measured) -> float:
-    """Where the axis ends on either side."""
+    """End of the axis on either side of 0."""
     judged = [answer for answer in measured.answers if not answer.reason]
-    lengths = _lengths(judged) or _lengths(measured.answers) or [measured.margin]
-    longest = min(max(lengths), WIDEST * float(np.median(lengths)))
-    return max(longest, 1.5 * measured.margin) * 1.05
+    reaches = _reaches(judged) or _reaches(measured.answers) or [measured.margin]
+    farthest = min(max(reaches), WIDEST * float(np.median(reaches)))
+    return max(farthest, 1.5 * measured.margin) * 1.05
 
 
 def _steps(end: float) -> list[float]:
-    """Round values along the axis, three to five."""
+    """Three to five round values along the axis."""
     least = end / 2.5
     unit = 10 ** np.floor(np.log10(least))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least * (1 - 1e-9))
@@ -113,18 +113,18 @@ def _steps(end: float) -> list[float]:
 
 
 def _place(x: float, end: float) -> float:
-    """Percent from the left."""
+    """Place of `x` on the axis, in percent from the left."""
     return round(50 + 50 * x / end, 2)
 
 
 def _alone(measured: Measured) -> Section:
-    """A table of what each silo reaches alone."""
+    """Tabulate the scores of the rows that each silo trains alone."""
     metric = measured.metric
     kinds = [kind for kind in words.ALONE_IN_WORDS if kind in measured.answers[0].methods]
     text = (
         "Score of everything that was tried alone. For each part the best on the silo's other "
         "parts counts; the last columns are what came of that, and the best over all parts. "
-        f"{words.alone(measured)}"
+        f"{words.best_alone(measured)}"
     )
     head = ["silo", *(words.ALONE_IN_WORDS[kind] for kind in kinds), "counts", "best"]
     section = Section("What each silo can do alone", text, head)
@@ -136,7 +136,7 @@ def _alone(measured: Measured) -> Section:
 
 
 def _methods(measured: Measured) -> Section:
-    """A table of the gain of every row beside training alone."""
+    """Tabulate each silo's gain by method and length."""
     metric, labels = measured.metric, list(measured.picks)
     text = (
         "Gain of each method over the best alone, with its 95 % interval (x3: trained 3 times as "
@@ -146,7 +146,7 @@ def _methods(measured: Measured) -> Section:
     section = Section("Every method", text, ["silo", *labels, "between trainings"])
     for answer in measured.answers:
         cells = [_gain(answer.methods[label], metric) for label in labels]
-        between = words.amount(answer.estimate.between, metric) if answer.estimate else "-"
+        between = words.amount(answer.estimate.training_std, metric) if answer.estimate else "-"
         section.rows.append([answer.silo.name, *cells, between])
     return section
 

@@ -1,4 +1,4 @@
-"""One training of `worth`, which scores its models itself where a length of training ends."""
+"""Train for `worth`, with models scored where each training length ends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fl_lightning.data.load import load
 from fl_lightning.engine import scoring
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.lab.worth import FOLDS, LENGTHS, LINEAR, row
-from fl_lightning.lab.worth.plain import FITTERS, MOST_FEATURES, fitted
-from fl_lightning.lab.worth.scores import Table, place
+from fl_lightning.lab.worth import FOLDS, LENGTHS, LINEAR, row_name
+from fl_lightning.lab.worth.plain import FITTERS, MOST_FEATURES, fit_and_predict
+from fl_lightning.lab.worth.scores import Table, scores_path
 from fl_lightning.lab.worth.silos import SiloFacts
 from fl_lightning.lab.worth.statistics import Array
 from fl_lightning.methods.partialpooling import MOST_FEATURES as MOST_POOLED
@@ -35,12 +35,13 @@ class Task:
     """A training, and the rows whose scores it writes.
 
     Args:
-        config: of the run, for the longest length.
-        folder: of the run.
-        out: under which scores are kept; None: there are none.
-        rows: of each row the kind of model, or None: the run's own judge's.
-        lengths: after how many times the configured rounds it is scored.
-        plain: plain models that are fitted to the same samples.
+        config: config of the run, with the rounds of the longest of `lengths`.
+        folder: folder of the run.
+        out: folder below which scores are stored; None: no scores.
+        rows: kind of model that is scored (such as "finetuned"; None: that of the run's judge), by
+            label of the row.
+        lengths: training lengths after which models are scored.
+        plain: names of plain models that are fitted to the same samples.
     """
 
     config: Config
@@ -52,29 +53,29 @@ class Task:
 
     @property
     def length_by_round(self) -> dict[int, int]:
-        """The length that ends with each round at which it is scored."""
+        """Training length that ends with each scored round."""
         rounds = self.config.federation.rounds // max(self.lengths)
         return {rounds * length: length for length in self.lengths}
 
     @property
     def files(self) -> list[Path]:
-        """Its files of scores."""
+        """Paths of the score files that it writes."""
         if self.out is None:
             return []
-        names = [row(label, length) for label in self.rows for length in self.lengths]
-        return [place(self.out, name, self.config.seed) for name in (*names, *self.plain)]
+        names = [row_name(label, length) for label in self.rows for length in self.lengths]
+        return [scores_path(self.out, name, self.config.seed) for name in (*names, *self.plain)]
 
     @property
     def done(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether the run has ended and all score files exist."""
         ended = (self.folder / "summary.json").is_file()
         return ended and all(file.is_file() for file in self.files)
 
     def run(self, train: Any) -> None:
-        """Train and score, anew where an ended run has lost its scores.
+        """Start or resume the run; a finished run, which lacks score files, is deleted first.
 
         Args:
-            train: `(config, folder, accept, put_together)`, which runs or resumes.
+            train: `fl_lightning.lab.study.launch.train`.
         """
         if (self.folder / "summary.json").is_file():
             shutil.rmtree(self.folder)
@@ -89,7 +90,7 @@ class Task:
 def _with_scores(
     task: Task, fabric: Any, config: Config, folder: Path, callbacks: Sequence[Any]
 ) -> Federation:
-    """The federation of a run with a `ScoreWriter`."""
+    """Assemble the federation of a task's run, with a `ScoreWriter` if it is scored."""
     writer = ScoreWriter(task)
     observers = [writer] if task.out else []
     fed = assemble(
@@ -103,7 +104,7 @@ def _with_scores(
 
 
 class ScoreWriter(Observer):
-    """Writes the scores of every client's tested samples where a length of training ends."""
+    """Writes the scores of all clients' test samples where a training length ends."""
 
     evaluator: Evaluator
 
@@ -111,17 +112,17 @@ class ScoreWriter(Observer):
         self.task = task
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
-        """Score all rows."""
+        """Score and write all rows, if a training length ends with this round."""
         length = self.task.length_by_round.get(record.round)
         if length is None:
             return
         for label, kind in self.task.rows.items():
-            self._write(run, row(label, length), partial(self._scored, run, kind))
+            self._write(run, row_name(label, length), partial(self._score, run, kind))
         if length == min(self.task.lengths):
             for kind in self.task.plain:
-                self._write(run, kind, partial(_plain, run, kind))
+                self._write(run, kind, partial(_plain_scores, run, kind))
 
-    def _scored(
+    def _score(
         self,
         run: RunContext,
         kind: str | None,
@@ -134,7 +135,7 @@ class ScoreWriter(Observer):
             judged, vector, buffers = evaluator.final_model(client)
         handle = evaluator.at_rest(client, buffers)
         handle.ready(judged, vector)
-        batches: scoring.Seen = []
+        batches: scoring.ScoredBatches = []
         scoring.score(
             judged,
             handle,
@@ -153,15 +154,15 @@ class ScoreWriter(Observer):
         self,
         run: RunContext,
         name: str,
-        scored: Callable[[int], Table],
+        score: Callable[[int], Table],
     ) -> None:
-        """Keep the tables that `scored` makes of all clients as one."""
-        tables = {client: scored(client) for client in run.at_home(range(run.clients))}
+        """Write the tables that `score` returns for all clients to one file."""
+        tables = {client: score(client) for client in run.at_home(range(run.clients))}
         gathered = run.processes.gather_by_client(tables)
         parts = [table for _, table in sorted(gathered.items())]
         if run.is_main and self.task.out is not None:
             table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-            save_arrays(place(self.task.out, name, run.config.seed), **table)
+            save_arrays(scores_path(self.task.out, name, run.config.seed), **table)
 
 
 def _table(
@@ -170,8 +171,8 @@ def _table(
     outputs: torch.Tensor,
     y: torch.Tensor,
 ) -> Table:
-    """Number, unit and label of each tested sample, the share of right answers or the absolute
-    error, and the class scores."""
+    """Make a client's table of tested samples: number, group, client, label, `right` (share of
+    right predictions, or absolute error) and class scores."""
     data, count, classes = run.data, len(y), outputs.shape[-1]
     has_class = y.ndim == 1 and classes > 1
     labels, scores = np.zeros(count, np.int64), np.zeros((count, 0), np.float32)
@@ -180,12 +181,12 @@ def _table(
         labels, scores = y.numpy(), outputs.float().numpy()
     elif classes == 1:  # a regression
         right = (outputs[:, 0].double() - y).abs()
-    else:  # texts: of each the share of its positions
+    else:  # texts: share of positions predicted right
         pairs = zip(outputs.split(1), y.split(1), strict=True)
         right = torch.stack([data.metric.total(*pair, classes) for pair in pairs]).double()
     return {
-        "sample": data.tested_rows(client),
-        "unit": data.units(client)[1],
+        "sample": data.test_sample_ids(client),
+        "unit": data.unit_ids(client)[1],
         "client": np.full(count, data.numbers[client]),
         "label": labels,
         "right": right.numpy(),
@@ -193,17 +194,16 @@ def _table(
     }
 
 
-def _plain(run: RunContext, kind: str, client: int) -> Table:
-    """The scores of a plain model of one client's training samples."""
+def _plain_scores(run: RunContext, kind: str, client: int) -> Table:
+    """Fit a plain model to a client's training samples, and score its test samples."""
     data = run.data.client(client)
     x, y = _arrays(data.test)
     train = _arrays(data.train) if len(data.train) else (x[:0], y[:0])
-    units_of_train = run.data.units(client)[0]
-    outputs = fitted(
+    outputs = fit_and_predict(
         kind,
         train,
         x,
-        units_of_train,
+        run.data.unit_ids(client)[0],
         run.data.num_classes,
     )
     return _table(
@@ -215,13 +215,13 @@ def _plain(run: RunContext, kind: str, client: int) -> Table:
 
 
 def _arrays(part: Any) -> tuple[Array, Array]:
-    """Flat samples and labels."""
+    """All samples (n, features), flattened, and their labels."""
     xs, ys = zip(*part.batches(4096), strict=True)
     return torch.cat(xs).flatten(1).double().numpy(), torch.cat(ys).numpy()
 
 
 def facts_of(config: Config) -> SiloFacts:
-    """The silos of the data of all folds, before anything is trained.
+    """Load the data of all folds, and collect facts on the silos before anything is trained.
 
     Raises:
         BadInput: the data are absent, malformed or too few.
@@ -238,16 +238,16 @@ def facts_of(config: Config) -> SiloFacts:
         for seed in range(FOLDS)
     ]
     data = parts[0]
-    # a silo of 3 tests some of them twice
+    # unique: a silo of 3 samples tests some of them twice
     tested = [
-        np.unique(np.concatenate([part.tested_rows(client) for part in parts]))
+        np.unique(np.concatenate([part.test_sample_ids(client) for part in parts]))
         for client in range(data.clients)
     ]
     pool = source.train.followed_by(source.test) if config.data.pooled else source.train
     rows = pool.read_all()
     is_table = rows.ndim == 2
     if pool.spans is not None:
-        copies = pool.numbers
+        copies = pool.sample_ids
     elif is_table and rows.dtype != np.int64 and pool.labels.ndim == 1:
         copies = units.copies(np.column_stack([rows, pool.labels]))
     else:
@@ -264,8 +264,8 @@ def facts_of(config: Config) -> SiloFacts:
         sizes=[len(numbers) for numbers in tested],
         copies=copies,
         kind=kind,
-        counts=[len(np.unique(pool.independent[numbers])) for numbers in tested] if kind else (),
+        counts=[len(np.unique(pool.unit_ids[numbers])) for numbers in tested] if kind else (),
         plain=plain,
         pools=is_table and rows.shape[1] <= MOST_POOLED and not source.vocabulary,
-        notes=silos.lines(config.data),
+        notes=silos.warning_lines(config.data),
     )

@@ -1,5 +1,4 @@
-"""What every row's model made of every tested sample: written run by run, read back silo by
-silo."""
+"""Scores of each row on each tested sample: written by runs, read back by silo."""
 
 from __future__ import annotations
 
@@ -18,53 +17,48 @@ from fl_lightning.lab.worth.statistics import Array, ScoredSamples, Scores
 from fl_lightning.results.folder import UNREADABLE
 
 Table = dict[str, Array]
-"""Columns, a row for each tested sample."""
+"""Columns by name, with an entry for each tested sample."""
 
 
-def place(out: Path, label: str, seed: int) -> Path:
-    """Where the scores of a row with a seed are kept: arrays of one length, a row for each tested
-    sample."""
-    return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
+def scores_path(out: Path, name: str, seed: int) -> Path:
+    """Path of the scores of the row `name` and a seed: an .npz file with a `Table`."""
+    return out / "scores" / folder_of(name) / f"seed-{seed}.npz"
 
 
-def complete_folds(out: Path, labels: Sequence[str]) -> list[int]:
-    """The folds of the first cycle that all rows have scores of."""
+def complete_folds(out: Path, names: Sequence[str]) -> list[int]:
+    """Folds of the first cycle for which all rows have scores."""
     return [
-        fold for fold in range(FOLDS) if all(place(out, label, fold).is_file() for label in labels)
+        fold
+        for fold in range(FOLDS)
+        if all(scores_path(out, name, fold).is_file() for name in names)
     ]
 
 
 def read(
     out: Path,
-    labels: Sequence[str],
+    names: Sequence[str],
     cycles: int,
     facts: SiloFacts,
     folds: Sequence[int] = range(FOLDS),
 ) -> list[Silo]:
-    """Every silo with the scores of all rows over all cycles.
+    """Read the scores of all rows over all cycles, silo by silo.
 
     Args:
-        out: of `fl-train worth`.
-        labels: of the rows.
-        cycles: that have ended.
-        facts: on the silos.
-        folds: that have ended of each cycle.
+        out: folder that contains the folder `scores`.
+        names: names of the rows.
+        cycles: number of cycles.
+        facts: facts on the silos.
+        folds: folds of each cycle that have scores.
 
     Raises:
-        BadInput: a file cannot be read, or rows tested other samples.
+        BadInput: a file cannot be read, or rows tested different samples.
     """
-    tables = {
-        label: [
-            _cycle(
-                out,
-                label,
-                cycle,
-                folds,
-            )
-            for cycle in range(cycles)
-        ]
-        for label in labels
-    }
+    tables = _tables(
+        out,
+        names,
+        cycles,
+        folds,
+    )
     silos = [
         _silo(
             out,
@@ -78,46 +72,52 @@ def read(
     return [_without_shared(silo, shared, facts) for silo in silos]
 
 
-def silo_like(
+def read_same_samples(
     out: Path,
-    like: Silo,
-    labels: Sequence[str],
+    silo: Silo,
+    names: Sequence[str],
     facts: SiloFacts,
 ) -> Silo:
-    """The silo `like` by rows of the first cycle in `out`: the samples that count in `like`."""
-    tables = {
-        label: [
-            _cycle(
-                out,
-                label,
-                0,
-                range(FOLDS),
-            )
-        ]
-        for label in labels
-    }
-    silo = _silo(
+    """Read the first cycle's scores of the rows `names` from the folder `out`, on the samples of
+    `silo` only."""
+    tables = _tables(
+        out,
+        names,
+        1,
+        range(FOLDS),
+    )
+    read_silo = _silo(
         out,
         tables,
-        like.number,
+        silo.number,
         facts,
     )
-    return _part(silo, np.isin(silo.keys, like.keys))
+    return _part(read_silo, np.isin(read_silo.keys, silo.keys))
+
+
+def _tables(
+    out: Path,
+    names: Sequence[str],
+    cycles: int,
+    folds: Sequence[int],
+) -> dict[str, list[Table]]:
+    """Read the table of each row and cycle."""
+    return {name: [_cycle(out, name, cycle, folds) for cycle in range(cycles)] for name in names}
 
 
 def _cycle(
     out: Path,
-    label: str,
+    name: str,
     cycle: int,
     folds: Sequence[int],
 ) -> Table:
-    """The samples that a row's runs of a cycle tested, in their order, with the fold of each."""
-    parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in folds]
-    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Read a row's scores of one cycle, sorted by sample, with a column `fold`."""
+    parts = [_table(scores_path(out, name, cycle * FOLDS + fold)) for fold in folds]
+    table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     sizes = [len(part["sample"]) for part in parts]
     table["fold"] = np.repeat(range(len(parts)), sizes)
     order = np.argsort(table["sample"], kind="stable")
-    return {name: column[order] for name, column in table.items()}
+    return {key: column[order] for key, column in table.items()}
 
 
 def _table(path: Path) -> Table:
@@ -125,8 +125,11 @@ def _table(path: Path) -> Table:
         with path.open("rb") as file, np.load(file) as arrays:
             return dict(arrays)
     except UNREADABLE as error:
-        requirement = f"it cannot be read ({error}); delete it, and the command trains again"
-        raise BadInput("out", str(path), requirement) from None
+        raise BadInput(
+            "out",
+            str(path),
+            f"it cannot be read ({error}); delete it, and the command trains again",
+        ) from None
 
 
 def _silo(
@@ -135,30 +138,32 @@ def _silo(
     client: int,
     facts: SiloFacts,
 ) -> Silo:
-    """One silo, of the cycles of each row."""
-    name = facts.names[client]
-    of_silo = {
-        label: [_of_client(table, client) for table in cycles] for label, cycles in tables.items()
+    """Make one silo from the tables of each row by cycle."""
+    silo_name = facts.names[client]
+    own_tables = {
+        name: [_of_client(table, client) for table in cycles] for name, cycles in tables.items()
     }
-    first = next(iter(of_silo.values()))
+    first = next(iter(own_tables.values()))
     keys, folds = first[0]["sample"], np.stack([table["fold"] for table in first])
     rows = {}
-    for label, cycles in of_silo.items():
+    for name, cycles in own_tables.items():
         is_alike = all(np.array_equal(table["sample"], keys) for table in cycles)
         if not is_alike or (np.stack([table["fold"] for table in cycles]) != folds).any():
-            requirement = f"row {label!r} tested other samples of {name} than the rest"
             raise BadInput(
-                "out", str(out), f"{requirement}: the data have changed; give another --out"
+                "out",
+                str(out),
+                f"row {name!r} tested other samples of {silo_name} than the other rows: the data "
+                "have changed; give another --out",
             )
         outputs = np.stack([table["outputs"] for table in cycles])
         right = np.stack([table["right"] for table in cycles]).astype(np.float64)
-        rows[label] = Scores(right, outputs if outputs.shape[-1] else None)
-    # a silo of a few samples tests some of them twice
+        rows[name] = Scores(right, outputs if outputs.shape[-1] else None)
+    # unique: a silo of a few samples tests some of them twice
     _, counts = np.unique(facts.copies[np.unique(keys)], return_counts=True)
     units = first[0]["unit"] if facts.kind else facts.copies[keys]
     return Silo(
         client,
-        name,
+        silo_name,
         ScoredSamples(first[0]["label"], folds, units),
         rows,
         keys,
@@ -174,15 +179,15 @@ def _of_client(table: Table, client: int) -> Table:
 
 
 def _shared(silos: Sequence[Silo], facts: SiloFacts) -> DataFrame:
-    """Rows (copy, silo) of the groups of copies that several silos have."""
+    """Tabulate which silos (column `silo`) have samples of which group of copies (`copy`), for
+    groups that several silos have."""
     copies = [(copy, silo.number) for silo in silos for copy in facts.copies[silo.keys]]
     table = DataFrame(copies, columns=["copy", "silo"]).drop_duplicates()
     return table[table.duplicated("copy", keep=False)]
 
 
 def _without_shared(silo: Silo, shared: DataFrame, facts: SiloFacts) -> Silo:
-    """The silo without samples that lie in another one, too: a federated model has seen them
-    there."""
+    """Leave out samples that another silo has, too: a federated model was trained on them there."""
     copies = facts.copies[silo.keys]
     others = shared[shared["silo"] != silo.number]
     counts = {}
@@ -197,13 +202,11 @@ def _without_shared(silo: Silo, shared: DataFrame, facts: SiloFacts) -> Silo:
 
 
 def _part(silo: Silo, chosen: Array) -> Silo:
-    """The silo with the samples `chosen` (n,) alone."""
+    """Reduce a silo to the samples that are `chosen` (n,)."""
     every = slice(None)
-    rows = {label: scores.part(every, chosen) for label, scores in silo.rows.items()}
-    samples = silo.samples.part(every, chosen)
     return replace(
         silo,
-        samples=samples,
-        rows=rows,
+        samples=silo.samples.part(every, chosen),
+        rows={name: scores.part(every, chosen) for name, scores in silo.rows.items()},
         keys=silo.keys[chosen],
     )

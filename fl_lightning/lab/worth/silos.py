@@ -1,4 +1,4 @@
-"""A silo, what is known of its gain, and all silos of a consortium."""
+"""Classes for a silo, its gain, and the consortium of all silos."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from fl_lightning.lab.worth.statistics import Estimate, Name, ScoredSamples, Sco
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """The silos before anything is trained."""
+    """Names, sizes and samples of all silos, known before anything is trained."""
 
     names: Sequence[str]
     sizes: Sequence[int]
-    """Samples of each silo."""
+    """Number of samples of each silo."""
     copies: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """For each sample, by its number: a group number that copies share; not an index."""
+    """For each sample of the data set, a number that it shares with its copies only."""
     kind: str = ""
-    """What several samples may be of: `units`, `recordings`; empty: each stands for itself."""
+    """Name of the groups of dependent samples, "units" or "recordings"; empty: all samples are
+    independent."""
     counts: Sequence[int] = ()
-    """Units of each silo."""
+    """Number of such groups in each silo; empty: all samples are independent."""
     plain: Sequence[str] = ()
-    """Plain models that suit the samples."""
+    """Names of the plain models that suit the samples."""
     pools: bool = False
-    """Whether the samples are few enough numbers for partial pooling."""
+    """Whether samples have few enough features for the method `partialpooling`."""
     rare: str = ""
-    """Why the runs are judged by AUROC, unless a metric is named; empty: they are not."""
+    """Note that classes are so uneven that AUROC is the default metric; empty: they are not."""
     notes: Sequence[str] = ()
-    """What looks wrong."""
+    """Warnings about the data."""
 
 
 @dataclass
 class Silo:
-    """One silo's samples, and what each row's model made of them."""
+    """One silo's samples, and the scores of each row on them."""
 
     number: int
     name: str
     samples: ScoredSamples
     rows: dict[str, Scores]
     keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(n,) numbers of `samples`."""
+    """(n,) numbers of `samples` in the data set."""
     shared: dict[int, int] = field(default_factory=dict)
-    """By the number of another silo: how many samples it has, too; they are in no figure, and not
-    in `samples`."""
+    """By number of another silo, how many samples both have: `samples` and results lack them."""
     left_out: int = 0
-    """Samples that are in no figure."""
+    """Number of samples left out because another silo has them, too."""
     repeated: int = 0
-    """Samples that the silo has more than once."""
+    """Number of samples that the silo has more than once."""
     size: int = 0
-    """Own samples, each once: those that are shared included, which `samples` lacks."""
+    """Number of different samples, with those that were left out."""
     units: int = 0
-    """Number of independent units (as recordings) of its samples; 0: each sample is one."""
+    """Number of groups of dependent samples (such as recordings); 0: all are independent."""
     kind: str = "units"
-    """What the units are called."""
+    """Name of these groups."""
 
     @property
     def independent(self) -> tuple[int, str]:
-        """The sample size that intervals go by, and of what: (12, "recordings")."""
+        """Sample size on which the interval depends, and its unit, such as (12, "recordings")."""
         return (self.units, self.kind) if self.units else (self.size, "samples")
 
 
 @dataclass
 class Answer:
-    """One silo: everything that is known of what it gains."""
+    """Results for one silo: scores, gain, interval and verdict."""
 
     silo: Silo
     alone: float
@@ -78,34 +78,35 @@ class Answer:
     high: float
     verdict: Verdict
     reason: str
-    """Why the verdict is "cannot tell yet" whatever the interval says: too few samples, heavy
-    errors, or a model trained alone that is as good; else empty."""
+    """Reason for "cannot tell yet" other than the interval (too few samples, a few large errors, or
+    a row trained alone that is as good); empty: none."""
     margin: float
-    """Differences below it do not matter."""
+    """Size of a gain that does not matter."""
     alone_kind: str
-    """What is best alone, over all folds."""
+    """Name of the row of `ALONE` that is best over all folds."""
     sentence: str = ""
     methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of each row `score`, `gain`, `low` and `high`, without regard to the choice among them."""
+    """`score`, `gain`, `low` and `high` of each row, not corrected for choosing among rows."""
 
     @property
     def linear(self) -> float:
-        """The score of the silo's own linear model; NaN where none was fitted."""
+        """Score of the silo's own linear model; NaN if none was fitted."""
         return self.methods[LINEAR]["score"] if LINEAR in self.methods else math.nan
 
 
 @dataclass
 class Measured:
-    """All silos, and what they have in common."""
+    """Results for all silos."""
 
     answers: list[Answer]
     metric: Name
     margin: float
-    """Mean over silos."""
+    """Mean of the silos' margins."""
     method: str
-    """Best over all folds: the one to take."""
+    """Name of the row that is best over all silos and folds, which is recommended."""
     picks: Mapping[str, int]
-    """How many folds chose each method."""
+    """Number of folds for which each row was chosen."""
     cycles: int
-    """0: a part of one."""
+    """Number of complete cycles; 0: some folds of the first."""
     consortium: dict[str, Any] = field(default_factory=dict)
+    """Part of `worth.json` about all silos together."""

@@ -1,10 +1,10 @@
-"""Gain of one silo over training alone: numbers in, numbers out. Which interval and why:
+"""Estimate the gain of one silo over training alone, from arrays. Which interval and why:
 docs/decisions/0027.
 
-Each cycle of folds tests every sample of the silo once, so a model's scores are (C, n): C cycles, n
-samples. What is independent are the samples (or units: recordings, persons), not the cycles. A
-*contribution* is what one tested sample adds to the metric; the sum over a cycle's samples, times
-`share`, is the metric.
+A cycle of folds tests each sample of the silo once, so a model's scores have the shape (C, n): C
+cycles, n samples. *Units* are independent of each other: the samples, or groups of dependent
+samples such as recordings or persons. Cycles are not independent. A *contribution* is the summand
+of one tested sample in the metric, which is the sum over a cycle's samples, times `scale`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Name = Literal["accuracy", "balanced_accuracy", "auroc", "mae"]
 Array = np.ndarray
 Verdict = Literal["gains", "harmed", "no difference that matters", "cannot tell yet"]
 WIDER = 1.1
-"""Factor of every half-width. No resample of a silo shows how much its training set itself owes to
-chance; this pays for it (simulated: docs/decisions/0027)."""
+"""Factor of every half-width. Resampling a silo does not show how much the gain depends on the
+chance in drawing its training set; this factor covers it (simulated: docs/decisions/0027)."""
 LEAST, LEAST_OF_CLASS = (
     40,
     {
@@ -35,51 +35,51 @@ LEAST, LEAST_OF_CLASS = (
         "mae": 0,
     },
 )
-"""Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated
-sizes: 20 and 60)."""
+"""Samples of a silo, and samples of its smaller class by metric, below which there is no verdict
+(simulated sizes: 20 and 60)."""
 LEAST_UNITS = 10
-"""Persons or recordings of a silo that has several samples of each, below which there is no
-verdict. Ours: intervals over 5 to 20 recordings cover 94 to 98 % (simulated:
-docs/decisions/0027), but not what so few of them owe to chance in training."""
+"""Units of a silo with dependent samples (persons, recordings), below which there is no verdict.
+Ours: intervals over 5 to 20 recordings cover 94 to 98 % (simulated: docs/decisions/0027), but do
+not include the chance in training on so few."""
 HEAVY = 0.2
-"""Share of the variance that one of `LEAST` samples or units makes up, above which errors have a
-heavy tail, and an interval holds for these samples alone. Ours: of 40 normal errors it is above 0.2
-in 15 %, of errors with two degrees of freedom in 85 % (simulated: docs/decisions/0027)."""
+"""Share of the variance of one of `LEAST` units above which errors count as heavy-tailed: an
+interval then holds for these samples only. Ours: with 40 normal errors the largest share is above
+0.2 in 15 % of simulations, with two degrees of freedom in 85 % (docs/decisions/0027)."""
 CAREFUL = 1.4
-"""Factor of the half-width that is foretold for more samples: 95 of 100 are narrower
+"""Factor of the half-width that is predicted for more samples, so that 95 of 100 are narrower
 (docs/decisions/0027)."""
 MADE_UP = 0.5
-"""Samples that are added to each class and differ between the models: no interval has the width
+"""Samples added to each class as if the models differed in them, so that no interval has the width
 0."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one model made of a silo's samples, cycle by cycle.
+    """Scores of one row on a silo's samples.
 
     Args:
-        right: (C, n) share of right answers (classification) or absolute error (regression).
-        outputs: (C, n, classes) class scores, where they are needed (AUROC).
+        right: (C, n): for classification 1 or 0, for texts the share of positions predicted right,
+            for a regression the absolute error.
+        outputs: (C, n, classes) class scores; None for texts and regressions.
     """
 
     right: Array
     outputs: Array | None = None
 
     def part(self, cycles: Any, samples: Any) -> Scores:
-        """Those of some cycles and samples, by index."""
+        """Select cycles and samples by index."""
         outputs = None if self.outputs is None else self.outputs[cycles][:, samples]
         return Scores(self.right[cycles][:, samples], outputs)
 
 
 @dataclass(frozen=True)
 class ScoredSamples:
-    """The samples of a silo that count.
+    """Samples of a silo on which its results are based.
 
     Args:
-        labels: (n,) class numbers; of a regression all 0.
-        folds: (C, n) the fold that tested each sample in each cycle.
-        units: (n,) what is independent: numbers of samples, or of the recordings or persons they
-            are of.
+        labels: (n,) class numbers; for a regression all 0.
+        folds: (C, n) number of the fold that tested each sample.
+        units: (n,) number of the unit to which each sample belongs.
     """
 
     labels: Array
@@ -90,65 +90,69 @@ class ScoredSamples:
         return len(self.labels)
 
     def part(self, cycles: Any, samples: Any) -> ScoredSamples:
-        """Those of some cycles and samples, by index."""
+        """Select cycles and samples by index."""
         folds = self.folds[cycles][:, samples]
         return ScoredSamples(self.labels[samples], folds, self.units[samples])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A gain and how well it is known."""
+    """A gain with its variance, from which its interval follows."""
 
     gain: float
     variance: float
     degrees: float
+    """Degrees of freedom of the variance."""
     common: float
-    """The part of the variance that all samples of a fit have in common: what fits owe to luck."""
+    """Part of the variance that is due to chance in fitting models: more samples do not reduce
+    it."""
     fits: int
+    """Number of fitted models: folds times cycles."""
     by_cycles: float
-    """How fast more cycles narrow the interval: B in variance(C') = variance - B (1/C - 1/C')."""
+    """B in variance(C') = variance - B (1/C - 1/C'): how fast more cycles narrow the interval."""
     cycles: int
     skew: float = 0.0
-    """Third central moment over the variance."""
+    """Third central moment divided by the variance."""
 
     @property
     def half(self) -> float:
-        """Half of the width of the interval."""
+        """Half-width of the 95 % interval."""
         return float(WIDER * stats.t.ppf(1 - LEVEL / 2, self.degrees) * math.sqrt(self.variance))
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The ends of the interval.
+        """Lower and upper end of the interval.
 
-        It reaches further on the side to which samples are skewed, by what Hall's expansion of t
-        shifts both ends (1992): of models that rank nearly all pairs right, few and rare samples
-        make the difference. The other end stays, or more gains would be named.
+        Between two models that rank nearly all pairs right, few samples make the difference, and
+        contributions are skewed. The end on the side of the skew therefore moves outwards, by the
+        shift of both ends in Hall's expansion of t (1992). The other end stays: moving it inwards,
+        too, would declare more gains.
         """
         t = float(stats.t.ppf(1 - LEVEL / 2, self.degrees))
         shift = (2 * t**2 + 1) / 6 * self.skew
         return self.gain - self.half + min(shift, 0.0), self.gain + self.half + max(shift, 0.0)
 
     @property
-    def between(self) -> float:
-        """Standard deviation between trainings: what one training owes to the luck of its fit."""
+    def training_std(self) -> float:
+        """Standard deviation of the gain between single trainings on the same samples."""
         return math.sqrt(self.common * self.fits)
 
     def half_after(self, cycles: int) -> float:
-        """Half of the width after so many cycles in all, about; it falls at most as the root of
-        their number, as where all of it is luck of fits."""
+        """Predict the half-width after `cycles` cycles in all; at best it falls with the root of
+        their number."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
     def samples_for(self, samples: int, half_width: float) -> int | None:
-        """How many own samples, or recordings, would bring `half_width` in 95 of 100 cases, rounded
-        up.
-
-        More samples leave the luck of fits as it is: `common`. None: no number of samples would do.
-        `samples` where the half-width is reached already.
+        """Predict how many units the silo needs for a half-width, reached in 95 of 100 cases.
 
         Args:
-            samples: that the silo has.
-            half_width: of the interval.
+            samples: number of units that the silo has.
+            half_width: the half-width to reach.
+
+        Returns:
+            The number, rounded up to two digits; `samples` if the half-width is reached already;
+            None if `common`, which more samples do not reduce, is too large.
         """
         if half_width >= self.half:
             return samples
@@ -161,7 +165,7 @@ class Estimate:
 
     @property
     def p_of_no_gain(self) -> float:
-        """One-sided p of the hypothesis that there is no gain."""
+        """One-sided p-value of the hypothesis that there is no gain."""
         return float(stats.t.sf(self.gain / (WIDER * math.sqrt(self.variance)), self.degrees))
 
 
@@ -169,14 +173,15 @@ class Estimate:
 
 
 def contributions(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
-    """What each tested sample adds to the metric, (C, n); NaN where it is not defined. More is
-    better.
+    """Compute each tested sample's contribution to the metric, (C, n): larger is better, NaN is
+    undefined.
 
-    Accuracy and mae are means over samples, balanced accuracy is the mean over classes of such.
-    AUROC (one against the rest, mean over classes; of two classes that of the second) is made of
-    placements within a fold, since scores of two models cannot be ranked together: of a positive
-    the share of negatives below it, of a negative the share of positives above it (DeLong et al.,
-    1988). Both sum up to the AUROC, so contributions sum up to twice that.
+    Accuracy and mae are means over samples; balanced accuracy is the mean over classes of the means
+    over their samples. AUROC is that of each class against the rest, mean over classes; for two
+    classes that of the second. Its contributions are placements (DeLong et al., 1988): of a
+    positive, the share of negatives ranked below it; of a negative, the share of positives ranked
+    above it. They are placements within a fold, since scores of two models cannot be ranked
+    together. Positives sum up to the AUROC, and so do negatives: together to twice the AUROC.
     """
     n = len(samples)
     if metric == "mae":
@@ -190,14 +195,13 @@ def contributions(metric: Name, scores: Scores, samples: ScoredSamples) -> Array
     return _auroc(scores, samples)
 
 
-def share(metric: Name) -> float:
-    """What the sum of a cycle's contributions is multiplied by: `contributions`."""
+def scale(metric: Name) -> float:
+    """Factor that turns the sum of a cycle's `contributions` into the metric."""
     return 0.5 if metric == "auroc" else 1.0
 
 
 def _auroc(scores: Scores, samples: ScoredSamples) -> Array:
-    """Placements of each sample within its fold, (C, n), by each class against the rest; of two
-    classes the second's."""
+    """Compute contributions to AUROC, (C, n)."""
     total = np.zeros(samples.folds.shape)
     if len(np.unique(samples.labels)) < 2:
         return total + np.nan
@@ -212,10 +216,14 @@ def _auroc(scores: Scores, samples: ScoredSamples) -> Array:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The samples of a class and all others that a fold of a cycle tested, by number, and whether
-    each of the first is ranked above each of the others, (positive, negative).
+    """Pairs of the samples of one class with all others that one fold of a cycle tested.
 
-    `weights`: what a placement of each side is multiplied by in `contributions`.
+    Args:
+        cycle: number of the cycle.
+        positive: (p,) indices of the samples of the class.
+        negative: (q,) indices of the others.
+        above: (p, q): 1 where the positive is ranked above the negative, 0.5 for a tie, else 0.
+        weights: factors of a positive's and of a negative's placement in `contributions`.
     """
 
     cycle: int
@@ -226,9 +234,9 @@ class Pairs:
 
 
 def _pairs(scores: Scores, samples: ScoredSamples) -> Iterator[Pairs]:
-    """Of each cycle, fold and class that counts (of two the second)."""
+    """Yield the pairs of each cycle, fold and class (of two classes, the second only)."""
     assert scores.outputs is not None
-    chances = softmax(scores.outputs.astype(np.float64), axis=-1)
+    probabilities = softmax(scores.outputs.astype(np.float64), axis=-1)
     classes, counts = np.unique(samples.labels, return_counts=True)
     first = 0 if len(classes) > 2 else 1
     for cycle, folds in enumerate(samples.folds):
@@ -237,8 +245,8 @@ def _pairs(scores: Scores, samples: ScoredSamples) -> Iterator[Pairs]:
             for k, count in zip(classes[first:], counts[first:], strict=True):
                 is_k = samples.labels[tested] == k
                 positive, negative = tested[is_k], tested[~is_k]
-                chance = chances[cycle, :, k]
-                above = np.sign(chance[positive][:, None] - chance[negative]) / 2 + 0.5
+                of_class = probabilities[cycle, :, k]
+                above = np.sign(of_class[positive][:, None] - of_class[negative]) / 2 + 0.5
                 ones = len(classes) - first
                 weights = 1 / (count * ones), 1 / ((len(samples) - count) * ones)
                 yield Pairs(
@@ -251,11 +259,11 @@ def _pairs(scores: Scores, samples: ScoredSamples) -> Iterator[Pairs]:
 
 
 def _counted_twice(alone: Scores, federated: Scores, samples: ScoredSamples) -> float:
-    """What the variance of an AUROC's gain has twice where it is that of placements: what pairs of
-    units owe to neither of the two.
+    """Estimate the variance between pairs of units that neither unit of a pair explains.
 
-    A placement is a mean over few samples of the other class, and varies with them, too. Of more
-    than two classes about half of it.
+    A placement is a mean over few samples of the other class and varies with them, too; so the
+    placements of positives and those of negatives both contain this variance, and the variance of
+    an AUROC's gain would count it twice. For more than two classes this is about half of it.
     """
     total = 0.0
     for ours, theirs in zip(_pairs(federated, samples), _pairs(alone, samples), strict=True):
@@ -270,7 +278,7 @@ def _counted_twice(alone: Scores, federated: Scores, samples: ScoredSamples) -> 
 
 
 def _by_unit(table: Array, units: Array) -> Array:
-    """Sums of the rows that are of one unit."""
+    """Sum the rows of each unit."""
     order = np.argsort(units, kind="stable")
     begins = np.unique(units[order], return_index=True)[1]
     sums: Array = np.add.reduceat(table[order], begins)
@@ -278,24 +286,24 @@ def _by_unit(table: Array, units: Array) -> Array:
 
 
 def value(metric: Name, scores: Scores, samples: ScoredSamples) -> float:
-    """The metric, mean over cycles; of mae the error itself. NaN where it is not defined."""
-    parts = contributions(metric, scores, samples)
+    """Compute the metric, mean over cycles (for mae the error itself); NaN if undefined."""
+    summands = contributions(metric, scores, samples)
     with np.errstate(invalid="ignore"):
-        total = float(share(metric) * _over_cycles(parts).sum())
+        total = float(scale(metric) * _over_cycles(summands).sum())
     return -total if metric == "mae" else total
 
 
 def by_fold(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
-    """The metric (more is better) on each fold of each cycle, (C, folds); NaN where it is not
-    defined."""
+    """Compute the metric on each fold of each cycle, (C, folds): larger is better, NaN is
+    undefined."""
     table = np.full((len(samples.folds), int(samples.folds.max()) + 1), np.nan)
     for cycle, folds in enumerate(samples.folds):
         for fold in np.unique(folds):
             tested = folds == fold
-            parts = contributions(
+            summands = contributions(
                 metric, scores.part([cycle], tested), samples.part([cycle], tested)
             )
-            table[cycle, fold] = share(metric) * parts.sum()
+            table[cycle, fold] = scale(metric) * summands.sum()
     return table
 
 
@@ -308,11 +316,11 @@ def estimate(
     federated: Scores,
     samples: ScoredSamples,
 ) -> Estimate | None:
-    """The gain of `federated` over `alone`; None where the metric is not defined.
+    """Estimate the gain of `federated` over `alone`; None if the metric is undefined.
 
-    The variance is V_s + a + V_x: V_s that of the mean over units of what their samples contribute,
-    class by class; a what `MADE_UP` samples would add; V_x that of fits, as far as it exceeds what
-    their samples explain. Satterthwaite gives the degrees of freedom.
+    The variance is V_s + a + V_x. V_s is the variance of the sum of the units' contributions, class
+    by class. The term a is added for `MADE_UP` samples. V_x is the variance between fits, less the
+    part that their samples explain. Degrees of freedom follow Satterthwaite.
     """
     difference = _difference(
         metric,
@@ -331,17 +339,17 @@ def estimate(
     )
     by_cycles = 0.0
     if cycles > 1:
-        single = []
+        cycle_variances = []
         for cycle in range(cycles):
-            of_cycle = _variance(
+            cycle_variance, *_ = _variance(
                 metric,
                 alone.part([cycle], every),
                 federated.part([cycle], every),
                 samples.part([cycle], every),
             )
-            single.append(of_cycle[0])
-        by_cycles = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles))
-    gain = float(share(metric) * _over_cycles(difference).sum())
+            cycle_variances.append(cycle_variance)
+        by_cycles = max(0.0, (float(np.mean(cycle_variances)) - variance) / (1 - 1 / cycles))
+    gain = float(scale(metric) * _over_cycles(difference).sum())
     return Estimate(
         gain,
         variance,
@@ -360,13 +368,12 @@ def _difference(
     federated: Scores,
     samples: ScoredSamples,
 ) -> Array:
-    """What each tested sample adds to the gain, (C, n)."""
-    ours, theirs = (contributions(metric, scores, samples) for scores in (federated, alone))
-    return ours - theirs
+    """Compute each tested sample's contribution to the gain, (C, n)."""
+    return contributions(metric, federated, samples) - contributions(metric, alone, samples)
 
 
 def _fits(samples: ScoredSamples) -> int:
-    """Models that tested the samples: one for each fold of each cycle."""
+    """Count the models that tested the samples: one for each fold of each cycle."""
     return sum(len(np.unique(folds)) for folds in samples.folds)
 
 
@@ -376,8 +383,8 @@ def _variance(
     federated: Scores,
     samples: ScoredSamples,
 ) -> tuple[float, float, float, float]:
-    """Variance of the gain, its degrees of freedom, the part of it that all samples of a fit have
-    in common, and of AUROC its third central moment over the variance."""
+    """Estimate the variance of the gain; returns `variance`, `degrees`, `common` and `skew` of
+    `Estimate`."""
     difference = _difference(
         metric,
         alone,
@@ -394,15 +401,15 @@ def _variance(
 
     # V_s and a by class
     v_units, made_up, freedom, cubes = [], [], [], 0.0
-    for k, middle in enumerate(centre):
+    for k, class_mean in enumerate(centre):
         members = stratum == k
-        sums = np.bincount(unit[members], mean[members] - middle)
+        sums = np.bincount(unit[members], mean[members] - class_mean)
         count = len(np.unique(unit[members]))
         freedom.append(max(count - 1, 1))
         factor = count / freedom[-1]
-        # a single unit has no variance of its own: assume that all its samples could differ
-        could_differ = int(members.sum()) if count == 1 else 1
-        most = could_differ * _largest(
+        # a single unit shows no variance: assume that the models differ in all its samples
+        differing = int(members.sum()) if count == 1 else 1
+        largest = differing * _largest_contribution(
             metric,
             difference,
             samples,
@@ -410,7 +417,7 @@ def _variance(
             count,
         )
         v_units.append(factor * float(np.square(sums).sum()))
-        made_up.append(MADE_UP * factor * most**2)
+        made_up.append(MADE_UP * factor * largest**2)
         cubes += float((sums**3).sum())
     kept, twice = 1.0, 0.0
     if metric == "auroc" and any(v_units):
@@ -418,37 +425,42 @@ def _variance(
         kept = max(sum(v_units) - twice, *v_units) / sum(v_units)
     v_strata = kept * np.array(v_units) + made_up
 
-    # V_x: squares of the sums over a fit's samples, less those that its units explain alone
-    rest = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
-    of_fits, of_units = 0.0, 0.0
-    for folds, values in zip(samples.folds, rest, strict=True):
-        # contributions to AUROC sum up to twice a fit's
-        by_fit = share(metric) * np.bincount(folds, values)
+    # V_x: squared sums over a fit's samples, less the part that its units explain
+    residuals = np.where(np.isnan(difference), 0.0, difference - centre[stratum])
+    fit_squares, unit_squares = 0.0, 0.0
+    for folds, values in zip(samples.folds, residuals, strict=True):
+        by_fit = scale(metric) * np.bincount(folds, values)
         by_unit = np.bincount(folds * (int(unit.max()) + 1) + unit, values)
-        of_fits += float(np.square(by_fit).sum())
-        of_units += float(np.square(by_unit).sum())
-    v_fits = max(0.0, (of_fits - of_units) / len(difference) ** 2 + twice)
+        fit_squares += float(np.square(by_fit).sum())
+        unit_squares += float(np.square(by_unit).sum())
+    v_fits = max(0.0, (fit_squares - unit_squares) / len(difference) ** 2 + twice)
 
-    # Satterthwaite's sum of squares over degrees of freedom
+    # Satterthwaite: sum of squares over degrees of freedom
     variance = float(v_strata.sum()) + v_fits
     squares = float(np.sum(v_strata**2 / freedom)) + v_fits**2 / max(_fits(samples) - 1, 1)
     skew = cubes / variance if metric == "auroc" else 0.0
     return variance, variance**2 / squares, v_fits, skew
 
 
-def _largest(
+def _largest_contribution(
     metric: Name,
     difference: Array,
     samples: ScoredSamples,
     members: Array,
     units: int,
 ) -> float:
-    """The most that one sample of a class, `members` (n,) of so many units, can contribute to the
-    difference.
+    """Largest contribution that one sample of a class can make to the gain.
 
-    Of errors, which are hardly ever that far apart, the most that was seen; of placements two ranks
-    in a fold, so that models that agree get a half-width of some 4 / pairs: the rule of three, and
-    a sample out of place is so for several others.
+    For mae it is the largest one observed. For AUROC it is two ranks within a fold, so that models
+    that agree get a half-width of about 4 / pairs: by the rule of three 3 / pairs, and more since a
+    misplaced sample is so in several pairs.
+
+    Args:
+        metric: the metric.
+        difference: (C, n) contributions to the gain.
+        samples: the samples.
+        members: (n,) whether each sample is of the class.
+        units: number of units in the class.
     """
     count = int(members.sum())
     if metric == "accuracy":
@@ -458,57 +470,59 @@ def _largest(
     if metric == "auroc":
         pairs = count * (len(samples) - count) / len(np.unique(samples.folds[0]))
         return 1 / count if units == 1 else 2 / pairs
-    # equal models: hardly any width, but one
+    # at least 1e-12: equal models get an interval, too
     return max(float(np.nanmax(np.abs(difference[:, members]))), 1e-12)
 
 
-def _over_cycles(parts: Array) -> Array:
+def _over_cycles(values: Array) -> Array:
     """Mean over the cycles that have a value, (n,); NaN without any."""
-    there = ~np.isnan(parts)
+    is_defined = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        mean: Array = np.where(there, parts, 0.0).sum(0) / there.sum(0)
+        mean: Array = np.where(is_defined, values, 0.0).sum(0) / is_defined.sum(0)
     return mean
 
 
-def heavy(alone: Array, federated: Array, samples: ScoredSamples) -> bool:
-    """Whether a sample or unit makes up too much of the variance of errors (C, n) trained alone, or
-    of their difference.
+def one_unit_dominates(alone: Array, federated: Array, samples: ScoredSamples) -> bool:
+    """Whether a single unit makes up too much of the variance of the errors (C, n) of training
+    alone, or of their difference to federated training.
 
-    Of errors, which are skewed, twice `HEAVY`; of more than `LEAST` less, as the largest share
-    falls with three degrees of freedom. From these tails on no single training set tells its luck.
+    The limit for the difference is `HEAVY`, and more below `LEAST` units, since the largest of few
+    shares is larger by chance. The limit for the errors, which are skewed, is twice that; above
+    `LEAST` units it falls as the largest share does for errors with three degrees of freedom. With
+    heavier tails, a single training set does not show how much its result is chance.
     """
     ratio = LEAST / len(np.unique(samples.units))
-    # one of fewer makes up more by chance
-    most = HEAVY * max(1.0, ratio)
-    of_difference = _largest_share(federated - alone, samples)
-    of_errors = _largest_share(alone, samples)
-    return of_difference > most or of_errors > 2 * most * min(1.0, ratio) ** (1 / 3)
+    limit = HEAVY * max(1.0, ratio)
+    in_difference = _largest_share(federated - alone, samples)
+    in_errors = _largest_share(alone, samples)
+    return in_difference > limit or in_errors > 2 * limit * min(1.0, ratio) ** (1 / 3)
 
 
-def _largest_share(parts: Array, samples: ScoredSamples) -> float:
-    """The largest part of the variance of `parts` (C, n) that is one unit's; 0 without variance."""
-    mean = _over_cycles(parts)
+def _largest_share(values: Array, samples: ScoredSamples) -> float:
+    """Largest share of one unit in the variance of `values` (C, n); 0 without variance."""
+    mean = _over_cycles(values)
     unit = np.unique(samples.units, return_inverse=True)[1]
     sums = np.square(np.bincount(unit, mean - mean.mean()))
     total = float(sums.sum())
     return float(sums.max()) / total if total else 0.0
 
 
-def too_few(
+def why_too_few(
     metric: Name, labels: Array, size: int | None = None, units: int = 0, kind: str = "units"
 ) -> str:
-    """Why a silo with these labels gets no verdict; empty where it does.
+    """Say why a silo has too few samples for a verdict; empty if it has enough.
 
-    Of accuracy the class that has fewer is all but the largest; of metrics by class the smallest.
+    For accuracy, `LEAST_OF_CLASS` samples must lie outside the largest class; for balanced accuracy
+    and AUROC, in the smallest class.
 
     Args:
-        metric: that gains are of.
+        metric: metric in which gains are measured.
         labels: (n,) class numbers.
-        size: number of samples, where some are tested repeatedly.
-        units: that the samples are of; 0: each stands for itself.
-        kind: what these are called.
+        size: number of different samples; None: n.
+        units: number of groups of dependent samples; 0: all samples are independent.
+        kind: name of these groups.
     """
-    n, least = size or len(labels), LEAST_OF_CLASS[metric]
+    n, needed = size or len(labels), LEAST_OF_CLASS[metric]
     _, counts = np.unique(labels, return_counts=True)
     if n < LEAST:
         return f"it has {n} samples, and a verdict takes {LEAST}"
@@ -516,16 +530,16 @@ def too_few(
         return f"its {n} samples are of {units} {kind}, and a verdict takes {LEAST_UNITS}"
     if metric != "mae" and len(counts) == 1:
         return "all its samples are of one class"
-    rare = n - int(counts.max()) if metric == "accuracy" else int(counts.min())
-    if rare < least:
+    fewer = n - int(counts.max()) if metric == "accuracy" else int(counts.min())
+    if fewer < needed:
         where = "outside its largest class" if metric == "accuracy" else "of its smallest class"
-        return f"it has {rare} samples {where}, and a verdict takes {least}"
+        return f"it has {fewer} samples {where}, and a verdict takes {needed}"
     return ""
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
-    """What an interval says. The margin comes first, or large silos would gain a tenth of a
-    point."""
+    """Turn an interval into a verdict. An interval within the margin is no difference that matters,
+    even if it lies above 0: otherwise a large silo would gain by a tenth of a point."""
     if -margin < low and high < margin:
         return "no difference that matters"
     if low > 0:
@@ -537,14 +551,16 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
 
 
 def choose_by_other_folds(tables: Array, sizes: Array) -> tuple[Array, int]:
-    """The method for each fold of each cycle, (C, folds), and the one that is best over all folds.
-
-    A fold's method is chosen by the *other* folds of its cycle, for all silos at once: the winner
-    is never scored where it won. A silo without a value there has no vote.
+    """Choose a row for each fold of each cycle by the *other* folds of the cycle, for all silos at
+    once: no row is scored on the folds for which it was best. Silos without a value on these are
+    left out.
 
     Args:
-        tables: (methods, silos, C, folds) of `by_fold`.
-        sizes: (silos, C, folds) tested samples.
+        tables: (rows, silos, C, folds) metric on each fold, as by `by_fold`.
+        sizes: (silos, C, folds) numbers of tested samples.
+
+    Returns:
+        Indices of the chosen rows (C, folds), and the index of the row that is best over all folds.
     """
     methods, _, cycles, folds = tables.shape
     picks = np.zeros((cycles, folds), np.int64)
@@ -556,29 +572,29 @@ def choose_by_other_folds(tables: Array, sizes: Array) -> tuple[Array, int]:
 
 
 def _best(tables: Array, sizes: Array) -> int:
-    """The method with the best mean over silos of means over folds; the first of equal ones."""
+    """Index of the row with the best mean over silos of means over folds; the first of equals."""
     weights = np.where(np.isnan(tables), 0.0, sizes)
     totals = weights.sum(-1)
-    votes = (totals > 0).all(0)
-    if not votes.any():
+    is_defined = (totals > 0).all(0)
+    if not is_defined.any():
         return 0
     sums = (np.nan_to_num(tables) * weights).sum(-1)
-    means = sums[:, votes] / totals[:, votes]
+    means = sums[:, is_defined] / totals[:, is_defined]
     return int(means.mean(1).argmax())
 
 
 def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
-    """Mean over silos, and its interval. Errors of silos of one federation are hardly correlated
-    (simulated)."""
+    """Mean gain over silos, with the lower and upper end of its interval. Gains are treated as
+    independent: silos of one federation are hardly correlated (simulated)."""
     gain = float(np.mean([estimate.gain for estimate in estimates]))
     variance = sum(estimate.variance for estimate in estimates)
     half = WIDER * stats.norm.ppf(1 - LEVEL / 2) * math.sqrt(variance) / len(estimates)
     return gain, gain - float(half), gain + float(half)
 
 
-def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
-    """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of
-    fewer than three."""
+def mean_of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
+    """Interval of the mean gain of new silos from the same population, by Student's t; None for
+    fewer than three gains."""
     if len(gains) < 3:
         return None
     mean = float(np.mean(gains))

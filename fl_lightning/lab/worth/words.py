@@ -1,4 +1,4 @@
-"""Sentences for people who decide: no word of the field is needed to read them."""
+"""Sentences for people who decide, without technical terms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.lab.worth import BOOSTING, LENGTHS, LINEAR, LOCAL
 from fl_lightning.lab.worth.silos import Answer, Measured, Silo, SiloFacts
-from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Estimate, Name, too_few
+from fl_lightning.lab.worth.statistics import LEAST, LEAST_UNITS, Estimate, Name, why_too_few
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
 METRICS: dict[Name, str] = {
@@ -21,10 +21,8 @@ METRICS: dict[Name, str] = {
     "mae": "mean error",
 }
 MARGIN = 0.02
-"""Default of the margin. Below it some thousands of samples are needed to say that nothing matters
-(simulated)."""
-
-
+"""Default margin. A smaller one takes thousands of samples for the verdict "no difference that
+matters" (simulated)."""
 HEAVY_TAIL = (
     "a few large errors decide its interval, which holds for these samples and says nothing of "
     "rarer ones"
@@ -36,25 +34,27 @@ ALONE_IN_WORDS = {
     label: "its network" if length == 1 else f"its network, trained {length} times as long"
     for label, length in zip(LOCAL, LENGTHS, strict=True)
 }
-"""What a silo does alone, for readers."""
+"""Names of the rows of `ALONE` for readers."""
 
 
-def as_good(kind: str) -> str:
-    """Why a silo does not gain although its interval says so."""
-    return f"{ALONE_IN_WORDS[kind]}, made of its own samples, is as good"
+def alone_is_as_good(row: str) -> str:
+    """Say why a silo with an interval above 0 gets no verdict: its `row` of `ALONE` scores as
+    high."""
+    return f"{ALONE_IN_WORDS[row]}, made of its own samples, is as good"
 
 
 def default_margin(alone: float, metric: Name) -> float:
-    """2 points; of mae as much of the silo's own error, since it has the target's unit."""
+    """Return 2 points, or for mae 2 % of `alone`, the silo's error without the others."""
     return MARGIN * alone if metric == "mae" else MARGIN
 
 
-def why_not(silo: Silo, metric: Name) -> str:
-    """Why a silo gets no verdict; empty where it does."""
+def why_no_verdict(silo: Silo, metric: Name) -> str:
+    """Say why a silo gets no verdict: other silos have all its samples, or `why_too_few`; empty if
+    it gets one."""
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
     size = min(silo.size, len(silo.samples))
-    return too_few(
+    return why_too_few(
         metric,
         silo.samples.labels,
         size,
@@ -64,29 +64,29 @@ def why_not(silo: Silo, metric: Name) -> str:
 
 
 def amount(value: float, metric: Name) -> str:
-    """A difference: in points of a hundred, or in the target's unit."""
+    """Format a difference in points, or for mae in the target's unit."""
     return f"{value:.3g}" if metric == "mae" else f"{100 * value:.1f}"
 
 
 def signed(value: float, metric: Name) -> str:
-    """The same with its sign."""
+    """Format a difference like `amount`, always with its sign."""
     return f"{value:+.3g}" if metric == "mae" else f"{100 * value:+.1f}"
 
 
 def score(value: float, metric: Name) -> str:
-    """A score: in percent, or in the target's unit."""
+    """Format a score in percent, or for mae in the target's unit."""
     if not math.isfinite(value):
         return "-"
     return f"{value:.4g}" if metric == "mae" else f"{100 * value:.1f}"
 
 
 def unit_of(metric: Name) -> str:
-    """What `amount` counts."""
+    """Return the word after an `amount`: " points", or for mae nothing."""
     return "" if metric == "mae" else " points"
 
 
-def of_silo(answer: Answer, measured: Measured) -> str:
-    """One silo's sentence."""
+def silo_sentence(answer: Answer, measured: Measured) -> str:
+    """Write the sentences for one silo: verdict, and notes on its samples."""
     return " ".join([_main(answer, measured), *_notes(answer, measured)])
 
 
@@ -110,51 +110,50 @@ def _main(answer: Answer, measured: Measured) -> str:
     if answer.verdict == "no difference that matters":
         widest = amount(max(abs(answer.low), abs(answer.high)), metric)
         return f"It makes no difference that matters: any difference is below {widest}{unit}."
-    begin = f"Cannot tell yet: the gain lies between {low} and {high}{unit}."
-    return f"{begin} {_narrowed_by(answer, answer.estimate, metric)}"
+    sentence = f"Cannot tell yet: the gain lies between {low} and {high}{unit}."
+    return f"{sentence} {_narrowed_by(answer, answer.estimate, metric)}"
 
 
 def _narrowed_by(answer: Answer, estimate: Estimate, metric: Name) -> str:
-    """How the interval gets narrower: by more repetitions, or by more own samples. Never what the
-    verdict would be."""
-    later, unit = estimate.half_after(2 * estimate.cycles), unit_of(metric)
-    target = narrower(estimate.half, answer.margin / MARGIN if metric == "mae" else 1.0)
+    """Say how far more repetitions or more own samples would narrow the interval."""
+    half_later, unit = estimate.half_after(2 * estimate.cycles), unit_of(metric)
+    target = next_half_width(estimate.half, answer.margin / MARGIN if metric == "mae" else 1.0)
     count, kind = answer.silo.independent
     needed = estimate.samples_for(count, target)
-    width = f"±{amount(target, metric)}{unit}"
-    rest = f"with about {needed} own {kind} we would know it to within {width}."
+    half_width = f"±{amount(target, metric)}{unit}"
+    by_samples = f"with about {needed} own {kind} we would know it to within {half_width}."
     if needed is None:
-        rest = (
+        by_samples = (
             f"more own {kind} alone would hardly narrow it, since it owes too much to the luck of "
             "single trainings."
         )
-    if later >= 0.9 * estimate.half:
-        return rest.capitalize()
-    width = f"±{amount(later, metric)}{unit}"
-    return f"Twice as many repetitions would bring it to about {width}; {rest}"
+    if half_later >= 0.9 * estimate.half:
+        return by_samples.capitalize()
+    half_width = f"±{amount(half_later, metric)}{unit}"
+    return f"Twice as many repetitions would bring it to about {half_width}; {by_samples}"
 
 
-def narrower(half: float, unit: float = 1.0) -> float:
-    """The half-width that is promised next: the widest round one well below `half`, or half of it.
+def next_half_width(half: float, unit: float = 1.0) -> float:
+    """Choose a smaller half-width to aim at: 10, 5, 3, 2 or 1 points, else half of the present one.
 
     Args:
-        half: that was reached.
-        unit: of mae what counts as 100 points; 1 otherwise.
+        half: the present half-width.
+        unit: error that counts as 100 points, for mae; otherwise 1.
     """
     widths = [width * unit for width in (0.01, 0.02, 0.03, 0.05, 0.1)]
     return max((width for width in widths if width < half / 1.2), default=half / 2)
 
 
 def _notes(answer: Answer, measured: Measured) -> list[str]:
-    """Sentences on a silo's samples: copies, and units."""
+    """Write sentences on copies and groups among a silo's samples."""
     silo, notes = answer.silo, []
     for number, count in silo.shared.items():
         holder = next(a.silo for a in measured.answers if a.silo.number == number)
         if count == silo.size == holder.size:
             notes.append(f"It is a copy of {holder.name}: all {count} samples are the same.")
         else:
-            lie = f"{count} of its {silo.size} samples lie in {holder.name}, too"
-            notes.append(f"{lie}; they are not counted.")
+            note = f"{count} of its {silo.size} samples lie in {holder.name}, too"
+            notes.append(f"{note}; they are not counted.")
     if silo.units and not answer.reason:
         notes.append(f"Its samples are of {silo.units} {silo.kind}, which are what counts.")
     if silo.repeated and not silo.shared and not silo.units:
@@ -164,21 +163,21 @@ def _notes(answer: Answer, measured: Measured) -> list[str]:
     return notes
 
 
-def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
-    """The answer for all silos: the first sentence of the page."""
+def overall_sentence(facts: Mapping[str, Any], measured: Measured) -> str:
+    """Write the headline of the page; `facts`: `Measured.consortium` without its sentence."""
     counts, number = facts["counts"], facts["silos"]
     if "gain" not in facts:
         few = f"only {facts['silos_with_verdict']} have enough samples"
         return f"There is no answer for all {number} silos together: {few}."
-    parts = [
+    clauses = [
         text.format(counts[word], s="s" * (counts[word] == 1))
         for word, text in COUNTED.items()
         if counts[word]
     ]
-    listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    all_clauses = " and ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))
     metric, unit = measured.metric, unit_of(measured.metric)
     gain, low, high = (signed(facts[key], metric) for key in ("gain", "low", "high"))
-    text = f"of {number} silos {listed}; the mean gain is {gain}{unit} ({low} to {high})."
+    text = f"of {number} silos {all_clauses}; the mean gain is {gain}{unit} ({low} to {high})."
     if sure := len(facts["surely_gain"]):
         text += f" {sure} of them surely gain{'s' * (sure == 1)}, all silos considered together."
     return f"{_on_the_whole(facts, measured)}: {text}"
@@ -190,11 +189,11 @@ COUNTED = {
     "no difference that matters": "for {} it makes no difference that matters",
     "cannot tell yet": "for {} the data cannot tell yet",
 }
-"""The number of silos with each verdict, in words."""
+"""Clause of the headline on the number of silos with each verdict."""
 
 
 def _on_the_whole(facts: Mapping[str, Any], measured: Measured) -> str:
-    """The answer in one clause."""
+    """Write the headline's first clause."""
     counts, low, high = facts["counts"], facts["low"], facts["high"]
     if counts["gains"] and counts["harmed"]:
         return "It depends on the silo"
@@ -215,14 +214,15 @@ def _on_the_whole(facts: Mapping[str, Any], measured: Measured) -> str:
     return "It is not clear yet"
 
 
-def alone(measured: Measured) -> str:
-    """What the silos do best alone, and a warning where it is the longest training."""
-    kinds = [answer.alone_kind for answer in measured.answers]
+def best_alone(measured: Measured) -> str:
+    """Say for how many silos each row of `ALONE` is best, with a warning about silos for which it
+    is the longest training."""
+    rows = [answer.alone_kind for answer in measured.answers]
     counts = ", ".join(
-        f"{ALONE_IN_WORDS[kind]} {kinds.count(kind)}" for kind in ALONE_IN_WORDS if kind in kinds
+        f"{ALONE_IN_WORDS[row]} {rows.count(row)}" for row in ALONE_IN_WORDS if row in rows
     )
     text = f"Best alone, over all parts (silos): {counts}."
-    longest = kinds.count(LOCAL[-1])
+    longest = rows.count(LOCAL[-1])
     if not longest:
         return text
     return (
@@ -231,11 +231,14 @@ def alone(measured: Measured) -> str:
     )
 
 
-def beforehand(facts: SiloFacts, cycles: int, metric: Name = "accuracy") -> list[str]:
-    """The gains that can be seen at all with so many samples, before the work begins: those that
-    four of five such measurements find, by the widths that were simulated for accuracy
-    (docs/decisions/0027). How alike samples of one unit are cannot be known before: of these the
-    gain that can be seen at best."""
+def visible_gains(facts: SiloFacts, cycles: int, metric: Name = "accuracy") -> list[str]:
+    """Write lines to print before training: `facts.notes`, then for each number of samples the
+    smallest gain that can be seen, or that it is too small for a verdict.
+
+    A gain can be seen if four of five measurements would find it, by widths that were simulated for
+    accuracy and independent samples (docs/decisions/0027). For groups of dependent samples it is a
+    lower bound.
+    """
     names_by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
     counts = facts.counts or [0] * len(facts.sizes)
     for name, size, count in zip(
@@ -247,23 +250,23 @@ def beforehand(facts: SiloFacts, cycles: int, metric: Name = "accuracy") -> list
         names_by_size[size, count].append(name)
     lines = [*facts.notes]
     for (size, count), names in sorted(names_by_size.items()):
-        listed = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
-        of_units = f"of {count} {facts.kind} " if count else ""
-        visible = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
+        silos = f"({', '.join(names[:5])}{', ...' * (len(names) > 5)})"
+        groups = f"of {count} {facts.kind} " if count else ""
+        statement = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
         if metric != "accuracy":
-            visible = visible.replace("gain", "gain in accuracy")
-            visible += f" (of {metric} no such width was simulated)"
+            statement = statement.replace("gain", "gain in accuracy")
+            statement += f" (of {metric} no such width was simulated)"
         if size < LEAST:
-            visible = f"too few for a verdict, which takes {LEAST}"
+            statement = f"too few for a verdict, which takes {LEAST}"
         elif 0 < count < LEAST_UNITS:
-            visible = f"too few {facts.kind} for a verdict, which takes {LEAST_UNITS}"
+            statement = f"too few {facts.kind} for a verdict, which takes {LEAST_UNITS}"
         elif metric == "mae":
             continue  # an error has a unit of its own
         elif count:
-            visible = (
-                f"at best {visible}; the more alike the samples of one, the greater it must be"
+            statement = (
+                f"at best {statement}; the more alike the samples of one, the greater it must be"
             )
-        lines.append(f"{size} samples {of_units}{listed}: {visible}")
+        lines.append(f"{size} samples {groups}{silos}: {statement}")
     return lines
 
 
@@ -272,13 +275,12 @@ WIDTHS = {
     2: (25, 10.8, 4.5, 1.9),
     3: (24, 9.6, 3.7, 1.5),
 }
-"""Half-widths in points over 20, 60, 200 and 1,000 samples by cycles (3: or more): simulated; at
-1,000 1.5 times that, as with networks (docs/decisions/0027)."""
+"""Half-widths in points with 20, 60, 200 and 1,000 samples, by number of cycles (3: or more).
+Simulated; the last is 1.5 times the simulated one, as with networks (docs/decisions/0027)."""
 
 
 def _width(size: int, cycles: int) -> float:
-    """Half-width of an interval over so many samples, in points: on lines through the logarithms of
-    `WIDTHS`, also beyond the last."""
+    """Interpolate `WIDTHS` between logarithms of sizes; beyond the last, extrapolate."""
     sizes, widths = np.log([20, 60, 200, 1000]), np.log(WIDTHS[min(cycles, 3)])
     x = math.log(size)
     if x > sizes[-1]:

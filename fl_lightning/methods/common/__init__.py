@@ -1,2 +1,1 @@
-"""What several methods share, or one needs beside its own file: class means, predictions, clusters,
-hypernetworks."""
+"""Code that several methods share, or that one needs beside its own file."""

@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA) in a federation: which blocks are A and B, and what it costs to average
-them apart."""
+"""Low-rank adapters (LoRA): which blocks are A and B, and the error of averaging them
+separately."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,13 @@ from fl_lightning.foundation.device import wide
 
 
 def is_a(block: Block) -> bool:
-    """Whether it is an adapter's A, (r, inputs), which is drawn at random (`peft`'s name of it)."""
+    """Whether a block is an adapter's A, of shape (r, inputs), which is drawn at random (lora_A in
+    `peft`)."""
     return ".lora_A." in block.name
 
 
 def is_b(block: Block) -> bool:
-    """Whether it is an adapter's B, (outputs, r), which begins at 0."""
+    """Whether a block is an adapter's B, of shape (outputs, r), which starts at 0."""
     return ".lora_B." in block.name
 
 
@@ -26,19 +27,23 @@ def check_adapters(run: RunContext) -> None:
     """Raise `BadInput` unless every client's network has adapters."""
     for group, model in zip(run.groups, run.config.models, strict=True):
         adapters = getattr(model.component, "adapters", None)
-        problem = f"{run.method_name} needs low-rank adapters in {group.name}"
-        requirement = f"{problem}, such as --model.adapters.rank 8"
-        check("model.adapters", adapters, any(map(is_a, group.layout.blocks)), requirement)
+        check(
+            "model.adapters",
+            adapters,
+            any(map(is_a, group.layout.blocks)),
+            f"{run.method_name} needs low-rank adapters in {group.name}; add some, such as "
+            "--model.adapters.rank 8",
+        )
 
 
 class AdapterError(Observer):
-    """Adds `adapter_error` to a round's metrics. Hangs on every run whose networks have
-    adapters."""
+    """Adds `adapter_error` to a round's metrics; attached automatically to every run whose networks
+    have adapters."""
 
     config_key = "model.adapters"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where clients of one network upload adapters of several ranks."""
+        """Raise `BadInput` if clients of one network upload adapters of different ranks."""
         ranks: dict[str, set[int]] = {}
         for group, model in zip(run.groups, run.config.models, strict=True):
             of_network = ranks.setdefault(model.component.class_path, set())
@@ -47,19 +52,22 @@ class AdapterError(Observer):
                     of_network.add(block.shape[0])
                 if is_uploaded and is_b(block):
                     of_network.add(block.shape[1])
-            problem = f"clients of {group.name} upload adapters, which {run.method_name} cannot mix"
-            requirement = f"{problem}: one rank for all"
-            check("model.adapters.rank", sorted(of_network), len(of_network) <= 1, requirement)
+            check(
+                "model.adapters.rank",
+                sorted(of_network),
+                len(of_network) <= 1,
+                f"{run.method_name} cannot mix adapters of different ranks; give all clients of a "
+                "network the same rank",
+            )
 
     def on_aggregate(self, run: RunContext, server: Server) -> None:
-        """Measure what this round's mean of uploads, which averages A and B apart, errs about their
-        product B A: `adapter_error`.
+        """Add `adapter_error`: the relative error of averaging the uploaded A and B separately, as
+        a mean over adapted layers.
 
-        Of each adapted layer ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| /
-        ||sum_i p_i B_i A_i||, Frobenius norms, with p_i the relation's weights of those who
-        answered; the mean over layers (FFA-LoRA's paper, section 3). Nothing where A or B stays at
-        home, or the relation is no global model's. What it computes is no operation of the
-        method's.
+        For a layer: ||sum_i p_i B_i A_i - (sum_i p_i B_i) (sum_i p_i A_i)|| / ||sum_i p_i B_i
+        A_i||, with Frobenius norms and the relation's weights p_i of the clients that answered
+        (FFA-LoRA's paper, section 3). Nothing is added if A or B is not sent, or if the relation
+        has no global model. Computing the error is not counted among the method's operations.
         """
         if not run.relation.is_global:
             return
@@ -71,13 +79,13 @@ class AdapterError(Observer):
 
 
 def adapter_callbacks(models: Sequence[nn.Module]) -> list[Observer]:
-    """What hangs on a run of these networks beside what its configuration names."""
+    """Return the observers that every run of these networks gets beside the configured ones."""
     adapted = any(".lora_A." in name for model in models for name in dict(model.named_parameters()))
     return [AdapterError()] if adapted else []
 
 
 def _errors(group: GroupServer) -> list[float]:
-    """The error of each layer whose A and B are both sent both ways; none where nobody answered."""
+    """The error of each layer whose A and B are sent both ways; empty if no client has answered."""
     travels = group.group.up_mask & group.group.down_mask
     blocks = zip(group.layout.blocks, travels, strict=True)
     travelling = {block.name: block for block, both_ways in blocks if both_ways}
@@ -103,8 +111,8 @@ def _errors(group: GroupServer) -> list[float]:
 
 
 def _products(vector: Tensor, pairs: Sequence[tuple[Block, Block]]) -> list[Tensor]:
-    """B A (outputs, inputs) of each pair (A, B) of blocks of `vector` (D,); kernels of a
-    convolution are flattened."""
+    """B A (outputs, inputs) of each pair (A, B) of blocks in `vector` (D,); convolution kernels are
+    flattened."""
     numbers = vector.to(wide(vector.device))
     products = []
     for a, b in pairs:

@@ -1,7 +1,6 @@
-"""Networks whose classifier has been replaced by one that does more: it moves, gates or conditions
-the features.
+"""Networks with a new classifier that also shifts, gates or conditions the features.
 
-What the classifier sees (`ClientModule.features`) is then what the body gives, a matrix (batch, d).
+The classifier's input (`ClientModule.features`) is then the body's output, a matrix (batch, d).
 """
 
 import contextlib
@@ -17,17 +16,18 @@ from fl_lightning.models import head_of
 
 
 class NewClassifier(nn.Module):
-    """A network with `make(classifier)` in place of its classifier.
+    """A network whose classifier is replaced by `make(classifier)`.
 
     Args:
         model: the network; its classifier must be one linear layer.
-        make: the new classifier, of the old one.
-        method: what asks for it, for messages.
-        inner: name, within the new classifier, of what the features are for; none: the whole of it.
+        make: returns the new classifier, given the old one.
+        method: the method's name, for messages.
+        inner: dotted name of the module within the new classifier that counts as the network's
+            head; empty: the whole new classifier.
 
     Raises:
-        BadInput: the classifier is something else, or the network has a training step of its own,
-            which would not run.
+        BadInput: the classifier is not one linear layer, or the network defines a `training_step`,
+            which the method would bypass.
     """
 
     def __init__(
@@ -41,41 +41,45 @@ class NewClassifier(nn.Module):
         path = head_of(model)
         classifier = model.get_submodule(path)
         if not (path and isinstance(classifier, nn.Linear)):
-            requirement = f"{method} needs a classifier that is one linear layer"
-            raise BadInput("model", type(model).__name__, requirement)
+            raise BadInput(
+                "model",
+                type(model).__name__,
+                f"{method} needs a classifier that is one linear layer; use another model",
+            )
         check_plain_loss(model, f"{method} changes the classifier")
         self.model = model
         self.head = f"model.{path}.{inner}".rstrip(".")
         model.set_submodule(path, make(classifier))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The new classifier's scores."""
+        """Return the new classifier's scores."""
         scores: Tensor = self.model(x)
         return scores
 
 
 def is_personal(block: Block) -> bool:
-    """Whether it is the part of such a classifier that is the client's own."""
+    """Whether a block belongs to the module `personal` of a `NewClassifier`, which is never
+    sent."""
     return block.head and block.name.endswith((".personal", ".personal.weight", ".personal.bias"))
 
 
 @dataclass(frozen=True)
 class PersonalPart(Method):
-    """Base: everything travels both ways but the client's own part of such a classifier."""
+    """Base: the module `personal` of the `NewClassifier` stays at the client; everything else is
+    shared."""
 
     def scope(self, block: Block) -> Scope:
-        """The own part stays."""
         return "personal" if is_personal(block) else "shared"
 
 
-class InContext(nn.Module):
-    """A classifier whose scores depend on a vector of the client's, `context` (d,)."""
+class ContextClassifier(nn.Module):
+    """A classifier whose scores also depend on a vector of the client, `context` (d,)."""
 
     context: Tensor | None = None
 
     @contextlib.contextmanager
     def using(self, context: Tensor) -> Iterator[None]:
-        """Score under `context` (d,) within the block."""
+        """Set `context` (d,) within the `with` block."""
         self.context = context
         try:
             yield

@@ -1,5 +1,5 @@
-"""Training on two random halves of a client's samples: the difference of the two models is noise of
-its few samples."""
+"""Training on two random halves of a client's samples: the difference of the two models measures
+the noise that comes from having few samples."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fl_lightning.data.part import Part
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the samples, and the model (D,) that was trained on it."""
+    """One half of a client's samples, and the model (D,) trained on it."""
 
     part: Part
     model: Tensor
@@ -23,14 +23,14 @@ Halves = tuple[Half, Half]
 
 
 def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
-    """Train the client's model on two halves of its samples, from one start, in half batches; their
-    mean stays.
+    """Train the client's model on two halves of its samples, from the same start, with batches of
+    half the size; leave the mean of both models as the client's model.
 
-    That takes as many steps and samples as training on all. Who has too few samples trains on all
-    of them.
+    This takes as many steps and samples as training on all samples. A client with too few samples
+    trains on all of them.
 
     Returns:
-        Both halves; None: there were too few samples.
+        Both halves, or None if the client has too few samples.
     """
     model = client["model"]
     start = model.clone()
@@ -39,7 +39,7 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
     # BatchNorm cannot train on one sample
     least = 2 if client.group.whole_last else 1
     size = max(config.batch_size // 2, least)
-    # as many samples in all
+    # the same number of samples in all
     steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)
     if len(part) < 2 * least or steps == 0:
         yield Phase()
@@ -56,13 +56,14 @@ def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
 
 
 def noise_of(client: Client, halves: Halves) -> Tensor:
-    """The variance of the halves' mean model by layer, float32 (L,): ||w_A - w_B||^2 / 4."""
+    """Return the estimated variance of the halves' mean model, by layer: ||w_A - w_B||^2 / 4,
+    float32 (L,)."""
     first, second = halves
     return client.layout.squared_norms(second.model - first.model).float() / 4
 
 
 def step_of(client: Client, start: Tensor) -> Tensor:
-    """The squared norm of the client's step from `start` (D,) by layer, float32 (L,)."""
+    """Return the squared norm, by layer, of the client's change from `start` (D,): float32 (L,)."""
     return client.layout.squared_norms(client["model"] - start).float()
 
 
@@ -72,8 +73,15 @@ def shrunk(
     model: Tensor,
     factors: Tensor,
 ) -> Tensor:
-    """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`:
-    (L,)."""
+    """Return start + factor (model - start), (D,), with a factor for each layer. Running statistics
+    are the model's.
+
+    Args:
+        client: whose layout is used.
+        start: (D,).
+        model: (D,).
+        factors: (L,).
+    """
     if (factors == 1).all():
         return model
     nearer = model.clone()
@@ -85,11 +93,11 @@ def shrunk(
 
 
 def held_out(client: Client, halves: Halves) -> Tensor:
-    """Two mean losses on the client's training samples, float32 (2,): of its start, and after
-    training.
+    """Return two mean losses over the client's training samples, float32 (2,): of the start model,
+    and of trained models.
 
-    After training each sample counts with the model of the half that it is not in, nearer to the
-    start by its noise.
+    After training, each sample is scored by the model trained on the other half, shrunk towards the
+    start by the client's share of noise in each layer.
     """
     part = client.data.train
     start = client["start"]

@@ -1,5 +1,5 @@
-"""Networks on the server that make clients' models (Shamsian et al., ICML 2021), kept as named
-tensors."""
+"""Hypernetworks on the server, which generate clients' models (Shamsian et al., ICML 2021); their
+parameters are kept as named tensors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fl_lightning.core import Tensors
 
 
 class Hypernetwork(nn.Sequential):
-    """From a client's number to the numbers of its model, through an embedding of its own: all ReLU
-    layers.
+    """Maps a client's number to the parameters of its model: an embedding of the client, then
+    linear layers with ReLU.
 
     Args:
-        clients: N.
-        numbers: what comes out.
+        clients: N, rows of the embedding.
+        numbers: outputs.
         embedding: width of a client's embedding.
         hidden: width of the hidden layers.
-        layers: hidden layers beside the first.
-        last_relu: whether there is a ReLU before the output layer, too.
+        layers: hidden layers after the first.
+        last_relu: whether a ReLU also precedes the output layer.
     """
 
     def __init__(
@@ -41,28 +41,29 @@ class Hypernetwork(nn.Sequential):
         super().__init__(*inner, *outer, nn.Linear(hidden, numbers))
 
     @property
-    def products(self) -> int:
-        """Multiply-adds of one pass."""
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one forward pass."""
         return sum(layer.weight.numel() for layer in self if isinstance(layer, nn.Linear))
 
     def tensors(self, name: str = "hypernetwork") -> Tensors:
-        """Parameters, by names that begin with `name`."""
+        """Return the parameters by name, each name with the prefix `name`."""
         return {f"{name}.{key}": p.detach() for key, p in self.named_parameters()}
 
     def momenta(self) -> Tensors:
-        """A momentum of 0 for each parameter, by name."""
+        """Return a momentum of 0 for each parameter, by name."""
         return {f"momentum.{name}": torch.zeros_like(p) for name, p in self.named_parameters()}
 
     @classmethod
     def of(cls, memory: Tensors, name: str = "hypernetwork") -> Hypernetwork:
-        """The one whose `tensors` are in `memory`: its parameters share their storage."""
+        """Return the hypernetwork whose `tensors` are in `memory`; its parameters share their
+        storage."""
         prefix = f"{name}."
         tensors = {k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)}
         last = max(int(key.partition(".")[0]) for key in tensors)
         clients, embedding = tensors["0.weight"].shape
         numbers, hidden = tensors[f"{last}.weight"].shape
         layers = len(tensors) // 2 - 2
-        last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
+        last_relu = last == 2 * layers + 3  # otherwise the output layer is one place earlier
         with torch.device("meta"):
             network = cls(clients, numbers, embedding, hidden, layers, last_relu=last_relu)
         network.load_state_dict(tensors, assign=True)
@@ -75,15 +76,24 @@ class Hypernetwork(nn.Sequential):
         momentum: float,
         decay: float,
     ) -> torch.optim.SGD:
-        """SGD that goes on with the momenta in `memory`, in place."""
+        """Return an SGD optimiser whose momentum buffers are those in `memory`; its steps update
+        them in place.
+
+        Args:
+            memory: holds `momenta`.
+            lr: learning rate.
+            momentum: its factor.
+            decay: weight decay.
+        """
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
         for name, p in self.named_parameters():
             optimizer.state[p]["momentum_buffer"] = memory[f"momentum.{name}"]
         return optimizer
 
     @torch.no_grad()
-    def write(self, client: int, vector: Tensor) -> Tensor:
-        """`vector` (D,), with the client's model as it is made now in its first columns."""
+    def write_model(self, client: int, vector: Tensor) -> Tensor:
+        """Overwrite the first entries of `vector` (D,), in place, with the client's generated
+        model; return `vector`."""
         output = self(torch.tensor(client))
         vector[: len(output)] = output.to(vector)
         return vector
@@ -95,9 +105,14 @@ class Hypernetwork(nn.Sequential):
         optimizer: torch.optim.Optimizer,
         clip: float = math.inf,
     ) -> None:
-        """A step down J^T gradient, where J is the Jacobian of its `output` by all parameters.
+        """Take one optimiser step with the parameters' gradient J^T `gradient`, where J is the
+        Jacobian of `output` by the parameters.
 
-        The norm of the whole is clipped to `clip`.
+        Args:
+            output: of this network, with its graph.
+            gradient: of a loss by `output`.
+            optimizer: of this network.
+            clip: greatest norm of the gradient of all parameters together.
         """
         optimizer.zero_grad()
         output.backward(gradient.to(output))

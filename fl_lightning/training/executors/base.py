@@ -1,7 +1,8 @@
-"""Executors train clients of a cohort that share a model, one after the other or many at once.
+"""Executors train clients of the same architecture, one after the other (`loop`) or several in one
+pass (`vmap`).
 
-All executors take the same batches, in the same order, from the same draws; their numbers differ by
-rounding.
+All executors use the same batches in the same order and the same random numbers; their results
+differ by rounding.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ from fl_lightning.training.schedule import BatchSchedule
 Name = Literal["loop", "vmap"]
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""How far gradients may differ, relative to 1 + their norm, and still be the same but for
-rounding."""
+"""Largest difference of gradients that counts as rounding, relative to 1 + their norm."""
 
 
 def equal_but_rounding(gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether each of the gradients is the expected one within `TOLERANCE`."""
+    """Whether each gradient equals the expected one within `TOLERANCE`."""
     for gradient, target in zip(gradients, expected, strict=True):
         limit = TOLERANCE[target.dtype] * (1 + target.norm())
         if (gradient - target).norm() > limit:
@@ -45,49 +45,49 @@ def equal_but_rounding(gradients: Sequence[Tensor], expected: Sequence[Tensor]) 
 
 @dataclass
 class LocalJob:
-    """One client's local training in a round."""
+    """The training of one client in one phase."""
 
     vector: Tensor
     """The model (D,), trained in place."""
     buffers: list[Tensor]
-    """Its other buffers, trained in place."""
+    """The model's other buffers, updated in place."""
     part: Part
     schedule: BatchSchedule
     lr: float
     objective: Objective = PLAIN
     trains: np.ndarray | None = None
-    """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or
-    momentum."""
+    """Bool [B]: mask of the blocks that train; None: all. The others get no gradient, weight decay
+    or momentum."""
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """State of its optimiser before the training; with `keep` afterwards a copy of the state after
-    it."""
+    """The optimiser's state before the training; with `keep`, a copy of its state afterwards."""
     keep: bool = False
+    """Whether to keep the optimiser's state."""
     step: Step | None = None
-    """An own local step, which writes to the trained vectors itself; None: the optimiser's."""
+    """The method's own step (`Phase.step`), which writes to the trained vectors itself; None: the
+    optimiser's step."""
     asker: Client | None = None
-    """The client whose `gradient` the own step calls, if it looks at the model in no other way;
-    None: it may look in other ways."""
+    """The client whose `gradient` the step calls, with `Phase.by_gradient`; else None."""
     outcome: Fit | Exception | None = None
-    """Afterwards, where such steps ran side by side: the result of the training."""
+    """Result of steps `by_gradient` that ran together with other clients'."""
     place: int = 0
-    """Its place among the clients of the cohort that train at once, wherever they live: below
-    `at_once`, no two alike. Kernels may round differently from place to place."""
+    """Slot of the client in a stacked pass: its position among the clients of the cohort, on all
+    ranks, that train together. It is unique and below `at_once`. Rounding may depend on it."""
     proximal_numbers: int = 0
-    """Afterwards: how many numbers the proximal term had."""
+    """Number of parameters in the proximal term, set by the training."""
     passes: tuple[float, float] | None = None
-    """Afterwards, where an own loss or step was stacked: how many samples went through the model,
-    and how many back."""
+    """Number of samples in forward and in backward passes, set by the training if the method's own
+    loss or step ran in stacked passes."""
     private: Private | None = None
-    """How its steps are protected (`optimizer.privacy`); None: they are not."""
+    """How steps are protected (`optimizer.privacy`); None: they are not."""
 
     @property
     def own(self) -> bool:
-        """Whether it has a loss or a step of its own."""
+        """Whether the method has its own loss or step."""
         return self.step is not None or self.objective.loss is not None
 
     @property
     def pure(self) -> PureLoss | None:
-        """Its own loss, where that depends on tensors alone."""
+        """The method's own loss, if it is a `PureLoss`."""
         loss = self.objective.loss
         if isinstance(loss, PureLoss):
             return loss
@@ -95,15 +95,15 @@ class LocalJob:
 
     @property
     def alone(self) -> bool:
-        """Whether it cannot be stacked: its steps are its own or private, or its loss depends on
-        more than tensors."""
+        """Whether the job cannot train in `Stack`: it has its own or private steps, or a loss that
+        is no `PureLoss`."""
         is_impure = self.objective.loss is not self.pure
         return self.step is not None or self.private is not None or is_impure
 
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """A model that is to be scored on one part of the data."""
+    """A model to be scored on one part of the data."""
 
     vector: Tensor
     """The model (D,)."""
@@ -115,72 +115,73 @@ class Scored(NamedTuple):
     """A model's score on one part."""
 
     total: Tensor
-    """Shape (): the sum of the run's metric over the samples: the number of right answers."""
+    """Shape (): the sum of the run's metric over the samples, such as the number of correct
+    predictions."""
     classes: Tensor | None
-    """The predicted class of each sample; None where a sample is not of one class."""
+    """The predicted class of each sample; None if samples have no single class."""
 
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """Facts about a run that an executor needs. Nothing in it depends on the rank."""
+    """Properties of a run that executors need, equal on every rank."""
 
     config: OptimizerConfig
     input_shape: tuple[int, ...]
     num_classes: int
     dtype: torch.dtype
-    """Of the vectors."""
+    """The type of the vectors."""
     batch_size: int
     train_sizes: Sequence[int]
-    """Training samples of all clients."""
+    """Number of training samples of each client with this architecture."""
     cohort: int
-    """Clients that take part in a round."""
+    """Largest number of these clients in a round."""
     whole_last: bool
-    """As in `BatchSchedule`."""
+    """See `BatchSchedule.whole_last`."""
     text: Text | None = None
-    """The text data's description; None: samples are no tokens."""
+    """The description of text data; None: samples are no tokens."""
     weighted: bool = False
-    """Classes have weights in the task loss (`data.balance`)."""
+    """Whether classes have weights in the task loss (`data.balance`)."""
 
     @property
     def largest_batch(self) -> int:
-        """Samples in the largest batch that any client has."""
+        """Number of samples in the largest batch of any client."""
         return min(self.batch_size, max(self.train_sizes))
 
 
 @dataclass(eq=False)
 class Executor(ABC):
-    """Trains clients that share a model, with the rank's module and optimiser for it."""
+    """Trains clients of one architecture with the rank's module and optimiser."""
 
     fabric: Fabric
     module: ClientModule
     optimizer: LocalOptimizer
     name: ClassVar[Name] = "loop"
     at_once = 1
-    """How many jobs `train` takes at most."""
+    """Largest number of jobs in a call of `train`."""
 
-    def takes(self, job: LocalJob) -> bool:
-        """Whether it can train this job; else the loop does."""
+    def can_train(self, job: LocalJob) -> bool:
+        """Whether the executor can train this job; otherwise the loop trains it."""
         return True
 
-    def scores(self, part: Part) -> bool:
-        """Whether `score` takes models on this part."""
+    def can_score(self, part: Part) -> bool:
+        """Whether the executor can score models on this part."""
         return False
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """Score each model. Called only where `scores` says so."""
+        """Score each model; call it only if `can_score` returns True."""
         raise NotImplementedError
 
     @abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train each job's client. Afterwards any vector may be bound to the module.
+        """Train each job's client. Afterwards the module may be bound to any vector.
 
-        If an executor for several jobs raises, it has written only to jobs with an `outcome`, and
-        does not train these again.
+        If it raises, only the vectors of jobs that have an `outcome` may have changed; a further
+        call with these jobs returns their outcome without training them again.
         """
 
 
 class Loop(Executor):
-    """The module, bound to one client after the other."""
+    """Trains clients one after the other, bound to the module."""
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
         """Train one job after the other."""
@@ -189,7 +190,7 @@ class Loop(Executor):
     def _train(self, job: LocalJob) -> Fit:
         module = self.module
         optimizer = self.optimizer
-        module.binding.rebind(job.vector, job.buffers)  # a model that was just scored is bound
+        module.binding.rebind(job.vector, job.buffers)  # scoring may have bound it already
         module.set_objective(job.objective)
         job.proximal_numbers = module.proximal_numbers
         module.train_only(job.trains)
@@ -209,11 +210,11 @@ class Loop(Executor):
                 job.kept = {name: tensor.clone() for name, tensor in state.items()}
             weighed = module.weighed or module.weights is None or not fit.samples
             requirement = (
-                f"a loss of {module.method} has no weights for classes: take sampler or null"
+                f"a loss of {module.method} does not support class weights: set sampler or null"
             )
             check("data.balance", "weights", weighed, requirement)
         finally:
             module.weights = None
             module.train_only(None)
-            module.last.outside()
+            module.step_state.end()
         return fit

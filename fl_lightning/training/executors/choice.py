@@ -1,5 +1,4 @@
-"""Chooses the executor: the configured one, if it is fit for the model and the run, or the
-fastest."""
+"""Makes the configured executor, if it can train the model in this run, or measures the fastest."""
 
 from __future__ import annotations
 
@@ -17,24 +16,24 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.core import PLAIN
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states, synchronize
+from fl_lightning.foundation.device import random_states, rng_restored, same_states, synchronize
 from fl_lightning.foundation.errors import BadInput, redact
 from fl_lightning.foundation.files import write_whole
 from fl_lightning.foundation.parallel import RankGroup
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Loop, Name
-from fl_lightning.training.executors.even import MOST_AT_ONCE
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.executors.vmap import Vmap
+from fl_lightning.training.executors.widths import MOST_AT_ONCE
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
 MEASURED_STEPS = 4
-"""Steps of each client that `auto` measures."""
+"""Largest number of steps of each client that `auto` measures."""
 
 WORTH = 0.9
-"""`auto` leaves the loop only for an executor that takes at most this share of its time: timings
-scatter by about a tenth."""
+"""`auto` chooses another executor than the loop only if it takes at most this share of the loop's
+time, as measured times vary by about a tenth."""
 
 
 def make(
@@ -46,17 +45,22 @@ def make(
     together: Together | None = None,
     kind: Hashable = None,
 ) -> tuple[Executor, str | None]:
-    """The executor `name` for the `module` and None; or the loop, and why `name` is unfit here.
+    """Make an executor; returns (the executor `name`, None), or (the loop, the reason) if `name`
+    cannot train this model.
 
-    Only the module's bound tensors are written to, and no random number is drawn. With `together`,
-    all runs that it drives whose clients are of this `kind` share one `vmap`.
+    It writes only to tensors to which the module is bound, and draws no random numbers.
+
+    Args:
+        together: scheduler of several runs in this process; all of its runs with an equal `kind`
+            share one `vmap`. None: this run is the only one.
+        kind: a key that is equal for runs whose clients can train in the same pass.
     """
     loop = Loop(fabric, module, optimizer)
     if name == "loop":
         return loop, None
-    reason = unfit(fabric, module, spec)
+    reason = why_not_vmap(fabric, module, spec)
     if reason is None:
-        x, y, gradients, reason = _probed(fabric, module, spec)
+        x, y, gradients, reason = _probe(fabric, module, spec)
     if reason is not None:
         return loop, reason
     if together is None:
@@ -64,46 +68,50 @@ def make(
     else:
         widest = replace(spec, cohort=MOST_AT_ONCE)
         vmap = together.executor(kind, lambda: Vmap(fabric, module, optimizer, widest))
-    reason = vmap.unlike(x, y, gradients, module)
+    reason = vmap.why_not_stackable(x, y, gradients, module)
     if reason is not None:
         return loop, reason
     return vmap if together is None else Shared(vmap, together), None
 
 
-def unfit(
+def why_not_vmap(
     fabric: Fabric,
     module: ClientModule,
     spec: ExecutorSpec,
 ) -> str | None:
-    """Why `vmap` cannot take this run's steps, as far as its settings tell; None: it can."""
+    """Return the reason why settings or the model's type rule out `vmap`; None: they do not."""
     if module.own_step:
-        return "the model has a training_step of its own"
+        return "the model has its own training_step"
     if module.draws_in_evaluation:
         return "the model draws random numbers in evaluation"
     if module.binding.spectral:
         return "the model's spectral normalisation writes to its buffers"
     if spec.config.name != "sgd":
-        return f"optimizer.name is {spec.config.name}, and it knows sgd"
+        return f"optimizer.name is {spec.config.name}, and only sgd can be stacked"
     if fabric.strategy.precision.precision == "16-mixed":
         return "16-mixed scales each client's loss"
     if spec.weighted:
-        return "data.balance weights gives each client a loss of its own"
+        return "data.balance weights gives each client another loss"
     if spec.whole_last:
         return "BatchNorm mixes the samples of a batch"
     return None
 
 
-def _probed(
+def _probe(
     fabric: Fabric,
     module: ClientModule,
     spec: ExecutorSpec,
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
-    """A made-up batch x, y, the gradients of a copy of the bound model on it (None: the loss does
-    not depend on a parameter), and why its forward pass is unfit (None: it is fit)."""
+    """Run a step of a copy of the bound model on a made-up batch.
+
+    Returns:
+        The batch x, y; the gradient of each trainable parameter (None: the loss does not depend on
+        it); and the reason why the forward pass rules out `vmap` (None: it does not).
+    """
     device = fabric.device
     binding = module.binding
     model = module.model
-    # less than a whole batch, which is then filled up
+    # smaller than the largest batch, so that `why_not_stackable` pads it
     size = max(1, min(3, spec.largest_batch - 1))
     draws = torch.Generator().manual_seed(0)
     shape = spec.input_shape
@@ -127,8 +135,8 @@ def _probed(
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     attributes = _plain_attributes(model)
     parameters = [p for p in binding.parameters if p.requires_grad]
-    module.last.read = None
-    with no_draws(device), module.last.trial():
+    module.step_state.read = None
+    with rng_restored(device), module.step_state.trial():
         states = random_states(device)
         loss = module.metric.loss(model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -138,8 +146,8 @@ def _probed(
     reason = None
     if draws_numbers:
         reason = "the model draws random numbers (dropout)"
-    elif module.last.read is not None:
-        reason = f"the model reads {module.last.read}"
+    elif module.step_state.read is not None:
+        reason = f"the model reads {module.step_state.read}"
     elif changed:
         reason = f"the model's forward pass changes its {min(changed)}"
     elif any(not torch.equal(b, before[name]) for name, b in model.named_buffers()):
@@ -148,8 +156,8 @@ def _probed(
 
 
 def _plain_attributes(model: nn.Module) -> dict[str, str]:
-    """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted
-    name."""
+    """Return the attributes of the modules of `model` that are numbers, texts or collections of
+    them, by dotted name."""
     attributes = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -163,45 +171,46 @@ def _plain_attributes(model: nn.Module) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The executors that are fit for the clients of one model, and jobs to measure them by."""
+class Candidates:
+    """The executors that can train the clients of one architecture, and jobs to measure their
+    speed."""
 
     name: str
-    """Of the model."""
+    """Name of the architecture."""
     executors: Mapping[Name, Executor]
     jobs: Callable[[], list[LocalJob]]
-    """Makes the measured jobs anew: at most `MEASURED_STEPS` steps of some of this rank's clients,
-    on copies."""
+    """Makes the measured jobs: at most `MEASURED_STEPS` steps of some of this rank's clients, on
+    copies of the initial model."""
     steps: Sequence[int]
-    """Steps that those clients will take, in an epoch or in a round: measured seconds are scaled to
-    them."""
+    """Number of steps that each of those clients takes in an epoch or in a round, to which measured
+    seconds are scaled."""
 
 
 def fastest(
     group: RankGroup,
     file: Path,
-    contests: Sequence[Contest],
+    candidates_by_group: Sequence[Candidates],
     resumed: bool,
 ) -> list[Name]:
-    """The fastest executor for each model, equal on every rank; written to `file`, from which a
-    resumed run reads it.
+    """Measure the fastest executor for each architecture; returns their names, equal on every rank.
 
-    Each rank takes a few steps of some of its clients, on copies of the initial model and with
-    draws of their own.
+    Args:
+        file: the result is written here, and a resumed run reads it.
+        resumed: whether the run was resumed.
     """
     stored: list[Name] | None = None
     if resumed and group.rank == 0:
-        stored = _stored(file, len(contests))
+        stored = _stored(file, len(candidates_by_group))
     stored = group.gather_objects(stored)[0]
     if stored is not None:
         return stored
     chosen = []
     seconds = []
-    for contest in contests:
-        here = _measured(contest) if len(contest.executors) > 1 else {}
+    for candidates in candidates_by_group:
+        here = _measured(candidates) if len(candidates.executors) > 1 else {}
         everywhere = [times for times in group.gather_objects(here) if times]
         means = {}
-        for name in contest.executors if everywhere else ():
+        for name in candidates.executors if everywhere else ():
             if all(name in times for times in everywhere):
                 means[name] = sum(times[name] for times in everywhere) / len(everywhere)
         faster = [name for name, mean in means.items() if mean < WORTH * means["loop"]]
@@ -211,25 +220,26 @@ def fastest(
         if group.rank == 0:
             listed = ", ".join(f"{name} {1000 * mean:.3g} ms" for name, mean in means.items())
             times = listed or "no other is fit"
-            log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
+            log.say(f"fabric.executor auto: {best} for {candidates.name} (a client: {times})")
     if group.rank == 0:
         content = {"executors": chosen, "seconds_by_client": seconds}
         write_whole(file, json.dumps(content, indent=2) + "\n")
     return chosen
 
 
-def _measured(contest: Contest) -> dict[Name, float]:
-    """Seconds of a client on this rank; none where it has no client that can train."""
-    executors = contest.executors
-    steps = contest.steps
+def _measured(candidates: Candidates) -> dict[Name, float]:
+    """Measure the seconds for a client with each executor on this rank; empty if no client here can
+    train."""
+    executors = candidates.executors
+    steps = candidates.steps
     device = executors["loop"].fabric.device
-    with no_draws(device):
+    with rng_restored(device):
         try:
-            seconds = seconds_by_client(executors, contest.jobs) if steps else {}
+            seconds = seconds_by_client(executors, candidates.jobs) if steps else {}
             for name in seconds:
-                seconds[name] *= more_steps(steps, executors[name].at_once)
+                seconds[name] *= extrapolation_factor(steps, executors[name].at_once)
             return seconds
-        # a client that fails here fails again in its visit, where client and round are named
+        # a client that fails here fails again in its visit, whose error names client and round
         except Exception:
             return {}
         finally:
@@ -237,7 +247,7 @@ def _measured(contest: Contest) -> dict[Name, float]:
 
 
 def _stored(file: Path, architectures: int) -> list[Name] | None:
-    """The executors that an earlier part of the run has chosen; None: there is no file."""
+    """Read the executors that the run chose before it was resumed; None: there is no file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         names: list[Name] = content["executors"]
@@ -251,17 +261,20 @@ def _stored(file: Path, architectures: int) -> list[Name] | None:
     raise BadInput("run", str(file.parent), requirement)
 
 
-def more_steps(steps: Sequence[int], at_once: int) -> float:
-    """The ratio of all `steps` of clients to the measured ones, at most `MEASURED_STEPS` of each.
+def extrapolation_factor(steps: Sequence[int], at_once: int) -> float:
+    """Return the factor from measured to real training time: the number of all steps divided by
+    that of measured steps, of which each client takes at most `MEASURED_STEPS`.
 
-    Clients that train at once take as many as the one with most of them.
+    Args:
+        steps: number of steps of each client.
+        at_once: number of clients in a pass; all of them wait for the one with the most steps.
     """
-    most = []
+    longest = []
     for first in range(0, len(steps), at_once):
         together = steps[first : first + at_once]
-        most.append(max(together))
-    measured = sum(min(MEASURED_STEPS, count) for count in most)
-    return sum(most) / max(1, measured)
+        longest.append(max(together))
+    measured = sum(min(MEASURED_STEPS, count) for count in longest)
+    return sum(longest) / max(1, measured)
 
 
 def seconds_by_client(
@@ -269,11 +282,13 @@ def seconds_by_client(
     jobs: Callable[[], list[LocalJob]],
     repeats: int = 3,
 ) -> dict[Name, float]:
-    """Seconds that each executor takes for one of the `jobs`, which are made anew for every
-    measurement.
+    """Measure the seconds that each executor takes for one job.
 
-    Executors take turns; the least of `repeats` counts, after one run that does not. One that fails
-    (but the loop) is left out, which stderr says.
+    Executors take turns. After one warm-up, the shortest of `repeats` times counts. If another
+    executor than the loop fails, it is omitted, with a line in the log.
+
+    Args:
+        jobs: makes the jobs for each measurement.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in executors}
     for _ in range(1 + repeats):
@@ -290,7 +305,7 @@ def seconds_by_client(
 
 
 def _seconds(executor: Executor, jobs: list[LocalJob]) -> float:
-    """Seconds that the executor takes for one of the jobs."""
+    """Measure the seconds that the executor takes for one of the jobs."""
     at_once = executor.at_once
     device = executor.fabric.device
     for k, job in enumerate(jobs):

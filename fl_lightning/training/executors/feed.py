@@ -1,4 +1,4 @@
-"""The batches of jobs that train side by side, laid out for several steps at a time."""
+"""Prepares the batches of jobs that train in stacked passes, for several steps at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 
 
 class Feed:
-    """The batches of one job, each of at most `size` samples. They are asked for in order, and each
+    """Provides the batches of one job, each padded to `size` samples. Request them in order, each
     once."""
 
     def __init__(self, job: LocalJob, size: int) -> None:
@@ -29,7 +29,7 @@ class Feed:
         if self._pieces:
             self._sizes = batch_sizes(len(part), schedule.batch_size, schedule.whole_last)
         self.counts: list[int] = []
-        """Samples of each batch."""
+        """Number of samples in each batch."""
         for _, first, count in self._pieces:
             self.counts += self._sizes[first : first + count]
         self._tensors = part.tensors
@@ -37,12 +37,12 @@ class Feed:
         self._rest = iter(()) if self._tensors is not None else stream(part, schedule)
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Number of batches."""
         return len(self.counts)
 
     @property
-    def like(self) -> tuple[Tensor, Tensor]:
-        """A few of its samples: x and y."""
+    def example(self) -> tuple[Tensor, Tensor]:
+        """Some samples x and y, which show shapes and types."""
         return self._tensors or next(iter(self._job.part.batches(1)))
 
     def fill(
@@ -52,11 +52,11 @@ class Feed:
         first: int,
         count: int,
     ) -> None:
-        """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there
-        are so many.
+        """Write batches `first` to `first + count` to x and y (count * size, ...); if there are
+        fewer, the rest is 0.
 
-        A batch that is smaller is filled up with the first sample of the part (of the batch, where
-        they are streamed): its weight is 0, and it is finite if the others are.
+        A batch with fewer samples is padded with copies of a real sample, the part's first or the
+        batch's first, which have weight 0: a made-up sample might give NaN.
         """
         size = self.size
         available = max(0, min(count, len(self) - first))
@@ -65,7 +65,7 @@ class Feed:
             rows = self._index[first * size : (first + available) * size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
                 target = into[: available * size]
-                torch.index_select(tensor, 0, sent(rows, tensor.device), out=target)
+                torch.index_select(tensor, 0, to_device(rows, tensor.device), out=target)
         elif available:
             for k, (images, labels) in enumerate(islice(self._rest, available)):
                 fill_up(x[k * size :][:size], images)
@@ -76,19 +76,19 @@ class Feed:
 
     @property
     def undrawn(self) -> list[tuple[BatchSchedule, int]]:
-        """The epochs whose orders are still to be drawn."""
+        """The epochs whose order of samples has not been drawn yet."""
         if self._tensors is None or self._index is not None:
             return []
         return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
 
     def draw(self, keys: Sequence[int]) -> None:
-        """Draw the order of each epoch by its key, and lay out the samples' places in the part,
-        `size` for each batch; those that fill a batch up are 0."""
+        """Draw the order of each epoch from its key, and store the samples' indices in the part,
+        `size` for each batch; padding has the index 0."""
         sizes = self._sizes
         draws = torch.Generator()
         total = sum(sizes)
         padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
-        # only the last batch of an epoch is filled up: its samples lie without a gap
+        # if only the last batch of an epoch is padded, an epoch's samples lie without a gap
         gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size
         orders = padded.flatten(1)[:, :total]
         if not gapless:
@@ -105,7 +105,7 @@ class Feed:
 
 
 def fill_up(room: Tensor, batch: Tensor) -> None:
-    """Write a batch to the beginning of `room`, and its first sample to the rest."""
+    """Write a batch to the beginning of `room`, and copies of its first sample to the rest."""
     room[: len(batch)] = batch
     if len(batch) < len(room):
         room[len(batch) :] = batch[:1]
@@ -116,26 +116,35 @@ def sample_weights(
     size: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Weights (..., size) in batches of `counts` (...) samples: 1 / count for each sample, 0 for
-    what fills the batch up."""
+    """Return the weight of each sample in padded batches, (..., size): 1 / count for real samples,
+    0 for padding.
+
+    Args:
+        counts: number of real samples in each batch, (...).
+        size: number of samples in a padded batch.
+    """
     counts = counts[..., None]
     is_sample = np.arange(size) < counts
     weights = is_sample / np.maximum(counts, 1)
     return torch.from_numpy(weights).to(dtype)
 
 
-def laid_out(
+def lay_out(
     feeds: Mapping[int, Feed],
     width: int,
     first: int,
     count: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches `first` to `first + count` of the feeds by slot: x (width, count, size, ...), y and
-    weight (width, count, size).
+    """Stack the batches `first` to `first + count` of the feeds.
 
-    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills up
-    has weight 0.
+    Args:
+        feeds: by slot; slots without a feed get zeros.
+        width: number of slots.
+
+    Returns:
+        x (width, count, size, ...), and y and `sample_weights` (width, count, size). Weights have
+        the type `dtype`, or float32 if that is wider.
     """
     undrawn = [feed for feed in feeds.values() if feed.undrawn]
     epochs = [epoch for feed in undrawn for epoch in feed.undrawn]
@@ -144,7 +153,7 @@ def laid_out(
         feed.draw([next(keys) for _ in feed.undrawn])
     any_feed = next(iter(feeds.values()))
     size = any_feed.size
-    image, label = any_feed.like
+    image, label = any_feed.example
     x = image.new_empty(width, count * size, *image.shape[1:])
     y = label.new_empty(width, count * size, *label.shape[1:])
     counts = np.zeros((width, count), dtype=np.int64)
@@ -159,4 +168,4 @@ def laid_out(
     wide = torch.promote_types(dtype, torch.float32)
     weight = sample_weights(counts, size, wide)
     shape = count, size
-    return x.unflatten(1, shape), y.unflatten(1, shape), sent(weight, image.device)
+    return x.unflatten(1, shape), y.unflatten(1, shape), to_device(weight, image.device)

@@ -1,7 +1,8 @@
-"""Own steps of many clients side by side: each stops where it asks for a gradient, and one pass
-finds those of all.
+"""Runs methods' own steps (`Phase.step` with `by_gradient`) of several clients together: each step
+pauses when it requests a gradient, and one stacked pass computes the gradients of all.
 
-Every client's phase is a greenlet, so that its step stays a plain function (docs/decisions/0028).
+Each client's phase is a greenlet, so that a step remains an ordinary function
+(docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from torch import Tensor
 
 from fl_lightning.core import Batch
 from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.executors.even import widened
 from fl_lightning.training.executors.feed import fill_up, sample_weights
 from fl_lightning.training.executors.stack import Stack
-from fl_lightning.training.local import fit_of
+from fl_lightning.training.executors.widths import pass_width
+from fl_lightning.training.local import make_fit
 from fl_lightning.training.schedule import stream
 
 Gradients = Callable[[int, Tensor, Tensor, Tensor], tuple[list[Tensor], Tensor]]
-"""`Vmap.gradients`: (number of a stack's models, x, y, weights of samples) -> gradients, losses."""
+"""`Vmap.gradients`: (number of models, x, y, sample weights) -> gradients, losses."""
 
 
 @dataclass
 class _GradientRequest:
-    """Asks for the gradient of the task loss at a vector (D,), on a batch."""
+    """A request for the gradient of the task loss at a vector (D,) on a batch."""
 
     job: LocalJob
     vector: Tensor
@@ -38,9 +39,12 @@ class _GradientRequest:
 
 
 @dataclass(eq=False)
-class OwnSteps:
-    """Trains jobs whose steps look at the model through `Client.gradient` alone; a pass has `size`
-    samples of each."""
+class GradientSteps:
+    """Trains jobs whose steps use the model through `Client.gradient` alone.
+
+    Args:
+        size: number of samples of each client in a pass; smaller batches are padded.
+    """
 
     stack: Stack
     size: int
@@ -48,9 +52,9 @@ class OwnSteps:
     _waiting: dict[greenlet, _GradientRequest] = field(default_factory=dict)
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
-        """Train all jobs without an `outcome` side by side. Each keeps its outcome, since its steps
-        write to its vectors at once."""
-        self.stack.gradients.zero_()  # also between the blocks, where nothing is written
+        """Train together all jobs that have no `outcome`, and set it. As steps write to the
+        client's vectors at once, a job with an outcome must not train again."""
+        self.stack.gradients.zero_()  # including the gaps between blocks, which are not written to
         graded = torch.is_grad_enabled()
 
         def resume(run: greenlet, value: Any) -> None:
@@ -58,9 +62,9 @@ class OwnSteps:
                 run.throw(value)
             else:
                 run.switch(value)
-            torch.set_grad_enabled(graded)  # the step may have set it otherwise
+            torch.set_grad_enabled(graded)  # the step may have changed it
 
-        self._waiting.clear()  # clients that an earlier call left waiting when it was cut off
+        self._waiting.clear()  # an interrupted call may have left some
         for job in jobs:
             if job.outcome is None:
                 resume(greenlet(self._phase), job)
@@ -74,8 +78,8 @@ class OwnSteps:
     def _answers(
         self, requests: Sequence[_GradientRequest]
     ) -> Sequence[tuple[Tensor, Tensor] | Exception]:
-        """The `_gradients`, or the error of each: where a pass fails, each request is tried
-        alone."""
+        """Return the `_gradients`, or an error, for each request; if a pass fails, each request is
+        tried by itself."""
         try:
             return self._gradients(requests)
         except Exception as error:
@@ -84,7 +88,7 @@ class OwnSteps:
             return [self._answers([request])[0] for request in requests]
 
     def _phase(self, job: LocalJob) -> None:
-        """Train one job from start to end."""
+        """Train one job from start to end, and set its `outcome`."""
         losses = []
         samples = 0
         asker = job.asker
@@ -95,7 +99,7 @@ class OwnSteps:
             for batch in stream(job.part, job.schedule):
                 losses.append(job.step(batch).detach())
                 samples += len(batch[1])
-            job.outcome = fit_of(
+            job.outcome = make_fit(
                 self.stack.config,
                 job.lr,
                 losses,
@@ -115,14 +119,15 @@ class OwnSteps:
         batch: Batch,
         training: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Stop the step that calls this until its gradient has been found."""
+        """Pause the step that calls this until its gradient has been computed; returns loss and
+        gradient."""
         assert job.passes is not None and job.asker is not None
         samples = len(batch[1])
         run = getcurrent()
         graded = torch.is_grad_enabled()
         forward, backward = job.passes
         job.passes = forward + samples, backward + samples
-        if samples > self.size or not training:  # no stacked pass can do that
+        if samples > self.size or not training:  # a stacked pass cannot compute it
             job.asker.gradients = None
             try:
                 return job.asker.gradient(vector, batch, training=training)
@@ -139,13 +144,14 @@ class OwnSteps:
 
     @torch.no_grad()
     def _gradients(self, requests: Sequence[_GradientRequest]) -> list[tuple[Tensor, Tensor]]:
-        """The loss, shape (), of each request and its gradient (D,), 0 where nothing trains."""
+        """Compute the loss, shape (), and the gradient (D,) of each request; the gradient is 0 for
+        blocks that do not train."""
         stack = self.stack
         size = self.size
         answers: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, len(requests), stack.width):
             together = requests[begin : begin + stack.width]
-            width = widened(len(together))
+            width = pass_width(len(together))
             stack.place([(request.vector, request.job.buffers) for request in together])
             batch = together[0].batch
             rooms = [part.new_zeros(width, size, *part.shape[1:]) for part in batch]

@@ -1,8 +1,8 @@
-"""Methods' own losses in stacked passes: pure functions of a model, a batch and a client's tensors.
+"""Runs methods' own losses (`PureLoss`) in stacked passes.
 
-A loss may be any function of its batch, so no batch is filled up. In each step the clients whose
-batch is whole go through one stacked pass; a smaller batch, the rest of an epoch, is stepped by
-itself. The operations of both are recorded.
+A loss may depend on its whole batch, so batches are not padded. In each step, clients with a batch
+of full size go through one stacked pass; each smaller batch, the last of an epoch, goes through a
+pass of its own. The operations of both are recorded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core import PureLoss, Tensors
 from fl_lightning.foundation import log
-from fl_lightning.foundation.device import no_draws, random_states, same_states
+from fl_lightning.foundation.device import random_states, rng_restored, same_states
 from fl_lightning.foundation.errors import redact
 from fl_lightning.training.executors.base import LocalJob, equal_but_rounding
-from fl_lightning.training.executors.even import WIDTHS, even
 from fl_lightning.training.executors.replay import Recordings
 from fl_lightning.training.executors.stack import Narrow, Stack
+from fl_lightning.training.executors.widths import WIDTHS, same_bits_at_all_widths
 from fl_lightning.training.module import ClientModule, Passes
 
 
 class _Bound(nn.Module):
-    """The module for `functional_call`, which replaces its model's tensors within the call."""
+    """Wraps the module for `functional_call`, which replaces its model's tensors within a call."""
 
     def __init__(self, module: ClientModule) -> None:
         super().__init__()
@@ -48,22 +48,23 @@ class _Bound(nn.Module):
 
 
 @dataclass(frozen=True)
-class LossTraits:
-    """Facts about a loss that can be stacked."""
+class StackableLoss:
+    """Properties of a method's loss that can run in stacked passes."""
 
     key: Hashable
-    """Equal for jobs that may be in one pass."""
+    """Equal for jobs that can be in the same pass."""
     reached: np.ndarray
-    """Bool: the parameters, in the order of the blocks, that the loss depends on; the others do not
-    train."""
+    """Bool: mask of the parameters, in the order of the blocks, that the loss depends on; the
+    others do not train."""
     passes: tuple[float, float]
-    """Forward and backward passes through the model for each sample."""
+    """Number of forward and of backward passes through the model for each sample."""
 
 
-class OwnLosses:
-    """The own losses that a stack has met, and their operations.
+class MethodLosses:
+    """Runs methods' own losses in stacked passes, and caches which of them can be stacked.
 
-    `cast` gives the precision of the run.
+    Args:
+        cast: the autocast context of the run's precision.
     """
 
     def __init__(
@@ -75,20 +76,20 @@ class OwnLosses:
         self.module = module
         self.stack = stack
         self._cast = cast
-        self._traits: dict[Hashable, LossTraits | None] = {}
+        self._stackable: dict[Hashable, StackableLoss | None] = {}
         self._recordings = Recordings(module)
         self._bound = _Bound(module)
 
-    def traits_of(self, job: LocalJob) -> LossTraits | None:
-        """The traits of a job's loss, which is tried once, on a copy of the job's model and its
-        first batch; None: it cannot be stacked."""
+    def stackable(self, job: LocalJob) -> StackableLoss | None:
+        """Return the properties of a job's loss, or None if it cannot be stacked. A new loss is
+        tried once, on a copy of the job's model and its first batch."""
         key = _key(job)
         loss = job.pure
         if key is None or loss is None:
             return None
-        if key not in self._traits:
-            self._traits[key] = self._tried(key, job, loss)
-        return self._traits[key]
+        if key not in self._stackable:
+            self._stackable[key] = self._try(key, job, loss)
+        return self._stackable[key]
 
     # ---------------------------------------------------------------- steps
 
@@ -101,8 +102,13 @@ class OwnLosses:
         x: Tensor,
         y: Tensor,
     ) -> list[Tensor]:
-        """Gradients and losses (width,) of all models in `narrow` on batches x, y (width, n,
-        ...)."""
+        """Compute gradients and losses (width,) of all models in `narrow` on batches x, y (width,
+        n, ...).
+
+        Args:
+            key: of the loss.
+            tensors: the clients' tensors of the loss, (width, ...) each.
+        """
         inputs = [*narrow.views, *narrow.fixed.values(), *tensors, x, y]
         return self._run((key, "stacked", tuple(x.shape)), loss, inputs, vmap)
 
@@ -115,10 +121,9 @@ class OwnLosses:
         x: Tensor,
         y: Tensor,
     ) -> list[Tensor]:
-        """Gradients and loss () of the model in a slot on one batch x, y (n, ...)."""
+        """Compute gradients and loss () of the model in one slot on a batch x, y (n, ...)."""
         inputs = [view[slot] for view in (*narrow.views, *narrow.fixed.values())]
-        # copies are aligned
-        inputs += [t.clone() for t in (*loss.tensors.values(), x, y)]
+        inputs += [t.clone() for t in (*loss.tensors.values(), x, y)]  # copies are aligned
         return self._run((key, "single", tuple(x.shape)), loss, inputs, lambda function: function)
 
     def _run(
@@ -144,33 +149,34 @@ class OwnLosses:
             return [*gradients.values(), losses]
 
         with warnings.catch_warnings():
-            # torch would go slot by slot
+            # torch would loop over slots
             warnings.filterwarnings("error", "There is a performance drop")
             return self._recordings.run((key, tuple(trained_names)), step, inputs)
 
     # ---------------------------------------------------------------- whether it can be stacked
 
-    def _tried(
+    def _try(
         self,
         key: Hashable,
         job: LocalJob,
         loss: PureLoss,
-    ) -> LossTraits | None:
-        """The traits of a loss; where it cannot be stacked a line in the log says why."""
+    ) -> StackableLoss | None:
+        """Try a loss; returns its properties, or None with the reason in the log if it cannot be
+        stacked."""
         module = self.module
         vector = module.binding.vector
         buffers = module.binding.buffers
         try:
-            with no_draws(module.device_of_model):
-                traits, gradients, reason = self._in_loop(key, job, loss)
-                reason = reason or self._unlike(traits, gradients, job, loss)
+            with rng_restored(module.device_of_model):
+                stackable, gradients, reason = self._in_loop(key, job, loss)
+                reason = reason or self._why_not_stackable(stackable, gradients, job, loss)
         except Exception as error:  # the loss fails, or torch.func cannot run it
             reason = f"{type(error).__name__}: {redact(str(error))}".splitlines()[0]
         finally:
             module.train_only(None)
             module.binding.bind(vector, buffers)
         if reason is None:
-            return traits
+            return stackable
         name = getattr(loss.function, "__qualname__", "it")
         log.say(f"fabric.executor vmap: the loss {name} trains in the loop ({reason})")
         return None
@@ -180,9 +186,9 @@ class OwnLosses:
         key: Hashable,
         job: LocalJob,
         loss: PureLoss,
-    ) -> tuple[LossTraits, list[Tensor], str | None]:
-        """The traits of the loss and its gradients as in the loop, and why it is not pure (None: it
-        is)."""
+    ) -> tuple[StackableLoss, list[Tensor], str | None]:
+        """Run the loss as the loop does; returns its properties, its gradients, and the reason why
+        it is not pure (None: it is)."""
         module = self.module
         x, y = _batch(job)
         module.binding.bind(job.vector.clone(), [b.clone() for b in job.buffers])
@@ -198,27 +204,27 @@ class OwnLosses:
         by_parameter = [next(gradients) if p.requires_grad else None for p in parameters]
         reached = np.array([g is not None for g in by_parameter])
         by_sample = passes.forward / len(y), passes.backward / len(y)
-        traits = LossTraits(key, reached, by_sample)
+        stackable = StackableLoss(key, reached, by_sample)
         reason = None
         if not same_states(states, random_states(module.device_of_model)):
             reason = "it draws random numbers"
         elif not all(map(torch.equal, before, module.model.buffers())):
             reason = "it writes to the model's buffers"
-        return traits, [g for g in by_parameter if g is not None], reason
+        return stackable, [g for g in by_parameter if g is not None], reason
 
-    def _unlike(
+    def _why_not_stackable(
         self,
-        traits: LossTraits,
+        stackable: StackableLoss,
         gradients: Sequence[Tensor],
         job: LocalJob,
         loss: PureLoss,
     ) -> str | None:
-        """Why stacked passes have other gradients than the loop, or some that depend on the models
-        beside; None: they do not."""
-        key = traits.key
+        """Run stacked passes; returns the reason if their gradients differ from those of the loop
+        or depend on the width or slot, else None."""
+        key = stackable.key
         stack = self.stack
         batch = _batch(job)
-        stack.choose(traits.reached)
+        stack.choose(stackable.reached)
         stack.place([(job.vector, job.buffers)] * stack.width)
 
         def run(
@@ -248,21 +254,21 @@ class OwnLosses:
         )[:-1]
         for measured in (first, single):
             if not equal_but_rounding(measured, gradients):
-                return "stacked it comes to other gradients"
-        if not even(stack.parameters, *batch, run):
-            return "on this machine its numbers depend on how many train beside it"
+                return "its gradients differ in a stacked pass"
+        if not same_bits_at_all_widths(stack.parameters, *batch, run):
+            return "on this machine its results depend on the number of stacked models"
         return None
 
 
-class OwnPass:
-    """Steps of the jobs of one pass, which have the same loss."""
+class LossPass:
+    """Takes the steps of the jobs of one pass, which have the same loss."""
 
-    def __init__(self, losses: OwnLosses, jobs: Sequence[LocalJob]) -> None:
-        traits = losses.traits_of(jobs[0])
-        assert traits is not None
+    def __init__(self, losses: MethodLosses, jobs: Sequence[LocalJob]) -> None:
+        stackable = losses.stackable(jobs[0])
+        assert stackable is not None
         self.losses = losses
-        self.key = traits.key
-        self.reached = traits.reached
+        self.key = stackable.key
+        self.reached = stackable.reached
         self._losses = {job.place: job.pure for job in jobs if job.pure is not None}
         self._first = self._losses[jobs[0].place]
         filled = [self._losses.get(slot, self._first) for slot in range(losses.stack.width)]
@@ -277,8 +283,12 @@ class OwnPass:
         y: Tensor,
         counts: Sequence[int],
     ) -> None:
-        """Take a step of the first `width` models, on so many of the samples x, y (width, whole
-        batch, ...) of each."""
+        """Take a step of the first `width` models.
+
+        Args:
+            x, y: batches (width, largest batch, ...).
+            counts: number of samples in each model's batch; 0: it takes no step.
+        """
         losses = self.losses
         narrow = losses.stack.narrow(width)
         full = x.shape[1]
@@ -312,24 +322,26 @@ class OwnPass:
 
 
 def _repeated(tensor: Tensor, width: int) -> Tensor:
-    """Copies (width, ...) of a tensor."""
+    """Return copies (width, ...) of a tensor."""
     return tensor.expand(width, *tensor.shape).contiguous()
 
 
-def whole_batch(job: LocalJob) -> int:
-    """Samples of the largest batch of a job."""
+def largest_batch(job: LocalJob) -> int:
+    """Return the number of samples in the largest batch of a job."""
     return min(job.schedule.batch_size, len(job.part))
 
 
 def _batch(job: LocalJob) -> tuple[Tensor, Tensor]:
+    """Return the first samples of a job, as many as its largest batch has."""
     assert job.part.tensors is not None
     x, y = job.part.tensors
-    n = whole_batch(job)
+    n = largest_batch(job)
     return x[:n], y[:n]
 
 
 def _key(job: LocalJob) -> Hashable | None:
-    """A key that is equal for jobs that may be in one pass; None: the job can be in none."""
+    """Return a key that is equal for jobs that can be in the same pass; None: the job cannot be
+    stacked."""
     loss = job.pure
     if loss is None or job.part.tensors is None or not len(job.part):
         return None
@@ -346,4 +358,4 @@ def _key(job: LocalJob) -> Hashable | None:
     blocks = None
     if job.trains is not None:
         blocks = job.trains.tobytes()
-    return identity, tensors, whole_batch(job), batch, blocks
+    return identity, tensors, largest_batch(job), batch, blocks

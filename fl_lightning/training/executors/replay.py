@@ -1,8 +1,8 @@
-"""Records a function of tensors as a list of torch's operations.
+"""Records the torch operations of a function of tensors, and runs them again.
 
-`torch.func` interprets every operation of a stacked step anew: on small models that takes longer
-than the operations. They are the same in every step of one shape, so they are written down once and
-run from there, with the same bits.
+`torch.func` interprets every operation of a stacked step anew, which takes longer than the
+operations of small models. As these are the same in all steps of the same shape, they are recorded
+once and then replayed, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class _Writer(TorchDispatchMode):
-    """Writes operations down as lines of Python, in which every tensor has a name."""
+    """Records operations as lines of Python, in which every tensor has a name."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.known: dict[str, Any] = {}
-        """Values that lines name beside their own tensors: operations, numbers, tensors from
+        self.values: dict[str, Any] = {}
+        """Values that lines use other than results of lines: operations, numbers, tensors from
         outside."""
         self.lines: list[tuple[list[str], str, list[str]]] = []
-        """The names of a line's results, its operation, and its arguments."""
+        """Each line's names of results, operation and arguments."""
         self.writes: set[str] = set()
         """Operations that write to one of their arguments."""
         self.constants: dict[str, Tensor] = {}
-        """Tensors that follow from a shape alone."""
+        """Tensors whose values follow from their shape."""
         self._transposed: dict[tuple[str, Any], Tensor] = {}
         """The original of each transposed tensor, by name and dimensions."""
-        self._kept: list[Tensor] = []  # an id is a tensor's own as long as the tensor is there
+        self._kept: list[Tensor] = []  # keeps tensors alive, so that their ids stay unique
         self._names: dict[int, str] = {}
         for tensor in inputs:
             self._name(tensor, f"input_{len(self._kept)}")
@@ -47,15 +47,15 @@ class _Writer(TorchDispatchMode):
         return name
 
     def word(self, argument: Any) -> str:
-        """How a line names an argument."""
+        """Return the text of an argument in a line; new values are stored in `values`."""
         if isinstance(argument, Tensor) and id(argument) in self._names:
             return self._names[id(argument)]
         if isinstance(argument, list | tuple) and any(
             isinstance(item, Tensor) for item in argument
         ):
             return f"[{', '.join(map(self.word, argument))}]"
-        name = f"given_{len(self.known)}"
-        self.known[name] = argument
+        name = f"given_{len(self.values)}"
+        self.values[name] = argument
         if isinstance(argument, Tensor):
             self._name(argument, name)
         return name
@@ -67,7 +67,7 @@ class _Writer(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operation, and write it down."""
+        """Run one operation, and record it."""
         kwargs = kwargs or {}
         words = [self.word(argument) for argument in args]
         words += [f"{key}={self.word(argument)}" for key, argument in kwargs.items()]
@@ -87,7 +87,7 @@ class _Writer(TorchDispatchMode):
         values = result if several else [result]
         names = [self._result(value, f"t{number}_{k}") for k, value in enumerate(values)]
         operation = f"operation_{number}"
-        self.known[operation] = getattr(func, "_op", func)  # with less Python around it
+        self.values[operation] = getattr(func, "_op", func)  # with less overhead in Python
         if func._schema.is_mutable:
             self.writes.add(operation)
         if func in _CONSTANT:
@@ -96,7 +96,7 @@ class _Writer(TorchDispatchMode):
         return result
 
     def _result(self, value: Any, name: str) -> str:
-        """The name of an operation's result: that of its tensor, where it writes in place."""
+        """Return the name of an operation's result; if it writes in place, that of its argument."""
         if not isinstance(value, Tensor):
             return name
         if id(value) in self._names:
@@ -105,7 +105,7 @@ class _Writer(TorchDispatchMode):
 
 
 class Recordings:
-    """Functions recorded once for each key, over the bound model of `module`."""
+    """Records functions that use the bound model of `module`, once for each key."""
 
     def __init__(self, module: ClientModule) -> None:
         self.module = module
@@ -117,19 +117,21 @@ class Recordings:
         function: Function,
         inputs: Sequence[Tensor],
     ) -> list[Tensor]:
-        """The results of `function`, whose operations are the same for all inputs of one `key`."""
+        """Return the results of `function`, recorded or replayed. Its operations must be the same
+        for all inputs with the same `key`."""
         if key not in self._functions:
-            self._functions[key] = recorded(function, inputs)
+            self._functions[key] = record(function, inputs)
             self.module.forget_features()
         with torch.no_grad():
             return list(self._functions[key](*inputs))
 
 
-def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """The operations of `function` on `inputs`, as a function of other tensors of the same shapes.
+def record(function: Function, inputs: Sequence[Tensor]) -> Function:
+    """Record the operations of `function` on `inputs`; returns a function that runs them on other
+    tensors of the same shapes.
 
-    The operations of `function` must not depend on the tensors' numbers, and draw no random number.
-    It returns lists of tensors; intermediate tensors are freed after their last use.
+    The operations must not depend on the tensors' values, and must not draw random numbers. The
+    recorded function frees intermediate tensors after their last use.
     """
     writer = _Writer(inputs)
     with torch.no_grad(), writer:
@@ -139,11 +141,11 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     body = []
     if not writer.writes:
         for name in writer.constants.keys() - set(ends):
-            writer.known[name] = writer.constants[name]
-    needed = {*ends, *arguments, *writer.known}
+            writer.values[name] = writer.constants[name]
+    needed = {*ends, *arguments, *writer.values}
     for names, operation, words in reversed(writer.lines):
         unused = operation not in writer.writes and needed.isdisjoint(names)
-        if unused or names[0] in writer.known:
+        if unused or names[0] in writer.values:
             continue
         used = {name for word in words for name in _names_in(word)}
         last_used = {*names, *used} - {"", *needed}
@@ -153,8 +155,8 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
         body.append(f"    {', '.join(names)} = {operation}({', '.join(words)})")
     lines = [f"def replay({', '.join(arguments)}):", *reversed(body)]
     source = "\n".join([*lines, f"    return [{', '.join(ends)}]"])
-    namespace = dict(writer.known)
-    exec(source, namespace)  # its words are our own names
+    namespace = dict(writer.values)
+    exec(source, namespace)  # the source contains only names made above
     replay: Function = namespace["replay"]
     return replay
 
@@ -178,7 +180,8 @@ def _changes_nothing(
     args: Sequence[Any],
     result: Any,
 ) -> bool:
-    """Whether an operation returns its argument: a view of the same form, or 1 times it."""
+    """Whether an operation returns its argument unchanged: as a view of the same shape and strides,
+    or multiplied by 1."""
     if func in _VIEWS:
         original = args[0]
         return bool(result.shape == original.shape and result.stride() == original.stride())

@@ -1,4 +1,4 @@
-"""Models side by side, and steps that run over all of them in a fixed number of operations."""
+"""Holds several models in one tensor, and takes SGD steps of all of them in one pass."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch import Tensor
 
 from fl_lightning.configuration.config import OptimizerConfig
 from fl_lightning.core import Block, Fit
-from fl_lightning.foundation.device import sent
+from fl_lightning.foundation.device import to_device
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
 from fl_lightning.training.module import ClientModule
-from fl_lightning.training.optimizers import step_sizes
+from fl_lightning.training.optimizers import total_step_length
 
 ALIGNED = 16
-"""Numbers: every model in a stack begins at a multiple of as many (64 bytes), since kernels may go
-by that."""
+"""Models in a stack begin at multiples of this number of entries (64 bytes), as kernels may round
+differently on unaligned memory."""
 
 
 class Stack:
-    """`width` models side by side, and SGD over all of them in operations whose number does not
-    grow with theirs.
+    """Memory for `width` models and their training by SGD, in a number of operations that does not
+    depend on the width.
 
-    `load` lays out jobs, `narrow(width).descend` takes a step, `take` copies results out, and
-    `Trained.write` writes them to the jobs. Between two models there is a gap: no operation then
-    runs on through two models, and a model's numbers do not depend on its slot.
+    A slot is the position of a model in the stack. `load` copies jobs in, `narrow(width).descend`
+    takes a step, `take` copies results out, and `Trained.write` writes them to the jobs. The gaps
+    between models prevent operations from treating two models as one array, so that results do not
+    depend on the slot.
     """
 
     def __init__(
@@ -52,14 +53,15 @@ class Stack:
         wide = torch.promote_types(dtype, torch.float32)
         self.lr = torch.zeros(width, 1, dtype=wide, device=device)
         self.losses = torch.zeros(width, dtype=wide, device=device)
-        self.pulls = torch.zeros_like(self.losses)
+        self.coaching = torch.zeros_like(self.losses)
+        """Sum over steps of the terms of each slot."""
         buffers = dict(module.model.named_buffers())
         self.buffers = []
         for name in layout.own_names:
             buffer = buffers[name].detach()
             self.buffers.append(torch.stack([buffer] * width))
         self.trainable = np.flatnonzero(module.trainable).tolist()
-        """Places of the blocks (parameters come first) that an optimiser's state counts."""
+        """Indices of the trainable blocks, by which the optimiser's state numbers them."""
         self._masks: dict[int, np.ndarray] = {}
         self._banks: dict[tuple[str, int], Tensor] = {}
         self._chosen: np.ndarray | None = None
@@ -69,20 +71,21 @@ class Stack:
         self.decay: float | Tensor = 0.0
 
     def _bank(self, columns: int | None = None, width: int | None = None) -> Tensor:
-        """Zeros for `columns` (None: those of parameters) of each model, with a gap behind them."""
+        """Allocate zeros, (width, columns), with gaps between rows; `columns` None: those of
+        parameters."""
         columns = columns or self.module.used
         distance = (columns // ALIGNED + 1) * ALIGNED
         return self._like.new_zeros(width or self.width, distance)[:, :columns]
 
     def _hold(self, name: str, width: int) -> Tensor:
-        """Memory (width, columns of parameters) by name."""
+        """Return the memory of this name, (width, columns of parameters), allocated at first
+        use."""
         if (name, width) not in self._banks:
             self._banks[name, width] = self._bank(width=width)
         return self._banks[name, width]
 
     def choose(self, trains: np.ndarray) -> None:
-        """Choose the parameters (bool, in the order of the blocks) whose gradients a backward pass
-        finds."""
+        """Choose the parameters (bool, in the order of the blocks) whose gradients are computed."""
         if self._chosen is not None and (trains == self._chosen).all():
             return
         self._chosen = trains
@@ -97,13 +100,13 @@ class Stack:
         self.fixed |= zip(layout.own_names, self.buffers, strict=True)
 
     def narrow(self, width: int) -> Narrow:
-        """The first `width` of the models."""
+        """Return the first `width` models of the stack."""
         if width not in self._narrow:
             self._narrow[width] = Narrow(self, width)
         return self._narrow[width]
 
     def place(self, models: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-        """Copy models, vectors (D,) and their buffers, to the first slots, in this order."""
+        """Copy models, vectors (D,) with their buffers, to the first slots in this order."""
         if not models:
             return
         vectors = [vector for vector, _ in models]
@@ -114,20 +117,20 @@ class Stack:
 
     @torch.no_grad()
     def load(self, jobs: Sequence[LocalJob], reached: np.ndarray | None = None) -> None:
-        """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the
-        first one's model, without any term.
+        """Copy each job's client to the slot `job.place`. Other slots get the first job's model,
+        without proximal or linear term.
 
         Args:
-            jobs: of which no two have the same place.
-            reached: the parameters (bool, in the order of the blocks) that the loss depends on;
-                None: all.
+            jobs: no two of them may have the same place.
+            reached: mask of the parameters (bool, in the order of the blocks) that the loss depends
+                on; None: all.
 
         Raises:
-            ValueError: a job has a loss or a step of its own, which would be left out.
+            ValueError: a job has its own step or a loss that is no `PureLoss`.
         """
         if any(job.alone for job in jobs):
-            raise ValueError("a loss or a step of one's own is for the loop")
-        for bank in (self.losses, self.pulls, self.gradients, self.momentum):
+            raise ValueError("a job with its own step or impure loss must train in the loop")
+        for bank in (self.losses, self.coaching, self.gradients, self.momentum):
             if bank is not None:
                 bank.zero_()
         job_at = {job.place: job for job in jobs}
@@ -141,19 +144,19 @@ class Stack:
             for name, momentum in job.kept.items():
                 assert self.momentum is not None
                 k = self.trainable[int(name.rsplit(".", 1)[1])]
-                if self._masks[slot][k]:  # else it stays with the job
+                if self._masks[slot][k]:  # else `job.kept` keeps it
                     columns = self.module.layout.blocks[k].columns
                     self.momentum[slot, columns].copy_(momentum.flatten())
         if len(set(rates)) == 1:
-            self.lr.fill_(rates[0])  # the host does not wait for the device
+            self.lr.fill_(rates[0])  # without waiting for the device
         else:
             lr = torch.tensor(rates, dtype=self.lr.dtype)
             self.lr.copy_(lr[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob], reached: np.ndarray | None) -> None:
-        """Set the parameters that train, and decay: one row where they are the same for all jobs.
-        Where neither the loss nor a term reaches a parameter it has no gradient, and no optimiser
-        moves it."""
+        """Set `trains`, the mask of the parameters that train, and `decay`, with a row for each
+        slot, or one if all jobs train the same parameters. A parameter that is neither in the loss
+        nor in a term has no gradient and does not train."""
         trainable = self.module.trainable
         count = len(trainable)
         self._masks = {}
@@ -173,7 +176,7 @@ class Stack:
         if all((mask == different[0]).all() for mask in different):
             masks = {0: different[0]}
             width = 1
-        self.trains = self._hold("trains", width).zero_()  # also 0 between two blocks
+        self.trains = self._hold("trains", width).zero_()  # 0 in the gaps between blocks
         for slot, mask in masks.items():
             for k in np.flatnonzero(mask):
                 self.trains[slot, self.module.layout.blocks[k].columns] = 1
@@ -182,8 +185,9 @@ class Stack:
             self.decay = torch.mul(self.trains, self.config.weight_decay, out=decay)
 
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
+        """Set `terms` to those of the jobs' objectives."""
         objectives = {job.place: job.objective for job in jobs}
-        pulls = any(objective.pulls for objective in objectives.values())
+        has_proximal = any(objective.has_proximal for objective in objectives.values())
         has_linear = any(objective.linear is not None for objective in objectives.values())
         layout = self.module.layout
         used = self.module.used
@@ -193,13 +197,13 @@ class Stack:
             narrow.terms = None
         for job in jobs:
             job.proximal_numbers = job.objective.proximal_numbers(layout)
-        if not pulls and not has_linear:
+        if not has_proximal and not has_linear:
             return
         linear = anchor = None
         twice: float | Tensor = 0.0
         if has_linear:
             linear = self._hold("linear", width).zero_()
-        if pulls:
+        if has_proximal:
             anchor = self._hold("anchor", width).zero_()
             twice = self._hold("pull", width).zero_()
         for slot, objective in objectives.items():
@@ -211,7 +215,7 @@ class Stack:
                 if isinstance(twice, Tensor):
                     twice[slot, start:stop] = coefficient
         if anchor is not None and isinstance(twice, Tensor):
-            # its other numbers mean nothing, and need not be finite
+            # columns without a coefficient may be infinite or NaN
             anchor.masked_fill_(twice == 0, 0)
         self.terms = Terms(self._hold("room", width), anchor, linear, [(0, used, twice)])
 
@@ -221,23 +225,27 @@ class Stack:
         steps: int,
         samples: Sequence[int],
     ) -> list[Trained]:
-        """Copies of the results of `jobs` after so many steps, and samples of each: later steps may
-        write over their slots."""
+        """Copy the results of `jobs` out of the stack, before later steps overwrite their slots.
+
+        Args:
+            steps: number of steps that they have taken.
+            samples: number of samples that each has trained on.
+        """
         places = torch.tensor([job.place for job in jobs])
-        slots = sent(places, self.rows.device)
+        slots = to_device(places, self.rows.device)
         rows = self.rows.index_select(0, slots)
         losses = self.losses.index_select(0, slots) / max(steps, 1)
-        pulls = self.pulls.index_select(0, slots) / max(steps, 1)
+        coaching = self.coaching.index_select(0, slots) / max(steps, 1)
         buffers = [bank.index_select(0, slots) for bank in self.buffers]
         trained = []
         for k, job in enumerate(jobs):
-            moved = step_sizes(self.config, job.lr, steps)
+            length = total_step_length(self.config, job.lr, steps)
             fit = Fit(
                 losses[k],
-                pulls[k],
+                coaching[k],
                 steps,
                 samples[k],
-                moved,
+                length,
             )
             job_buffers = [bank[k] for bank in buffers]
             state = self._kept(job, steps)
@@ -245,7 +253,7 @@ class Stack:
         return trained
 
     def _kept(self, job: LocalJob, steps: int) -> dict[str, Tensor]:
-        """The state of the optimiser of `job`, as copies."""
+        """Return a copy of the state of the job's optimiser."""
         if not (job.keep and self.momentum is not None and steps):
             return job.kept
         state = dict(job.kept)
@@ -257,7 +265,7 @@ class Stack:
 
 
 def _view(bank: Tensor, block: Block) -> Tensor:
-    """A block of all models in a bank, (width, *shape)."""
+    """Return the view of a block of all models in a bank, (width, *shape)."""
     view: Tensor = bank[:, block.start]
     if block.shape:
         view = bank[:, block.columns].unflatten(1, block.shape)
@@ -265,7 +273,7 @@ def _view(bank: Tensor, block: Block) -> Tensor:
 
 
 def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
-    """Bool: the first `count` blocks that the terms of a job's objective reach."""
+    """Return the mask of the first `count` blocks that are in a term of the job's objective."""
     objective = job.objective
     if objective.linear is not None:
         return True
@@ -277,7 +285,7 @@ def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a job, before anything of the job is written to."""
+    """The result of a job, which has not been written to the job yet."""
 
     vector: Tensor
     buffers: Sequence[Tensor]
@@ -286,7 +294,7 @@ class Trained:
 
     @torch.no_grad()
     def write(self, job: LocalJob) -> Fit:
-        """Write the result into the job."""
+        """Write the result to the job's tensors; returns the fit."""
         job.vector.copy_(self.vector)
         for buffer, value in zip(job.buffers, self.buffers, strict=True):
             buffer.copy_(value)
@@ -295,7 +303,7 @@ class Trained:
 
 
 class Narrow:
-    """The first `width` models of a stack: views of its memory, and a step of them."""
+    """The first `width` models of a stack, as views of its memory."""
 
     def __init__(self, stack: Stack, width: int) -> None:
         self.stack = stack
@@ -308,14 +316,14 @@ class Narrow:
         self.momentum = None if stack.momentum is None else stack.momentum[:width]
         self.lr = stack.lr[:width]
         self.losses = stack.losses[:width]
-        self.pulls = stack.pulls[:width]
+        self.coaching = stack.coaching[:width]
         self.terms: Terms | None = None
-        """The terms of the stack, once a step has been taken."""
+        """The terms of these models; set by the first step."""
 
     @torch.no_grad()
     def descend(self, losses: Tensor) -> None:
-        """One step of SGD down the gradients in `gradients` and down the terms; `losses` (width,)
-        are added up."""
+        """Take an SGD step along `self.gradients` and the gradient of the terms, and add up the
+        `losses` (width,)."""
         stack = self.stack
         config = self.stack.config
         gradients = self.gradients
@@ -325,9 +333,9 @@ class Narrow:
             added = self.terms.value(self.parameters)
             gradients.add_(self.terms.gradient())
             losses = losses + added
-            self.pulls.add_(added)
+            self.coaching.add_(added)
         self.losses.add_(losses)
-        # else only parameters that train have a gradient
+        # otherwise parameters that do not train have no gradient anyway
         if stack.terms is not None or len(stack.trains) > 1:
             gradients.mul_(stack.trains[: self.width])
         if config.clip_norm is not None:

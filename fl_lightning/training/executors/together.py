@@ -1,8 +1,8 @@
-"""Runs of one process that train together: each stops where it has jobs to train or to score, and
-the jobs of all runs go through the same passes.
+"""Drives several runs in one process: each run pauses when it has jobs to train or to score, and
+the jobs of all runs go through the same stacked passes.
 
-Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's
-rounds stay plain functions, and a run's failures stay its own (docs/decisions/0028).
+Each run is a greenlet, a call stack that pauses only where it chooses to. So the engine's rounds
+remain ordinary functions, and an error ends only its own run (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fl_lightning.training.executors.base import Executor, LocalJob, Scored, Sco
 from fl_lightning.training.executors.vmap import Vmap
 
 Work = Callable[[], Any]
-"""A run from start to end."""
+"""A function that carries out a whole run."""
 
 
 @dataclass
 class _RunRequest:
-    """Jobs that a run has an executor train or score."""
+    """A run's request to train or to score jobs."""
 
     executor: Vmap
     action: Literal["train", "score"]
     jobs: Sequence[Any]
 
     def answer(self, jobs: Sequence[Any] | None = None) -> list[Any]:
-        """The results of its own jobs, or of other `jobs` of its kind."""
+        """Train or score `jobs` (None: those of the request); returns the results."""
         if jobs is None:
             jobs = self.jobs
         if self.action == "train":
@@ -41,11 +41,12 @@ class _RunRequest:
 
 
 class Together:
-    """Drives several runs, and pools what they train and score.
+    """Scheduler of several runs in one process: it collects the jobs of paused runs, and trains or
+    scores them together.
 
-    Between two stops a run has the process to itself. What is global to the process must be the
-    same for all of them (number of threads, determinism); the gradient mode is put back at every
-    stop.
+    Between two pauses only one run is active. Settings of the process, such as the number of
+    threads and determinism, must be the same for all runs; the gradient mode is restored after each
+    pause.
     """
 
     def __init__(self) -> None:
@@ -54,15 +55,15 @@ class Together:
         self._requests: dict[greenlet, _RunRequest] = {}
 
     def executor(self, key: Hashable, make: Callable[[], Vmap]) -> Vmap:
-        """The executor for all models of this `key`, made by the first run that asks for it."""
+        """Return the executor shared by all runs with this `key`; the first request makes it."""
         if key not in self._executors:
             self._executors[key] = make()
         return self._executors[key]
 
     def wait(self, request: _RunRequest) -> list[Any]:
-        """Stop the run that calls this until its request is answered; raises the error of its
-        jobs."""
-        if getcurrent() is self._hub:  # no run is being driven
+        """Pause the run that calls this until its request is answered; returns the results, or
+        raises the error of its jobs."""
+        if getcurrent() is self._hub:  # not called from a run that `drive` has started
             return request.answer()
         self._requests[getcurrent()] = request
         graded = torch.is_grad_enabled()
@@ -73,14 +74,12 @@ class Together:
         return results
 
     def drive(self, more: Callable[[bool], tuple[Any, Work] | None]) -> Iterator[tuple[Any, Any]]:
-        """Run works, as many at a time as `more` gives; yields the name and the result of each as
-        it ends.
+        """Carry out several runs together; yields the name and the result of each when it ends. An
+        exception that a run does not catch (Ctrl-C) ends all of them.
 
         Args:
-            more: called with whether all works so far have ended; returns the next (name, work).
-                None: there is none now or, if all have ended, none at all.
-
-        An exception that a work does not catch (Ctrl-C) ends all of them.
+            more: returns the next (name, work) to begin, or None to begin no more for now. It is
+                called with True if no run is active; None then ends the loop.
         """
         live: dict[greenlet, Any] = {}
         try:
@@ -102,13 +101,13 @@ class Together:
     def _advance(
         self, live: dict[greenlet, Any], answers: dict[greenlet, Any]
     ) -> Iterator[tuple[Any, Any]]:
-        """Let runs go on with their answers, up to where they stop next."""
+        """Resume runs with their answers until they pause again; yields those that end."""
         for run, answer in answers.items():
             graded = torch.is_grad_enabled()
             try:
                 if isinstance(answer, Exception):
                     result = run.throw(answer)
-                elif answer == ():  # it has not begun
+                elif answer == ():  # the run has not begun
                     result = run.switch()
                 else:
                     result = run.switch(answer)
@@ -118,8 +117,8 @@ class Together:
                 yield live.pop(run), result
 
     def _answers(self) -> dict[greenlet, Any]:
-        """Answer the runs that wait: scores first, so that as many as possible train at the same
-        time."""
+        """Answer the requests of paused runs: those to score first, so that as many runs as
+        possible train together."""
         requests = self._requests
         waiting = {run: r for run, r in requests.items() if r.action == "score"} or requests
         of_executor: dict[Vmap, dict[greenlet, _RunRequest]] = {}
@@ -132,7 +131,7 @@ class Together:
                 results = iter(next(iter(group.values())).answer(jobs))
                 for run, request in group.items():
                     answers[run] = [next(results) for _ in request.jobs]
-            except Exception:  # alone, each shows whether it is at fault
+            except Exception:  # answer each by itself, so that only the one at fault fails
                 for run, request in group.items():
                     try:
                         answers[run] = request.answer()
@@ -144,14 +143,14 @@ class Together:
 
 
 def _ended(run: greenlet) -> None:
-    """End a run that waits, as Ctrl-C would: it closes what is open."""
-    with contextlib.suppress(BaseException):  # the other runs must be ended, too
+    """End a paused run by a KeyboardInterrupt, so that it closes its files."""
+    with contextlib.suppress(BaseException):  # go on to end the other runs
         run.throw(KeyboardInterrupt)
 
 
 class Shared(Executor):
-    """An executor that several runs train with: it stops the run until all others have come as
-    far."""
+    """An executor that several runs share: a call pauses its run until the requests of all runs are
+    answered together."""
 
     name = "vmap"
 
@@ -160,13 +159,13 @@ class Shared(Executor):
         self.executor = executor
         self.together = together
         self.at_once = executor.at_once
-        self.takes = executor.takes  # type: ignore[method-assign]
-        self.scores = executor.scores  # type: ignore[method-assign]
+        self.can_train = executor.can_train  # type: ignore[method-assign]
+        self.can_score = executor.can_score  # type: ignore[method-assign]
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train the jobs with those of all runs that wait."""
+        """Train the jobs together with those of all paused runs."""
         return self.together.wait(_RunRequest(self.executor, "train", jobs))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """Score the models with those of all runs that wait."""
+        """Score the models together with those of all paused runs."""
         return self.together.wait(_RunRequest(self.executor, "score", jobs))

@@ -1,11 +1,10 @@
-"""Many clients at once: `torch.func` over stacked models."""
+"""Trains several clients in one pass, by `torch.func` on stacked models."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -22,38 +21,39 @@ from fl_lightning.training.executors.base import (
     ScoreJob,
     equal_but_rounding,
 )
-from fl_lightning.training.executors.even import WIDTHS, even, widened
-from fl_lightning.training.executors.feed import Feed, laid_out
-from fl_lightning.training.executors.gradients import OwnSteps
-from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
+from fl_lightning.training.executors.feed import Feed, lay_out
+from fl_lightning.training.executors.gradients import GradientSteps
+from fl_lightning.training.executors.own import LossPass, MethodLosses, largest_batch
 from fl_lightning.training.executors.replay import Recordings
 from fl_lightning.training.executors.stack import Stack, Trained
+from fl_lightning.training.executors.widths import WIDTHS, pass_width, same_bits_at_all_widths
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
-MOST_BESIDE = 32
-"""Models of one pass on an accelerator, where each takes memory for four models and its batches."""
+MOST_IN_PASS = 32
+"""Largest number of models in a pass on an accelerator, where each needs memory for four models and
+its batches."""
 SCORED = 32
-"""Samples of a slot where models are scored. Ours: a client of the digits has some 30 test
-samples."""
+"""Number of samples in each slot when models are scored. Ours: a client of the digits has some 30
+test samples."""
 MOST_SCORED = 256
-"""Samples of a part that is scored in slots: each takes a copy of the model."""
+"""Largest number of samples in a part that is scored in stacked passes: every `SCORED` samples need
+a copy of the model."""
 AHEAD = 16
-"""Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one
-for each step."""
+"""Number of steps whose batches are prepared together, by one copy for each client."""
 
 
 class Vmap(Executor):
-    """Many clients at once: `torch.func` over stacked models, its operations written down once for
-    each shape.
+    """Trains several clients in one pass, by `torch.func` on stacked models. The operations are
+    recorded once for each shape.
 
-    A pass has the shape [width, largest batch, ...]: smaller batches are filled up with copies of
-    weight 0. On a CPU its width is one of the `WIDTHS`, and a test has shown that on this machine a
-    model's numbers depend neither on the width nor on the slot (`unlike`). An accelerator's passes
-    have one width, and a client's slot is its place in the cohort. Either way its numbers do not
-    depend on who trains beside it, nor on the number of ranks. A `PureLoss` is stacked on a CPU, in
-    batches as large as they are (`own.py`).
+    A pass has the shape [width, largest batch, ...]; smaller batches are padded with samples of
+    weight 0. On a CPU the width is one of `WIDTHS`, and `why_not_stackable` has tested that results
+    on this machine do not depend on width and slot. On an accelerator there is one width, and a
+    client's slot is its position in the cohort. So a client's results depend neither on the other
+    clients in the pass nor on the number of ranks. A `PureLoss` is stacked on a CPU only, in
+    batches without padding (`own.py`).
     """
 
     name = "vmap"
@@ -67,20 +67,20 @@ class Vmap(Executor):
     ) -> None:
         super().__init__(fabric, module, optimizer)
         self.on_cpu = fabric.device.type == "cpu"
-        """There passes have one of several widths, jobs that are alike go through a pass of their
-        own, and own losses and scores are stacked, too."""
+        """Whether passes have several widths and contain jobs of one kind, and methods' own losses
+        and scores are stacked, too."""
         self.spec = spec
-        self.at_once = width_of(spec.cohort, fabric.device.type)
+        self.at_once = stack_width(spec.cohort, fabric.device.type)
         self.stack = Stack(module, spec.config, self.at_once, spec.dtype)
         self._cast = autocast(fabric)
-        self._even: bool | None = None
-        """Whether a model's numbers are the same in all passes; None: it has not been tested."""
+        self._same_bits: bool | None = None
+        """Whether results are the same at all widths and in all slots; None: not tested yet."""
         self._recordings = Recordings(module)
-        self._reached: np.ndarray | None = None
-        """Bool: the parameters, in the order of the blocks, that the task loss depends on; None:
-        all."""
-        self._own = OwnLosses(module, self.stack, self._cast)
-        self._steps = OwnSteps(self.stack, spec.largest_batch, self.gradients)
+        self._reached = module.trainable
+        """Bool: mask of the parameters, in the order of the blocks, that the task loss depends
+        on."""
+        self._own = MethodLosses(module, self.stack, self._cast)
+        self._steps = GradientSteps(self.stack, spec.largest_batch, self.gradients)
         model = module.model
         metric = module.metric
 
@@ -106,8 +106,14 @@ class Vmap(Executor):
         weight: Tensor,
         cast: bool = True,
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradients of the first `width` models on their batches, one tensor for each parameter,
-        and losses (width,); with `cast` in the precision of the run."""
+        """Compute the gradients of the first `width` models on their batches, a tensor for each
+        parameter, and their losses (width,).
+
+        Args:
+            x, y: batches, (width, size, ...).
+            weight: weights of the samples, (width, size).
+            cast: whether to use the run's autocast.
+        """
         narrow = self.stack.narrow(width)
         names = self.stack.names
         fixed = list(self.stack.fixed)
@@ -124,18 +130,20 @@ class Vmap(Executor):
         *gradients, losses = self._recordings.run((cast, *names, *shapes), step, inputs)
         return gradients, losses
 
-    def unlike(
+    def why_not_stackable(
         self,
         x: Tensor,
         y: Tensor,
         gradients: Sequence[Tensor | None],
         module: ClientModule,
     ) -> str | None:
-        """Try a stacked pass of the model of `module`; returns why it cannot be stacked (None: it
-        can). Fills the stack, and notes which parameters the loss reaches, for the training.
+        """Run a stacked pass of the model of `module`; returns the reason why it cannot be stacked,
+        or None. Also notes on which parameters the loss depends.
 
-        The bound model has the `gradients` of its trainable parameters on (x, y) (None: the loss
-        does not depend on them).
+        Args:
+            x, y: a batch, not stacked.
+            gradients: the gradient of each trainable parameter on this batch, computed in the loop;
+                None: the loss does not depend on the parameter.
         """
         stack = self.stack
         binding = module.binding
@@ -155,22 +163,22 @@ class Vmap(Executor):
         weight = stack.losses.new_zeros(width, size)
         weight[:, :n] = 1 / n
         try:
-            self.gradients(width, *batch, weight)  # in the precision of the run, too
+            self.gradients(width, *batch, weight)  # with autocast, which may fail, too
             stacked, _ = self.gradients(width, *batch, weight, cast=False)
-        except Exception as error:  # torch.func cannot run every forward pass
+        except Exception as error:  # torch.func does not support every forward pass
             first_line = f"{type(error).__name__}: {error}".splitlines()[0]
             return f"torch.func cannot run the model ({first_line})"
         if not equal_but_rounding([gradient[0] for gradient in stacked], reached):
             return "the model does not treat the samples of a batch one by one"
-        if self.on_cpu and self._even is None:
-            self._even = self._same_everywhere(x, y)
-        if self._even is False:
-            return "on this machine a model's numbers depend on how many are trained beside it"
+        if self.on_cpu and self._same_bits is None:
+            self._same_bits = self._test_widths(x, y)
+        if self._same_bits is False:
+            return "on this machine a model's results depend on the number of stacked models"
         return None
 
-    def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
-        """Whether models have the same bits at each width, and in each slot, on batches like
-        (x, y)."""
+    def _test_widths(self, x: Tensor, y: Tensor) -> bool:
+        """Test whether results are bit-identical at each width and in each slot, on batches with
+        the shapes of x and y."""
         shape = self.stack.width, len(y)
         weight = self.stack.losses.new_full(shape, 1 / len(y))
 
@@ -182,18 +190,19 @@ class Vmap(Executor):
             gradients, losses = self.gradients(size, images, labels, weight[:size])
             return [*gradients, losses]
 
-        return even(self.stack.parameters, x, y, run)
+        return same_bits_at_all_widths(self.stack.parameters, x, y, run)
 
     # ---------------------------------------------------------------- scores
 
-    def scores(self, part: Part) -> bool:
-        """Whether `part` is small and lies in memory, on a CPU."""
+    def can_score(self, part: Part) -> bool:
+        """Whether `score` can score models on `part`: only on a CPU, and if the part is small and
+        in memory."""
         fits = 0 < len(part) <= MOST_SCORED
         return self.on_cpu and fits and part.tensors is not None
 
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """Score all models at once, `SCORED` samples of a model in each slot."""
+        """Score all models in stacked passes, with `SCORED` samples of a model in each slot."""
         stack = self.stack
         xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
         chunks = []
@@ -202,7 +211,7 @@ class Vmap(Executor):
         outputs = []
         for begin in range(0, len(chunks), stack.width):
             chosen = chunks[begin : begin + stack.width]
-            width = widened(len(chosen))
+            width = pass_width(len(chosen))
             stack.place([(job.vector, job.buffers) for job, _ in chosen])
             inputs = [samples for _, samples in chosen]
             x = inputs[0].new_zeros(width, SCORED, *inputs[0].shape[1:])
@@ -220,8 +229,8 @@ class Vmap(Executor):
         return list(map(Scored, totals, predicted))
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
-        """Outputs of the first `width` models for inputs x (width, SCORED, ...), in evaluation
-        mode."""
+        """Return the outputs of the first `width` models on inputs x (width, SCORED, ...), in
+        evaluation mode."""
         narrow = self.stack.narrow(width)
         names = [*self.stack.names, *self.stack.fixed]
         model = self.module.model
@@ -241,37 +250,34 @@ class Vmap(Executor):
 
     # ---------------------------------------------------------------- training
 
-    def takes(self, job: LocalJob) -> bool:
-        """Whether it can train this job: no private steps, no batches larger than its passes, no
-        own loss or step that cannot be stacked."""
-        fits = whole_batch(job) <= self.spec.largest_batch
+    def can_train(self, job: LocalJob) -> bool:
+        """Whether the executor can train this job, which must not have private steps, batches
+        larger than its passes, or a loss or step that cannot be stacked."""
+        fits = largest_batch(job) <= self.spec.largest_batch
         if job.asker is not None:
             plain = job.trains is None and job.private is None and job.objective is PLAIN
             return fits and plain and self.on_cpu and self._cast is nullcontext
         if job.alone:
             return False
         if job.own:
-            return self.on_cpu and self._own.traits_of(job) is not None
+            return self.on_cpu and self._own.stackable(job) is not None
         return fits
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train all at once. On a CPU, jobs go together that are alike in the blocks that train and
-        in their terms, those with most batches first.
+        """Train all jobs. On a CPU, a pass contains jobs with the same loss, terms and trained
+        blocks; those with the most batches come first.
 
         Raises:
-            ValueError: a job is for the loop.
+            ValueError: a job cannot be stacked.
         """
-        if not all(map(self.takes, jobs)):
+        if not all(map(self.can_train, jobs)):
             raise ValueError(
                 "a batch is too large, or a loss or step cannot be stacked: train it in the loop"
             )
         self.module.model.train()
         with_steps = [job for job in jobs if job.asker is not None]
         if with_steps:
-            reached = self._reached
-            if reached is None:
-                reached = self.module.trainable
-            self.stack.choose(reached)
+            self.stack.choose(self._reached)
             self._steps.train(with_steps)
         for job in with_steps:
             if isinstance(job.outcome, Exception):
@@ -289,7 +295,7 @@ class Vmap(Executor):
             fit = trained[k].write(job)
             loss = None
             if job.own:
-                loss = self._own.traits_of(job)
+                loss = self._own.stackable(job)
             if loss is not None:
                 forward, backward = loss.passes
                 job.passes = forward * fit.samples, backward * fit.samples
@@ -297,7 +303,8 @@ class Vmap(Executor):
         return fits
 
     def _passes(self, jobs: Mapping[int, LocalJob]) -> Iterator[list[int]]:
-        """The numbers of the jobs in each pass, in the order of their slots."""
+        """Yield the numbers of the jobs in each pass, in the order of their slots; on a CPU also
+        sets their `place`."""
         if not self.on_cpu:
             yield list(jobs)
             return
@@ -314,11 +321,11 @@ class Vmap(Executor):
                 blocks = job.trains.tobytes()
             loss = None
             if job.own:
-                loss = self._own.traits_of(job)
+                loss = self._own.stackable(job)
             key = None
             if loss is not None:
                 key = loss.key
-            kind = (objective.pulls, objective.linear is not None, blocks, key)
+            kind = (objective.has_proximal, objective.linear is not None, blocks, key)
             kinds.setdefault(kind, []).append(k)
         for alike in kinds.values():
             for first in range(0, len(alike), self.stack.width):
@@ -328,7 +335,7 @@ class Vmap(Executor):
                 yield numbers
 
     def _pass(self, jobs: dict[int, LocalJob]) -> dict[int, Trained]:
-        """Train the jobs of one pass; nothing of the jobs is written to."""
+        """Train the jobs of one pass; returns the results without writing to the jobs."""
         stack = self.stack
         trained: dict[int, Trained] = {}
         alike = list(jobs.values())
@@ -336,8 +343,8 @@ class Vmap(Executor):
         size = self.spec.largest_batch
         reached = self._reached
         if alike[0].own:
-            own_pass = OwnPass(self._own, alike)
-            size = whole_batch(alike[0])
+            own_pass = LossPass(self._own, alike)
+            size = largest_batch(alike[0])
             reached = own_pass.reached
         stack.load(alike, reached)
         feeds = {k: Feed(job, size) for k, job in jobs.items()}
@@ -347,7 +354,7 @@ class Vmap(Executor):
         steps = max(ends)
         for step in range(steps + 1):
             ended = ends.get(step, [])
-            if ended:  # before a later step writes over their slots
+            if ended:  # copy results before a later step overwrites their slots
                 samples = [sum(feeds[k].counts) for k in ended]
                 results = stack.take([jobs[k] for k in ended], step, samples)
                 trained |= zip(ended, results, strict=True)
@@ -356,10 +363,10 @@ class Vmap(Executor):
                 break
             width = stack.width
             if self.on_cpu:
-                width = widened(len(rest))
+                width = pass_width(len(rest))
             if step % AHEAD == 0:
                 count = min(AHEAD, steps - step)
-                batches = laid_out(
+                batches = lay_out(
                     rest,
                     width,
                     step,
@@ -388,9 +395,9 @@ class Vmap(Executor):
         narrow.descend(losses)
 
 
-def width_of(cohort: int, device: str) -> int:
-    """Models of a pass for a cohort on a kind of device."""
+def stack_width(cohort: int, device: str) -> int:
+    """Return the number of slots in a stack for a cohort of this size on a type of device."""
     if device == "cpu":
-        return widened(cohort)
-    groups = -(-cohort // MOST_BESIDE)
-    return max(2, -(-cohort // groups))  # of one model, convolutions take another kernel
+        return pass_width(cohort)
+    groups = -(-cohort // MOST_IN_PASS)
+    return max(2, -(-cohort // groups))  # a single model's convolutions use another kernel
