@@ -17,6 +17,7 @@ from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
 from fl_lightning.engine.scoring import ScoredModel
 from fl_lightning.engine.visit import EngineParts, Visit
+from fl_lightning.foundation.log import note
 from fl_lightning.training.executors.base import LocalJob, Loop
 
 NOBODY: dict[int, int] = {}
@@ -200,8 +201,9 @@ class Worker(EngineParts):
                 return dict(zip(jobs, fits_of_all, strict=True))
             except torch.OutOfMemoryError:  # a stack needs as much memory for a single client
                 executor = trainer.loop
-            except Exception:  # the client that caused it fails again when trained alone, below
-                pass
+                note(f"{len(jobs)} clients do not fit in memory together: they train in the loop")
+            except Exception as error:  # the client that caused it fails again below, alone
+                note(f"{len(jobs)} clients failed together, now each trains alone: {error!r}")
         fits = {}
         for c, job in jobs.items():
             with self.guard.catch(visits[c]):

@@ -26,6 +26,7 @@ from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.foundation.errors import BadClient
+from fl_lightning.foundation.log import logged_to, write_waiting
 from fl_lightning.methods import Traits
 from fl_lightning.models.cnn import CNN
 from fl_lightning.storage.state import ClientState
@@ -373,7 +374,7 @@ def test_one_that_fails_fails_alone(federation, hook):
         run(fed)
 
 
-def test_a_batch_that_fails_is_trained_one_by_one(federation, monkeypatch):
+def test_a_batch_that_fails_is_trained_one_by_one_and_logged(federation, monkeypatch, tmp_path):
     fine, fed = (
         named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2)
     )
@@ -387,8 +388,11 @@ def test_a_batch_that_fails_is_trained_one_by_one(federation, monkeypatch):
 
     fed.prepare()
     monkeypatch.setattr(vmap, "Feed", burst)
-    record = fed.round(1)
-    fed.round(2)
+    with logged_to(tmp_path / "log.txt"):
+        record = fed.round(1)
+        fed.round(2)
+        write_waiting()
+    assert "5 clients failed together" in (tmp_path / "log.txt").read_text()
     assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [
         (3, "training", "skipped")
     ]
