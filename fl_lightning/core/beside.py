@@ -17,24 +17,26 @@ Values = Literal[
     "class_counts",
     "public",
 ]
-"""The kind of numbers in a tensor. real: any; nonnegative: none below 0. counts: numbers of
-samples. shares: each row is a distribution. covariance: symmetric, no negative eigenvalue. classes:
-the indices of the client's classes; rows: a row for each of these classes; class_counts: a number
-of samples for each of them. public: the tensor follows from the sample counts and the
-configuration."""
+"""The values that a tensor may have. real: any numbers; nonnegative: none below 0; counts: numbers
+of samples; shares: each row is a distribution; covariance: a symmetric matrix without negative
+eigenvalues; classes: the indices of the client's classes; rows: a row for each of these classes;
+class_counts: a number of samples for each of these classes; public: values that follow from the
+sample counts and the configuration."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Declares one named tensor of an upload's `statistics` or `extra`, which travels beside the
-    model.
+    """Declares a tensor that clients upload beside the model, in `Payload.statistics` or
+    `Payload.extra`.
 
     Args:
-        kind: the name under which its bound and its noise are configured; tensors may share one.
+        kind: the name under which privacy callbacks configure the tensor's bound and noise; several
+            tensors may have the same kind.
         description: the content in words.
-        values: the kind of its numbers; after noise was added they are projected onto this kind.
-            None: the tensor has no bound, so noise cannot protect it.
-        once: whether a client uploads it in its first round only.
+        values: the values that the tensor may have. A privacy callback replaces noisy values by the
+            nearest allowed ones (negative counts by 0, for example). None: the tensor has no bound,
+            so noise cannot protect it.
+        once: whether a client uploads the tensor in its first round only.
     """
 
     kind: str

@@ -94,7 +94,8 @@ class Client:
         return generator(self.run.config.seed, purpose, self.id, self.round)
 
     def batch(self, draws: torch.Generator) -> Batch:
-        """Draw a batch of the client's training samples, of the size of a phase's batches."""
+        """Draw a batch of the client's training samples, with as many samples as a batch of local
+        training."""
         part = self.data.train
         size = self.run.config.federation.batch_size
         augment = None
@@ -145,11 +146,12 @@ class Client:
 
     @property
     def reference(self) -> Tensor:
-        """The model (D,) relative to which the server computes this client's update.
+        """The model (D,) from which the server computes this client's update: the update is the
+        upload minus this model.
 
-        It is the client's last upload, with the blocks of this round's download in place of its
-        own. If clients start from their own models (`traits.starts="own"`), it is the last upload
-        alone.
+        The downloaded blocks are those of this round's download, and all other blocks those of the
+        client's last upload. If clients start from their own models (`traits.starts="own"`), all
+        blocks are those of the last upload.
         """
         last = self.state.received[MODEL]
         if self.run.method.traits.starts == "own":
@@ -177,8 +179,12 @@ class Client:
     # ---------------------------------------------------------------- passes through the model
 
     def bind(self, vector: Tensor | None = None) -> Module:
-        """Bind the module to `vector` (None: the client's model) and the client's buffers: its
-        tensors become views of them. Returns the module."""
+        """Bind the module to a vector and to the client's buffers, so that the module's tensors are
+        views of them; returns the module.
+
+        Args:
+            vector: (D,); None: the client's model.
+        """
         if self.gradients is not None:  # another client's step would bind its model in between
             requirement = (
                 "its step uses the client's model otherwise than by client.gradient: leave it False"
@@ -189,7 +195,12 @@ class Client:
         return self.module
 
     def ready(self, kind: str, vector: Tensor) -> None:
-        """Bind the module to `vector`, and have the method prepare to score it as `kind`."""
+        """Get a model ready for scoring: call `Method.prepare`, then bind the module to the model.
+
+        Args:
+            kind: the kind of model, as which it is scored.
+            vector: the model (D,).
+        """
         self.prepared = self.run.method.prepare(self, vector, kind)
         self.bind(vector)
 
@@ -197,10 +208,13 @@ class Client:
     def passes(
         self, part: Part, vector: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (features, scores, labels) of each batch of `part` in evaluation mode.
+        """Run a model on each batch of `part` in evaluation mode; yields features (batch, d), which
+        are the classifier's input, class scores (batch, classes) and labels (batch,).
 
-        Features, (batch, d), are the classifier's input; the method must declare the trait
-        `features`.
+        The method must declare the trait `features`.
+
+        Args:
+            vector: the model (D,); None: the client's model.
         """
         module = self.bind(vector)
         module.model.eval()

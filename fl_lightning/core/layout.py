@@ -93,12 +93,13 @@ class Layout:
     """The blocks of `model` in module order: all parameters, then all running statistics.
 
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear
-    layer in ResNet-18. All other buffers (BatchNorm's counters, masks, indices) are in no vector
-    and stay with the client: `own_names`.
+    layer in ResNet-18.
 
-    Frozen parameters are in no vector either: all clients of a rank share them (`frozen`). The same
-    holds for the running statistics of frozen normalisations (`still`), which use these in
-    training, too.
+    Three sorts of tensors are in no vector. All other buffers (BatchNorm's counters, masks,
+    indices) stay with the client; `own_names` lists them. All clients of a rank share the frozen
+    parameters, and the running statistics of frozen normalisations; `frozen` lists both. A frozen
+    normalisation uses its running statistics in training, too; `still` lists the frozen
+    normalisations.
 
     Args:
         head: dotted name of the classifier module.
@@ -217,10 +218,11 @@ class Layout:
 
     @cached_property
     def is_layer_weight(self) -> np.ndarray:
-        """Mask of the blocks (bool [B]) that are weights and biases of a layer itself.
+        """Mask, bool [B], of the blocks that are weights and biases of the layers themselves.
 
-        The parameters of a normalisation, which has the index of the layer before it, are not
-        among them, unless that index has no other parameters.
+        A normalisation has the index of the layer before it, and the mask leaves its parameters
+        out. Only if all parameters with a layer index are a normalisation's does the mask contain
+        them.
         """
         is_weight = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
         only_normalisation = np.setdiff1d(self.layer_of, self.layer_of[is_weight])
@@ -293,17 +295,18 @@ class Layout:
         sent: np.ndarray,
         block_bytes: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Count the bytes of the sent blocks; do not write to the result, which is cached.
+        """Count the bytes of the sent blocks, and find out which layers are sent. Both arrays are
+        cached: do not write to them.
 
         Args:
-            sent: mask of the blocks, bool [B].
+            sent: mask of the sent blocks, bool [B].
             block_bytes: bytes of each block, int64 [B].
 
         Returns:
-            Bytes by layer and kind, int64 (L + 1, 4): parameters in the first column, running
-            statistics in the second. The other columns and the last row, which are for tensors
-            outside of the model, are 0. Second, the mask of the layers whose `is_layer_weight`
-            blocks are sent, bool [L].
+            First, the bytes by layer and kind, int64 (L + 1, 4): parameters in the first column,
+            running statistics in the second. The other columns and the last row are 0; they are for
+            tensors outside of the model. Second, the mask of the layers whose weights
+            (`is_layer_weight`) are sent, bool [L].
         """
         key = (sent.tobytes(), block_bytes.tobytes())
         if key not in self._traffic:
@@ -340,8 +343,8 @@ class Layout:
 
 
 def _frozen_normalisations(model: nn.Module, frozen_ids: set[int]) -> list[str]:
-    """Return the names of frozen normalisations: those whose weights are all frozen, and those
-    without weights in a module that is frozen as a whole."""
+    """Return the names of the frozen normalisations: those whose parameters are all frozen, and
+    those within a module whose parameters are all frozen."""
     frozen_modules = set()
     names = []
     for name, module in model.named_modules():
@@ -386,7 +389,8 @@ class Binding:
         """The other bound buffers, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """Make the model use the memory of `vector` (D,) and `buffers`: training writes to them.
+        """Make the model use the memory of `vector` (D,) and `buffers`, so that training writes to
+        them, and recompute the singular vectors of spectral normalisation in `buffers`.
 
         Raises:
             BadInput: the model has assigned a buffer anew, which would belong to no client.
@@ -395,8 +399,9 @@ class Binding:
         self._update_spectral()
 
     def point(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """Make the model use the memory of `vector` (D,) and `buffers`, whose singular vectors are
-        those of this vector already: unlike `bind`, do not compute them."""
+        """Make the model use the memory of `vector` (D,) and `buffers`, as `bind` does, but do not
+        recompute the singular vectors of spectral normalisation: those in `buffers` must belong to
+        this vector already."""
         self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
@@ -411,8 +416,8 @@ class Binding:
         vector: Tensor,
         buffers: Sequence[Tensor],
     ) -> None:
-        """Do the same as `bind`, faster if the model is bound to these tensors already: only the
-        singular vectors are computed."""
+        """Do the same as `bind`. If the model is bound to these tensors already, this is faster: it
+        only recomputes the singular vectors of spectral normalisation."""
         if self.vector is vector and self.buffers is buffers:
             self._check_buffers()
             self._update_spectral()

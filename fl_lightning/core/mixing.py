@@ -34,8 +34,13 @@ lines: the products of 100 models took twice as long (measured)."""
 
 
 def mean_of(W: Tensor, p: Tensor) -> Tensor:
-    """Return the weighted mean of the rows of W, w_0 + sum_j p_j (w_j - w_0), shape (columns,). The
-    mean of equal rows is that row, bit for bit."""
+    """Return the weighted mean of the rows of W, shape (columns,), computed as
+    w_0 + sum_j p_j (w_j - w_0). The mean of equal rows is that row, bit for bit.
+
+    Args:
+        W: rows w_j, (n, columns).
+        p: weights (n,), which sum to 1.
+    """
     weights = p.to(W.dtype)[None]
     return torch.addmm(W[:1], weights, W - W[0])[0]
 
@@ -187,9 +192,11 @@ class Mixer:
     ) -> None:
         """Write each receiver's mix into the columns of `segments` of this rank's vectors `into`.
 
-        Rows of `A` that sum to 1 are applied to the models W as W_i + (A - I)(W - 1 w_0): equal
-        models then stay equal bit for bit, A = I gives W itself, and rounding of the rows' sums has
-        no effect. Other rows are applied as W_i + (A - I) W, which is exact for A = I only.
+        If the rows of `A` sum to 1, the mixes A W of the models W are computed as
+        W_i + (A - I)(W - 1 w_0): equal models then stay equal bit for bit, A = I gives W itself,
+        and rounding of the rows' sums has no effect. Otherwise they are computed as
+        W_i + (A - I) W. This, too, gives W itself for A = I; all other mixes are rounded, even of
+        equal models.
 
         Args:
             segments: columns to mix; their `layer` selects the weights.

@@ -8,18 +8,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """How a newcomer obtains its model. It takes part in a few rounds in which no other client
-    does.
+    """Describes how a newcomer obtains its model, in a few rounds in which it is the only client.
 
     Args:
         description: the rule in words, for tables.
-        trains: `all`: the method's phases; `personal`: the blocks that clients do not share;
-            `nothing`.
-        gives: whether the newcomer receives a model before it trains.
-        unlabelled: whether the newcomer trains on public data, so that it needs no labels.
-        remembers: whether `Method.aggregate` stores data of each client that `Method.broadcast`
-            reads. The newcomer's rounds then include `aggregate` on a copy of the server, which
-            keeps the other clients' entries unchanged.
+        trains: the blocks that train in the method's phases. `all`: those of any client;
+            `personal`: of these only the blocks that clients do not share; `nothing`: none.
+        gives: whether the server gives the newcomer a model before it trains.
+        unlabelled: whether the newcomer trains on public data, so that its own samples need no
+            labels.
+        remembers: whether the server keeps an entry for each client that `Method.aggregate` writes
+            and `Method.broadcast` reads. Each of the newcomer's rounds then also runs `aggregate`,
+            on a copy of the server, in which only the newcomer's entry changes.
     """
 
     description: str

@@ -32,7 +32,8 @@ class PureLoss:
         flops: FLOPs for each sample, forward and backward, in addition to passes of the model.
 
     Raises:
-        ValueError: the function is made anew for each client.
+        ValueError: the function is a closure or a `partial`, which is another object for each
+            client.
     """
 
     function: Callable[[Tensors, Module, Batch], Tensor]

@@ -46,34 +46,36 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """A stretch of local training.
+    """One phase of a client's local training.
 
     Args:
-        slot: the vector that is trained.
+        slot: name of the vector that is trained.
         objective: the objective that is minimised.
-        trains: mask of the blocks that train (bool [B]); None: all that the model trains.
-        epochs: passes over the data, possibly a fraction. If `steps` is None, too, the length is
-            that of `federation.local_epochs` or `federation.local_steps`.
+        trains: mask of the blocks that train (bool [B]); None: all blocks that are not frozen.
+        epochs: number of epochs, possibly a fraction. If `steps` is None, too, the length is that
+            of `federation.local_epochs` or `federation.local_steps`.
         steps: number of steps, instead of `epochs`.
         lr: learning rate; None: that of the round.
-        part: the data; None: the client's training data. A `subset` of these counts as own data,
-            too, for FLOPs and for the optimiser's kept state.
-        targets: (n, ...), in place of the labels of the client's n training samples, in the order
-            in which these are stored: soft labels, or labels with weights, for the method's own
-            loss. None: the labels.
-        batch_size: None: `federation.batch_size`.
+        part: the data to train on; None: the client's training data. A part that `Part.subset` has
+            made of the client's training data is treated like them: its FLOPs count as those of
+            training, and the optimiser's state is kept. Any other part is public data.
+        targets: tensor (n, ...) that replaces the labels of the client's n training samples, in the
+            order in which the samples are stored: soft labels for example, or labels together with
+            weights. The method's own loss must understand them. None: the labels.
+        batch_size: number of samples in a batch; None: `federation.batch_size`.
         purpose: seeds the order of batches: in a round, phases with the same purpose and length use
             the same batches.
-        budget: largest number of epochs in phases of this purpose, over all rounds of the client;
-            None: no limit.
+        budget: largest number of epochs that the client may train in phases of this purpose, in all
+            rounds together; when they are used up, the phase takes no further steps. None: no
+            limit.
         step: replaces the optimiser's step by `step(client, batch) -> loss`, which writes to the
             client's vectors itself; the loss is recorded. Clients then train one after the other
             with any executor, unless `by_gradient`.
         by_gradient: whether `step` uses the model through `client.gradient` alone, and draws random
             numbers from generators of its own only: executors may then run the steps of several
             clients together.
-        scores: the kind of model (such as `distilled`) as which the client's model is scored after
-            the phase; None: it is not scored.
+        scores: scores the client's model after the phase, as a model of this kind (such as
+            `distilled`); None: the model is not scored.
 
     Raises:
         BadInput: `scores` is no kind of model, or arguments contradict each other.

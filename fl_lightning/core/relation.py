@@ -102,8 +102,9 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
         groups: the true group of every client.
 
     Returns:
-        None if receivers have fewer than two groups or no two of them are in one, if there are
-        more than `MOST_CLUSTERED`, or if there are none.
+        The index, at most 1. None if it is not defined: if all receivers are in the same group, if
+        each is in a group of its own, or if there are no receivers. Also None if there are more
+        than `MOST_CLUSTERED` receivers.
     """
     receivers = sorted(set(view.receivers) & set(view.sources))
     truth = np.array([groups[c] for c in receivers])

@@ -66,7 +66,7 @@ class ModelGroup:
     """The server's vectors by name; `model` is the global model, or the initial one if there is no
     global model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
-    """Position of the group's layers among those of all groups."""
+    """The slice of the group's layers in `RunContext.layer_names`, the layers of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
     """The server's vectors for mixes, reused in every round."""
     held_out: list[int] = field(default_factory=list)
@@ -157,7 +157,8 @@ class RunContext:
 
     @property
     def metric(self) -> Metric:
-        """The metric that chooses rounds and is shown first: `evaluation.metric`."""
+        """The metric by which the best round is chosen and which is shown first:
+        `evaluation.metric`."""
         return FURTHER.get(str(self.config.evaluation.metric), self.data.metric)
 
     @property
@@ -220,8 +221,9 @@ class RunContext:
         return [c for c in clients if self.home[c] == self.rank]
 
     def took_part(self, client: int) -> bool:
-        """Whether a visit of this rank's `client` has succeeded. A state alone does not show it: a
-        client whose visits have all failed keeps the privacy that it has spent."""
+        """Whether a client, whose home must be this rank, has had a visit that succeeded. It is not
+        enough that the client has a state: after failed visits alone, a client has a state that
+        holds the privacy it has spent."""
         return client in self.states and self.states[client].rounds > 0
 
     def group_of(self, client: int) -> ModelGroup:
@@ -241,7 +243,8 @@ class RunContext:
 
 
 def cohort_of(config: Config, t: int) -> list[int]:
-    """Draw the clients of round `t`, ascending."""
+    """Draw the clients of round `t` from seed and round, ascending. The trait `everyone_first`
+    plays no role here; `Federation.cohort` applies it."""
     clients = config.clients
     size = cohort_size(config, clients)
     if size == clients:
@@ -256,8 +259,9 @@ def cohort_size(config: Config, clients: int) -> int:
 
 
 def assign_layer_axis(groups: Sequence[ModelGroup]) -> list[str]:
-    """Set each group's `axis`, its position among the layers of all groups; returns the names of
-    all layers, `GROUP:LAYER` if there are several groups."""
+    """Number the layers of all groups consecutively, and set each group's `axis` to the slice that
+    its layers have; returns the names of all layers, which are `GROUP:LAYER` if there are several
+    groups."""
     names = [group.name for group in groups]
     labels: list[str] = []
     for k, group in enumerate(groups):

@@ -191,8 +191,12 @@ class GroupServer:
         return name in self.group.vectors
 
     def send(self, vectors: Mapping[int, Tensor]) -> dict[int, Payload]:
-        """Make a payload with all shared blocks of each of this rank's `vectors`, by client, which
-        `broadcast` can return."""
+        """Make the downloads that `broadcast` returns: for each client a payload with all shared
+        blocks of its vector.
+
+        Args:
+            vectors: vector (D,) for each client of this rank.
+        """
         payloads = {}
         for c, vector in vectors.items():
             sent = self.group.down_mask.copy()
@@ -524,8 +528,12 @@ def weights_of_uploaded(
     """Return the weights of `relation`, (layers or 1, m, n), with 0 for sources that have not
     uploaded yet.
 
-    A receiver that has not uploaded has a weight on itself in spite of that, which means the
-    initial model; its row is computed separately.
+    There is one exception: a receiver that has not uploaded may have a weight on itself. Its last
+    upload is then the initial model. `relation.weights` is called once for all receivers that have
+    uploaded, and once for each of the others, with the uploaded sources and that receiver.
+
+    Args:
+        uploaded: clients that have uploaded at least once.
     """
     arrived = [c for c in inputs.sources if c in uploaded]
     together = [c for c in inputs.receivers if c in uploaded]

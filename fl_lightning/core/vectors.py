@@ -16,8 +16,8 @@ from fl_lightning.storage.state import MODEL
 
 
 def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tensor]:
-    """Return the last uploads of this rank's clients among `clients`, without copying; the initial
-    model if a client has not uploaded."""
+    """Return the last upload (D,) of each of `clients` whose home is this rank, without copying. A
+    client that has not uploaded has the initial model."""
     run = group.server.run
     models = {}
     for c in run.at_home(clients):

@@ -302,9 +302,15 @@ def _draw_initial(
 
 
 def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:
-    """Return the clients of each architecture: client 0 to `counts[0]` - 1 run the first one, the
-    next `counts[1]` the second one. A single architecture needs no count; of several, None counts
-    as 0."""
+    """Divide the clients 0 to `clients` - 1 among the architectures, in order; returns the clients
+    of each.
+
+    Args:
+        counts: number of clients of each architecture. If there is a single architecture, its count
+            is ignored and it gets all clients; if there are several, one whose count is None gets
+            no clients.
+        clients: number of clients.
+    """
     if len(counts) == 1:
         return [list(range(clients))]
     members = []

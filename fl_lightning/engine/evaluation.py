@@ -60,8 +60,8 @@ class ServerModels:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Scores models in scored rounds and at the end of the run. The scores of the kind `run.judge`
-    count as the run's."""
+    """Scores models in scored rounds and at the end of the run. The scores of models of the kind
+    `run.judge` count as the run's."""
 
     run: RunContext
     trainers: Sequence[Trainer]
@@ -86,8 +86,11 @@ class Evaluator:
 
     @cached_property
     def keeps_start(self) -> bool:
-        """Whether each client stores the model with which it began its last round: the judge needs
-        that model at the end, and the server cannot compute it then."""
+        """Whether each client stores the model with which it began its last round.
+
+        It does if the judge is `before`, so that this model is scored at the end of the run, and
+        the server cannot compute the model again by then.
+        """
         client_decides = self.run.method.traits.starts == "both" or not self.has_global
         return self.run.policy.keeps_start and client_decides
 
@@ -150,11 +153,12 @@ class Evaluator:
         id: int,
         buffers: list[Tensor] | None = None,
     ) -> Client:
-        """Make a handle on a client between rounds. Scoring or training it leaves the stored state
-        unchanged, as it works on copies; its vectors are on the device.
+        """Make a handle on a client between rounds, on the client's home rank. Its vectors are on
+        the device. Models may write to the handle's buffers, which are copies; nothing may write
+        to its vectors, which may be the stored ones.
 
         Args:
-            buffers: in place of the client's own.
+            buffers: buffers to copy; None: the client's stored buffers.
         """
         run = self.run
         group = run.group_of(id)
@@ -185,12 +189,12 @@ class Evaluator:
         return self.client(id, copy)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the model (D,) and buffers with which a client would begin the next round (home
-        rank).
+        """Return the model (D,) and buffers with which a client would begin the next round. Only
+        the client's home rank can compute them.
 
         The shared blocks are those of the server's current model. If the server mixes a model for
-        each client during the round, the next one is not known yet, and the model is the one with
-        which the client began its last round.
+        each client during a round, the model for the next round does not exist yet; then this is
+        the model with which the client began its last round.
         """
         run = self.run
         starts = run.method.traits.starts
@@ -264,7 +268,8 @@ class Evaluator:
     # ---------------------------------------------------------------- final models
 
     def final_model(self, id: int) -> tuple[str, Tensor, list[Tensor]]:
-        """Return the client's final model, of the judge's kind (home rank).
+        """Return the client's final model, of the judge's kind. Only the client's home rank can
+        compute it.
 
         Returns:
             The kind (`before`, `after`, `global` or `finetuned`), the vector (D,) and the buffers,
@@ -300,12 +305,13 @@ class Evaluator:
         return "before", *self.beginning(id)
 
     def everyone(self) -> dict[str, Any]:
-        """Score the final models of all clients; returns the `summary`."""
+        """Score the final models of all clients on all ranks; returns their `summary`. The same as
+        `summary(finals())`."""
         return self.summary(self.finals())
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Return `final_scores` of each of this rank's clients, also of those that never took
-        part."""
+        """Score the final model of each of this rank's clients, also of those that never took part;
+        returns their `final_scores` by client."""
         run = self.run
         self._on_global = None, None
         finals = {}
@@ -430,7 +436,8 @@ class Evaluator:
         return None
 
     def after_aggregation(self, t: int, results: Results) -> None:
-        """Score the new global model and fine-tuned copies, and add the scores to `results`.
+        """Score the models that exist only after aggregation, the new global model and fine-tuned
+        copies, and add the scores to each client's entry in `results`.
 
         If a client fails here, only its scores are missing: its upload has been aggregated.
         """

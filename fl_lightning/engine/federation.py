@@ -41,17 +41,23 @@ class Visits(Protocol):
         """
 
     def scores(self, t: int, results: Results) -> None:
-        """Score the new global model and fine-tuned copies, and add the scores to `results`."""
+        """Score the models that exist only after aggregation, the new global model and fine-tuned
+        copies, and add the scores to each client's entry in `results`.
+
+        Args:
+            t: the round.
+        """
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Return kinds and scores of the final models of this rank's clients."""
+        """Score the final models of this rank's clients; returns their `Evaluator.final_scores` by
+        client."""
 
 
 class Federation:
     """Runs the rounds of N clients and a server.
 
     Args:
-        worker: the engine's parts on this rank.
+        worker: the parts of the engine on this rank (pool, trainers, evaluator, callbacks).
         visits: carries out visits; None: the worker does.
     """
 
@@ -83,8 +89,9 @@ class Federation:
         return summary
 
     def prepare(self) -> None:
-        """Start method, relation and callbacks, try the models on made-up samples, choose
-        executors, and count the FLOPs of a training sample."""
+        """Prepare the first round: check and start method, relation and callbacks (`start`), try
+        the models on made-up samples, choose executors, and count the FLOPs of training on one
+        sample."""
         run = self.run
         trainers = self.worker.trainers
         self.start(run.callbacks)
@@ -95,8 +102,8 @@ class Federation:
         count_costs(run, trainers)
 
     def start(self, callbacks: Iterable[Callback]) -> None:
-        """Check that method, data and transforms fit together, then call `on_fit_start` of
-        relation and `callbacks`.
+        """Check that method, data and transforms fit together, then call the hook `on_fit_start`
+        of the relation and of each of the `callbacks`.
 
         Raises:
             BadInput: they do not fit together.

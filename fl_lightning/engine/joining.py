@@ -118,8 +118,8 @@ class HeldOutScores(Observer):
 
 
 def newcomers(worker: Worker) -> dict[str, Any]:
-    """Have each held-out client join; returns the summary of their mean scores, with all rows under
-    `newcomers`."""
+    """Have each held-out client join the federation; returns the summary: their mean scores, and
+    under `newcomers` the rows of `newcomers.csv`."""
     run = worker.run
     rows = []
     counts = run.config.evaluation.newcomer_samples or SAMPLES
@@ -213,8 +213,8 @@ def _row(
 
 
 def rule_of(run: RunContext, group: ModelGroup) -> Rule:
-    """Return the method's own rule, or the rule that follows from the shared blocks and the
-    relation."""
+    """Return the rule by which a newcomer to `group` obtains its model: the method's own, or else
+    the one that follows from the shared blocks and the relation."""
     rule: Rule | None = run.method.traits.newcomers
     if rule is not None:
         return rule
@@ -503,15 +503,16 @@ class _Newcomer:
 
 
 def is_larger(tensor: Tensor, old: Tensor) -> bool:
-    """Whether `tensor` is larger than `old` in some dimension, and smaller in none."""
+    """Whether the shape of `tensor` is greater than that of `old` in some dimension and smaller in
+    none, as if a tensor of the server's memory has got an entry for a newcomer."""
     if tensor.ndim != old.ndim or tensor.shape == old.shape:
         return False
     return all(size >= before for size, before in zip(tensor.shape, old.shape, strict=True))
 
 
 def overwrite_start(tensor: Tensor, old: Tensor) -> Tensor:
-    """Copy `old` to the first indices of each dimension of `tensor`, in place; returns
-    `tensor`."""
+    """Copy `old` into the first entries of `tensor` along each dimension, which in the server's
+    memory belong to the clients before a newcomer; returns `tensor`."""
     tensor[tuple(slice(size) for size in old.shape)] = old
     return tensor
 

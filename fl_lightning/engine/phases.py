@@ -43,14 +43,16 @@ def schedule_of(
     batch_size: int | None = None,
     public: bool = False,
 ) -> BatchSchedule:
-    """Return the schedule of the batches of a client's phase.
+    """Make the schedule of the batches of a client's phase.
 
     Args:
-        index: number of phases of this purpose and length that the client has trained before; the
-            batches continue where the last of them ended.
-        batch_size: None: `federation.batch_size`.
-        public: whether the phase trains on public data: `--smoke` shortens it, but the limit
-            `most_batches` of `fl-train plan` does not.
+        index: number of phases of this purpose and length that the client has trained before. The
+            batches continue where the last of these phases ended.
+        purpose: seeds the order of samples.
+        length: length of the phase.
+        batch_size: number of samples in a batch; None: `federation.batch_size`.
+        public: whether the phase trains on public data. `RunContext.most_batches` limits a phase on
+            public data with `--smoke`, but not in `fl-train plan`.
     """
     most = None
     if not public or run.config.smoke:
@@ -80,12 +82,12 @@ def job_of(
     index: int | None = None,
     purpose: str | None = None,
 ) -> LocalJob:
-    """Make the executor's job of a client's phase.
+    """Make the job by which an executor trains a client's phase.
 
     Args:
-        index: number of phases of this purpose that the client has trained before; None: the
-            number of earlier rounds.
-        purpose: None: the phase's.
+        index: number of phases of this purpose that the client has trained before, so that the
+            batches continue there; None: the number of earlier rounds of the run.
+        purpose: seeds the order of samples; None: `phase.purpose`.
     """
     run = client.run
     part = client.data.train if phase.part is None else phase.part
@@ -180,8 +182,12 @@ class SampleCost:
         return self.forward + self.backward + self.extra
 
     def passes(self, forward: float, backward: float) -> int:
-        """Return the FLOPs of forward passes of `forward` samples and backward passes of `backward`
-        samples."""
+        """Return the FLOPs of passes through the model.
+
+        Args:
+            forward: number of samples in forward passes.
+            backward: number of samples in backward passes.
+        """
         return round(self.forward * forward + self.backward * backward)
 
     def by_column(
@@ -251,15 +257,20 @@ def phase_flops(
 ) -> tuple[dict[str, int], float]:
     """Count the FLOPs of a phase.
 
+    The passes of a method's own loss or step are counted while it runs, by a `Meter` or in
+    `job.passes`.
+
     Args:
         plain: cost of a sample if all blocks train.
         cost: cost of a sample if the blocks of this phase train.
 
     Returns:
-        The columns of `SampleCost.by_column`, empty unless the optimiser trained on the client's
-        own data; and all further FLOPs, to be added to `Client.flops` (NaN: unknown). If the
-        method has its own loss, the meter or the stack has counted all passes already; the
-        columns contain one pass of each sample again, so it is subtracted from the further FLOPs.
+        Two parts, which add up to the phase's FLOPs together with those that a meter has added to
+        `Client.flops`. First, the columns of `SampleCost.by_column`; they are empty if the phase
+        has its own step or trains on other data than the client's. Second, the FLOPs to add to
+        `Client.flops`; NaN if they are unknown. This number may be negative: with the method's own
+        loss, the columns contain a forward and a backward pass of each sample that has been counted
+        already, and it subtracts them.
     """
     extra = 0.0
     samples = fit.samples

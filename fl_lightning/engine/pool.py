@@ -86,12 +86,12 @@ class Pool:
         )
 
     def restore(self, client: int, before: ClientState | None) -> None:
-        """Restore a client's state after a failed visit, except the privacy that it has spent: the
-        server may have received the upload before refusing it.
+        """Restore a client's state after a failed visit. The privacy that the visit has spent stays
+        spent, as the server may have received the upload although the visit failed.
 
         Args:
-            before: a copy of the state from before the visit, whose values are copied to the
-                client's current vectors; None: the client had no state.
+            before: a copy of the state from before the visit; its values are copied to the client's
+                current vectors. None: the client had no state.
         """
         now = self.run.states.pop(client, None)
         spent = privacy_spent(now)
@@ -154,15 +154,17 @@ def plan_moves(
     work: Mapping[int, float],
     ranks: int,
 ) -> list[tuple[int, int]]:
-    """Plan which clients move to which rank; returns (client, rank) in order, equal on every rank.
+    """Plan which clients move to which rank, so that ranks have about equal work; returns pairs
+    (client, new rank) in the order of the cohort, equal on every rank.
 
-    Repeatedly take the rank with the most work and the rank with the least, and move from the first
-    to the second the client that minimises the larger of the two loads, as long as this lowers that
-    load by the share `WORTH`. Return no moves if the round as a whole gets shorter by less.
+    Each step moves one client from the rank with the most work to the rank with the least: the
+    client for which the greater of the two ranks' work becomes smallest. Steps end when the work of
+    the busiest rank would fall by less than the share `WORTH`. If all steps together do not lower
+    the work of the busiest rank by this share, no client moves.
 
     Args:
         home: the rank of each client.
-        work: the work of each client of the cohort in this round.
+        work: the work of each client of the cohort in this round, in any unit.
         ranks: number of ranks.
     """
     load = [0.0] * ranks

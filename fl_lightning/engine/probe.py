@@ -48,11 +48,12 @@ class _Pass:
 
 
 def scoring_is_pure(run: RunContext, trainers: Sequence[Trainer]) -> bool:
-    """Try each model on made-up samples; returns whether scores may be cached, as no model writes
-    to a buffer when it is scored.
+    """Try each model on made-up samples in evaluation mode; returns whether scores may be cached,
+    which is so if no model writes to a buffer while it is scored.
 
-    Logs models that draw random numbers in evaluation (and sets their `draws_in_evaluation`) and
-    models whose classifier may not be the right layer.
+    Also sets `ClientModule.draws_in_evaluation` of each model, and logs which models draw random
+    numbers in evaluation mode and for which models the layer taken as classifier may be the wrong
+    one.
 
     Raises:
         BadInput: a model's scores of a sample depend on the other samples of the batch.

@@ -279,12 +279,14 @@ def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 
 def server_bytes(run: RunContext, server: Server) -> int:
-    """Return the bytes that a real server would hold for this rank's clients: the last upload of
-    each client, composed downloads, named tensors and work space.
+    """Return the bytes of memory that a server on a machine of its own would need for this rank's
+    clients: for each client's last upload, for the mixes that are downloaded, for the server's own
+    vectors and named tensors, and for work space.
 
-    A last upload counts even if it shares its memory with the client's own model, which is
-    impossible on a real server. If uploads are stored only because the judge needs them, only the
-    round's cohort counts. Tensors that are equal on all ranks count on rank 0.
+    A last upload counts even if it shares its memory with the client's own model, which it could
+    not on two machines. If clients are kept only because the judge `after` scores their models at
+    the end, only uploads of the round's cohort count. Tensors that are equal on all ranks count on
+    rank 0 alone.
     """
     vectors: list[Tensor] = []
     counted = set(server.cohort) if run.policy.for_judge else set(run.states)
@@ -315,21 +317,26 @@ def _peak_memory_mib(device: torch.device) -> dict[str, float]:
 
 
 class Timer:
-    """Measures the seconds of a round by phase. It never waits for the device: on a GPU these are
-    the host's times."""
+    """Measures how many seconds of a round pass in the clients' visits, on the server and in
+    evaluation. It never waits for the device, so on a GPU these are the host's times."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._phases = {"client": 0.0, "server": 0.0, "evaluation": 0.0}
 
     def lap(self, phase: str) -> None:
-        """Add the time since the last lap to `phase` (`client`, `server` or `evaluation`)."""
+        """Add the time since the last call to one of the three sums.
+
+        Args:
+            phase: `client`, `server` or `evaluation`.
+        """
         now = time.perf_counter()
         self._phases[phase] += now - self._last
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """Return `seconds` of the round so far and `seconds_PHASE` of each phase."""
+        """Return the columns `seconds`, the time since the round began, and `seconds_client`,
+        `seconds_server` and `seconds_evaluation`."""
         total = {"seconds": time.perf_counter() - self._start}
         return total | {f"seconds_{k}": v for k, v in self._phases.items()}
 

@@ -190,8 +190,8 @@ class ScoreCache:
 
     @contextlib.contextmanager
     def sharing(self) -> Iterator[None]:
-        """Within the `with` block nothing may write to vectors; a model that several clients share
-        is hashed once."""
+        """Return a context in which the digest of a vector that several clients share, such as the
+        global model, is computed once. The caller must not change any vector within it."""
         self.shares = True
         try:
             yield
@@ -200,14 +200,18 @@ class ScoreCache:
             self._last_hashed = None, b""
 
     def model(self, kind: str, client: Client, vector: Tensor, ahead: bool = False) -> ScoredModel:
-        """Prepare the model `vector` (D,) of `client` to be scored as `kind`.
+        """Prepare a client's model for scoring.
 
-        If the cache is disabled, or the score will never be needed again because the next download
-        replaces the model, the model gets no digest and is bound to the module at once.
+        A model whose scores go to the cache gets a digest, and is bound to the module only when its
+        score is computed. Otherwise the model gets no digest and is bound now: if the cache is
+        disabled, or if the next download replaces the model, so that its scores would never be
+        needed again.
 
         Args:
-            ahead: whether `score_ahead` will score the model in one pass with others, which needs
-                a digest in any case.
+            kind: the kind of model, as which it is scored.
+            vector: the model (D,).
+            ahead: whether `score_ahead` will score the model together with others. It then gets a
+                digest even if the next download replaces it.
         """
         run = client.run
         digest = b""
@@ -323,8 +327,9 @@ def _draws_key(seed: int, client: int) -> int:
 def kinds_on_global_test(run: RunContext, has_global: bool) -> set[str]:
     """Return the kinds of model that are scored on the global test set.
 
-    These are `global` (without a global model, the judge's kind) and those of `evaluation.models`.
-    If the metric of class shares is configured, the judge's kind is always among them.
+    These are `global` (or the judge's kind if there is no global model), the kinds in
+    `evaluation.models`, and the judge's kind if `evaluation.metrics` contains the accuracy weighted
+    by the client's class shares (see `class_share_score`).
     """
     config = run.config.evaluation
     kinds = {"global" if has_global else run.judge, *(config.models or ())}
@@ -338,8 +343,12 @@ def on_global_test(
     client: Client,
     part: Part,
 ) -> tuple[Tensor, Tensor | None]:
-    """Score the bound model on the global test set `part`; returns the score, shape (), and, if the
-    metric of class shares is configured, the recall of each class, (classes,)."""
+    """Score the bound model on the global test set `part`.
+
+    Returns:
+        The score, shape (); and the recall of each class, (classes,), if `evaluation.metrics`
+        contains the accuracy weighted by class shares, else None.
+    """
     needs_recalls = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
     pairs: ScoredBatches | None = [] if needs_recalls else None
     value = score(kind, client, part, pairs)
@@ -360,7 +369,12 @@ def class_share_score(
 
 
 def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
-    """Return for each metric in `names` its column for models of this kind."""
+    """Return the columns of further metrics, by metric name.
+
+    Args:
+        names: names of metrics in `evaluation.metrics`; None: no metrics.
+        kind: the kind of model whose scores the columns hold.
+    """
     columns = {}
     for name in names or ():
         metric = FURTHER[name]
@@ -382,8 +396,13 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
 
 
 def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
-    """Return {`ONE_CLASS`: share of the most frequent label in the client's test samples} if the
-    model predicts a single class for samples of several classes; else {}."""
+    """Return the column `ONE_CLASS` for a model that predicts the same class for all test samples
+    of a client although these have several classes. Its value is the share of the most frequent
+    class among the samples. Return an empty dict for any other model.
+
+    Args:
+        measured: the model's scores on the client's test data, as from `measured`.
+    """
     answers = measured.get(PREDICTED)
     if answers is None or bool((answers != answers[0]).any()):
         return {}

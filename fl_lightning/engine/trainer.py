@@ -213,12 +213,16 @@ class Trainer:
         return self._masked[key]
 
     def measure_cost(self, trains: np.ndarray | None = None) -> SampleCost | str:
-        """Count the cost of training on one sample, with two samples of the first client here whose
-        step does not fail; sets `written_buffers`.
+        """Count the FLOPs of training on one sample, by a training step on two samples of a client
+        of this rank; if the step fails, by that of the next client. Also sets `written_buffers` to
+        the buffers that the step has changed.
+
+        Args:
+            trains: mask of the blocks that train (bool [B]); None: all.
 
         Returns:
-            The cost, or the reason why no client's step could be counted. No error is raised: a
-            step that fails here usually fails again in a visit, where the error names client and
+            The cost; or, if every client's step failed, the reason in words. It raises no error, as
+            a step that fails here usually fails again in a visit, where the error names client and
             round.
         """
         run = self.run
@@ -281,8 +285,15 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 
 def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
-    """Measure the faster executor for clients of several runs that train `jobs` at a time; returns
-    its name and the times in words, or only the reason why clients cannot be stacked."""
+    """Measure whether clients of several runs train faster in stacked passes or in the loop.
+
+    Args:
+        jobs: number of clients that train at the same time in all runs.
+
+    Returns:
+        The name of the faster executor and the measured times in words. If clients cannot be
+        stacked, so that there is nothing to measure: only the reason, a str.
+    """
     executor, reason = trainer.make_executor("vmap")
     if not isinstance(executor, Shared):
         return reason or "nothing is stacked"

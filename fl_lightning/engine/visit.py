@@ -34,7 +34,8 @@ from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
 Steps = Generator[LocalJob | ScoredModel, Fit | None, None]
-"""Yields training and scoring jobs; the engine sends back each training job's `Fit`."""
+"""A part of a visit, a generator that pauses for the executor: it yields a job to train or a model
+to score, and is resumed with the `Fit` of the trained job, or with None after scoring."""
 
 
 @dataclass
@@ -57,8 +58,8 @@ class EngineParts:
 
     @cached_property
     def nonfinite_memory(self) -> set[str]:
-        """Return the names of tensors in a client's memory that may contain infinities or NaN:
-        those that contain some from the beginning, and all tensors of transforms."""
+        """Return the names of tensors in a client's memory that may contain infinities or NaN: the
+        method's tensors whose initial values do, and all tensors of transforms."""
         method = self.run.method
         first = method.init_client(self.run) if method.traits.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
@@ -73,10 +74,12 @@ class Visit:
         parts: the engine's parts.
         t: the round.
         scored: whether models are scored in this round.
+        timer: counts the seconds of the round.
         id: number of the client.
-        place: position of the client among those that train at the same time.
+        place: the client's slot in a stacked pass (`LocalJob.place`).
         payload: the server's download.
-        plan: returns the job of a phase, or None to skip the phase.
+        plan: makes the job of each phase from client and phase; if it returns None, the phase is
+            skipped (`joining` skips phases in which a newcomer has nothing to train).
     """
 
     parts: EngineParts
@@ -106,8 +109,8 @@ class Visit:
         self.steps = self._steps()
 
     def _steps(self) -> Steps:
-        """Run the visit from download to upload; yields at each phase, and at models that
-        executors can score in one pass with others."""
+        """Run the visit from download to upload. It yields the job of each phase, and the models
+        that executors can score in one pass with others."""
         yield from self.receive()
         self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
@@ -121,8 +124,8 @@ class Visit:
     # ---------------------------------------------------------------- download
 
     def receive(self) -> Steps:
-        """Apply transforms to the download, have the client receive it, and train the phases that
-        `method.receive` returns."""
+        """Apply transforms to the download, call `method.receive`, and train the phases that it
+        returns; yields their jobs."""
         run = self.run
         method = run.method
         state = self.parts.pool.state(self.id)
@@ -159,8 +162,12 @@ class Visit:
     # ---------------------------------------------------------------- training
 
     def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Steps:
-        """Train the phases that the method's hook `phases` returns, and record loss and gradient
-        norm."""
+        """Carry out the training of the visit: call a hook of the method, train the phases that it
+        returns, and record loss and gradient norm in the client's result; yields the phases' jobs.
+
+        Args:
+            phases: the hook, `method.phases` or for a newcomer `method.newcomer_phases`.
+        """
         client = self.client
         self.stage = "training"
         trained = client.layout.parameters
@@ -180,8 +187,9 @@ class Visit:
             self.result.values["gradient_norm"] = distance / (client.lr * fit.steps)
 
     def train(self, phases: Iterable[Phase] | None) -> Steps:
-        """Train one phase after the other. If `phases` is a generator, the method's code after each
-        `yield` runs when that phase has ended."""
+        """Train one phase after the other; yields the job of each, and adds its fit to
+        `client.fits`. If `phases` is a generator, the method's code after each `yield` runs when
+        that phase has ended."""
         self.stage = "training"
         rest = iter(phases or ())
         # a generator may draw numbers and use the model between its phases
@@ -300,8 +308,9 @@ class Visit:
         return norms
 
     def keep(self, upload: Payload) -> None:
-        """Write the uploaded blocks to the server's copies, and count the client's round. Blocks
-        that were not uploaded keep their earlier values there (KAPC+BLS, Eq. 33)."""
+        """Store the upload: write the uploaded blocks to the server's copy of the client's last
+        upload, and add 1 to the number of the client's rounds. In the copy, blocks that were not
+        uploaded keep their earlier values (KAPC+BLS, Eq. 33)."""
         state = self.client.state
         if self.run.policy.keeps_received:
             segments = self.client.layout.segments(upload.sent)
@@ -350,7 +359,10 @@ class Visit:
             self.timer.lap("evaluation")
 
     def transform(self, hook: str, payload: Payload) -> None:
-        """Call the hook of this name of every transform, in order.
+        """Call a hook of every transform, in order.
+
+        Args:
+            hook: its name, `on_download` or `on_upload`.
 
         Raises:
             BadInput: a transform has changed the payload or the client's memory without declaring
@@ -375,16 +387,23 @@ class Visit:
     def hook(
         self, hook: Callable[..., object], inherited: Callable[..., object]
     ) -> AbstractContextManager[object]:
-        """Return the context for calling a hook: `seeded`, or an empty one if the hook is the
-        `inherited` default, which neither draws random numbers nor uses the model."""
+        """Return the context in which to call a hook of the method or of a transform.
+
+        This is `seeded` if the class overrides the hook. The default implementation neither draws
+        random numbers nor uses the model; it gets an empty context, which costs less.
+
+        Args:
+            hook: the bound hook that will be called.
+            inherited: the default implementation in the base class.
+        """
         if getattr(hook, "__func__", None) is inherited:
             self._hooks += 1
             return nullcontext()
         return self.seeded()
 
     def seeded(self) -> AbstractContextManager[object]:
-        """Return a context that counts passes of the bound model; seeds random numbers by the run's
-        seed, client, round and the number of earlier hooks."""
+        """Seed random numbers by the run's seed, the client, the round and the number of earlier
+        hooks; returns a context that counts passes of the bound model (`metered`)."""
         self._hooks += 1
         seed_all(self._key ^ self._hooks, self.run.device)
         return self.metered()

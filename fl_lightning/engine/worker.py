@@ -63,18 +63,21 @@ class Worker(EngineParts):
         return results
 
     def scores(self, t: int, results: Results) -> None:
-        """Score the new global model and fine-tuned copies, and add the scores to `results`."""
+        """Score the models that exist only after aggregation, the new global model and fine-tuned
+        copies, and add the scores to each client's entry in `results`."""
         self.evaluator.after_aggregation(t, results)
 
     def finals(self) -> dict[int, dict[str, Any]]:
-        """Return kinds and scores of the final models of this rank's clients."""
+        """Score the final models of this rank's clients; returns their `Evaluator.final_scores` by
+        client."""
         return self.evaluator.finals()
 
     def stacks(self, cohort: list[int]) -> Iterator[dict[int, int]]:
-        """Yield the groups of this rank's clients that train together, as {client: position}.
+        """Divide the cohort into stacks, groups of clients that train together; yields this rank's
+        clients of each stack as {client: position in the stack}.
 
-        The whole cohort is divided into groups, and a position counts the clients before in its
-        group on all ranks: so both are the same on any number of ranks.
+        A stack may contain clients of several ranks, and positions count all of them. So stacks and
+        positions are the same for any number of ranks.
         """
         for group in self.run.groups:
             members = [c for c in cohort if self.run.group_of(c) is group]

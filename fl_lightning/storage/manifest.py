@@ -163,9 +163,10 @@ def read_tensors(
 
     Args:
         entry: the file's entry in the manifest.
-        expected: tensors with the names, shapes and types that the file must contain.
-        possible: the same for tensors that may be missing. Only the names of `fields.*`, which are
-            entries of a client's or the server's memory, are checked: hooks may resize them.
+        expected: tensors whose names, shapes and types the file must contain.
+        possible: tensors that the file may lack; if it has them, their shapes and types must be
+            these. In both dicts, shapes and types of entries named `fields.*` are not compared:
+            these are tensors in a client's or the server's memory, which hooks may resize.
 
     Raises:
         DamagedCheckpoint: the file has changed since it was written, or lacks a tensor.
@@ -216,7 +217,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def rounds(folder: Path) -> list[int]:
-    """Return the rounds that have a manifest, intact or damaged, the newest first."""
+    """Return the rounds for which the folder has a manifest, intact or damaged, newest first."""
     numbers = []
     for path in folder.glob("manifest-round-*.json"):
         match = re.fullmatch(r"manifest-round-(\d{5,})\.json", path.name)
@@ -226,7 +227,7 @@ def rounds(folder: Path) -> list[int]:
 
 
 def manifests(folder: Path) -> dict[int, Manifest]:
-    """Return the intact manifests by round, the newest first."""
+    """Read all manifests in the folder; returns the intact ones by round, newest first."""
     by_round = {}
     for t in rounds(folder):
         with contextlib.suppress(DamagedCheckpoint):

@@ -49,9 +49,11 @@ class StoragePolicy:
         """Derive the policy of a run from the declarations of method, relation and callbacks.
 
         Args:
-            relation: the method's.
-            callbacks: objects or classes, whose attributes declare the same as a method's traits.
-            config: `optimizer.keep_state` and `evaluation.judge` are read.
+            relation: the relation of `method`.
+            callbacks: callbacks or their classes. Their attributes `changes_upload`,
+                `changes_download` and `client_memory` declare the same as a method's traits.
+            config: the run's `Config`; the policy depends on `optimizer.keep_state` and
+                `evaluation.judge`.
             masks: mask of the downloaded blocks of each architecture, bool [B].
         """
         parts = [getattr(part, "traits", part) for part in (method, *callbacks)]

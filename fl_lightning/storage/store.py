@@ -27,7 +27,8 @@ Place = Literal["memory", "host", "disk"]
 
 
 class Copier:
-    """Copies vectors between the store and the device, at once."""
+    """Copies vectors between the store and the device synchronously: each call of `copy` returns
+    when the copy has ended."""
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
         """Start a copy; returns a function that waits for its end."""
@@ -121,8 +122,9 @@ class VectorStore:
         _replace(state, stored)
 
     def stow(self, tensor: Tensor) -> Tensor:
-        """Return a tensor for a client's memory between visits: a copy in main memory if vectors
-        are not kept on the device either, else `tensor` itself."""
+        """Return the tensor to put into a client's memory, which is kept between visits. This is a
+        copy in main memory if the store keeps vectors apart from the device, too; else `tensor`
+        itself."""
         if self.apart:
             return tensor.cpu()
         return tensor
@@ -139,7 +141,7 @@ class VectorStore:
                 self._ahead[id(vector)] = (vector, copy, wait)
 
     def acquire(self, state: ClientState) -> None:
-        """Replace the vectors of `state` by copies on the device until `release`."""
+        """Replace the vectors of `state` by copies on the device until `release` is called."""
         if not self.apart:
             return
         copies: _Copies = {}
@@ -154,15 +156,15 @@ class VectorStore:
         _replace(state, {id(stored): copy for copy, stored in copies.values()})
 
     def borrow(self, vector: Tensor) -> Tensor:
-        """Return a copy of `vector` on the device, for reading until `release`."""
+        """Return a copy of `vector` on the device. It may be read until `release` is called."""
         if not self.apart:
             return vector
         self._borrowed.append(self._fetched(vector))
         return self._borrowed[-1]
 
     def release(self) -> None:
-        """Start to write back the acquired vectors, and give their states the stored vectors
-        again."""
+        """Start to copy the acquired vectors back to the store, and make their states refer to the
+        stored vectors again."""
         for state, copies in self._acquired:
             stored = {}
             for tensor in _tensors(state):

@@ -27,12 +27,13 @@ def row_dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Terms:
-    """The objective's terms sum_j c_j (w_j - a_j)^2 + <l, w> for rows w (k, D): first their value,
-    then their gradient 2 c (w - a) + l.
+    """The objective's terms sum_j c_j (w_j - a_j)^2 + <l, w> of k models, and their gradient
+    2 c (w - a) + l. In each step, call `value` and then `gradient`, which continues from the
+    memory that `value` has written.
 
     Args:
-        room: work memory (k, D), overwritten by each call: allocating it in every step costs more
-            than the terms.
+        room: memory (k, D) that both calls overwrite and that holds the gradient at the end:
+            allocating it in every step would cost more than the terms.
         anchor: a, (D,) or (k, D); None: no proximal term.
         linear: l, (D,) or (k, D); None: no linear term.
         columns: (start, stop, 2 c) of the columns where c is not 0; with a linear term also those
@@ -68,7 +69,11 @@ class Terms:
         return Terms(self.room[:k], anchor, linear, columns)
 
     def value(self, rows: Tensor) -> Tensor:
-        """Return the terms' value for each of the `rows` (k, D), shape (k,)."""
+        """Return the terms' value for each model, shape (k,).
+
+        Args:
+            rows: the models w, (k, D).
+        """
         if self.anchor is not None:
             # columns of the anchor without a coefficient are arbitrary; they are not used below
             torch.sub(rows, self.anchor, out=self.room)
@@ -83,8 +88,8 @@ class Terms:
         return total + row_dots(self.linear, rows)
 
     def gradient(self) -> Tensor:
-        """Return the gradient at the rows of the last `value`, (k, D); call it once after each
-        `value`."""
+        """Return the terms' gradient at the models of the last call of `value`, (k, D). It must be
+        called exactly once after that call, as it overwrites the memory which it reads."""
         for part, twice in self._parts:
             if isinstance(twice, Tensor) or twice:
                 part.mul_(twice)

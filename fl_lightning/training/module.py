@@ -75,8 +75,8 @@ torch's."""
 
 
 class Skipped(BadInput):
-    """Raised if the user's `training_step` returns None. Local training then takes no step for the
-    batch; elsewhere a loss is needed, and the error ends the run."""
+    """Raised if the user's `training_step` returns None. Local training catches it and takes no
+    step for the batch. Where a loss is needed for every batch, the error ends the run."""
 
 
 class _Proximal(NamedTuple):
@@ -92,15 +92,17 @@ class _Proximal(NamedTuple):
 
 
 class ClientModule(LightningModule):
-    """The only module of an architecture on a rank; clients are bound to it one after the other.
+    """The LightningModule of all clients of an architecture on a rank. It wraps their network, and
+    is bound to the vector of one client after the other.
 
     Args:
-        model: the network; if it is a LightningModule with a `training_step`, this is the task
-            loss.
+        model: the network; if it is a LightningModule with a `training_step`, this step computes
+            the task loss.
         layout: the model's layout.
         num_classes: number of the model's outputs.
         features: whether to keep the classifier's input of each pass.
-        metric: the metric that scores the client, and its task loss.
+        metric: the main metric of the task. Clients are scored by it, and its `loss` (cross-entropy
+            for the accuracy) is the task loss.
         method: class name of the method, for messages.
     """
 
@@ -190,7 +192,7 @@ class ClientModule(LightningModule):
         self._features = inputs[0]
 
     def set_objective(self, objective: Objective) -> None:
-        """Set the objective that training minimises from now on."""
+        """Set the objective that local steps minimise from now on."""
         if objective is PLAIN and self.objective is PLAIN:
             return
         self.objective = objective
@@ -386,12 +388,14 @@ class ClientModule(LightningModule):
 
 
 class Passes:
-    """Counts the samples of all forward and backward passes through the bound model within a `with`
+    """Counts the samples in all forward and backward passes through the bound model within a `with`
     block, for one client at a time.
 
-    Forward passes are counted at the classifier, which runs in every pass, even if a user's step
-    calls parts of the model. Backward passes are counted at the classifier's input if it requires a
-    gradient, as a loss of features alone does not reach the scores.
+    A forward pass is counted when the classifier runs, which it does in every pass, even if a
+    user's step calls the parts of the model one by one. A backward pass is counted when the
+    gradient of the classifier's input is computed. It is not counted at the scores, because the
+    backward pass of a loss that uses only features does not go through them; but if the
+    classifier's input requires no gradient, the scores are used.
     """
 
     def __init__(self, module: ClientModule) -> None:

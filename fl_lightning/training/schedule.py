@@ -46,7 +46,8 @@ class Length:
         return cls(federation.local_epochs, federation.local_steps)
 
     def at_most(self, steps: int) -> Length:
-        """Limit a length in steps to `steps`; a length in epochs is returned unchanged."""
+        """Return this length with at most so many `steps`. A length in epochs stays as it is: it is
+        limited by `BatchSchedule.most_batches`, the number of batches in an epoch."""
         if self.steps is None:
             return self
         return Length(steps=min(steps, self.steps))
@@ -87,8 +88,12 @@ class BatchSchedule:
         return min(count, self.most_batches)
 
     def pieces(self, samples: int) -> Iterator[tuple[int, int, int]]:
-        """Yield for each epoch of the phase (absolute epoch, first batch in it, number of
-        batches)."""
+        """Divide the phase at the ends of epochs; yields for each piece (absolute epoch, number of
+        its first batch in this epoch, number of batches).
+
+        Args:
+            samples: number of training samples.
+        """
         per_epoch = self.steps_per_epoch(samples)
         count = self.length.steps_of(per_epoch)
         step = self.index * count
@@ -103,7 +108,11 @@ class BatchSchedule:
             step += number
 
     def steps(self, samples: int) -> Iterator[tuple[int, int]]:
-        """Yield (absolute epoch, number of the batch in it) of each step."""
+        """Yield for each step of the phase (absolute epoch, number of the batch in this epoch).
+
+        Args:
+            samples: number of training samples.
+        """
         for epoch, first, count in self.pieces(samples):
             for number in range(first, first + count):
                 yield epoch, number
@@ -196,19 +205,21 @@ class StepState:
         per_epoch: int,
         per_round: int,
     ) -> None:
-        """Begin the local steps of an epoch; arguments are the attributes of the same name."""
+        """Set the attributes `epoch`, `per_epoch` and `per_round` before the local steps of an
+        epoch."""
         self.epoch = epoch
         self.per_epoch = per_epoch
         self.per_round = per_round
 
     def end(self) -> None:
-        """End the local steps of a phase."""
+        """Reset `epoch` and `batch_idx` after the local steps of a phase."""
         self.batch_idx = 0
         self.epoch = None
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Within the `with` block, a local step is tried as if it were a client's first."""
+        """Return a context in which a user's model reads the numbers of epochs and steps that it
+        would read in the first local step of a client, to try a step outside of training."""
         self.begin_epoch(0, 1, 1)
         try:
             yield

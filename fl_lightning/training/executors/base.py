@@ -45,7 +45,7 @@ def equal_but_rounding(gradients: Sequence[Tensor], expected: Sequence[Tensor]) 
 
 @dataclass
 class LocalJob:
-    """The training of one client in one phase."""
+    """The training of one client in one phase, as an executor gets it."""
 
     vector: Tensor
     """The model (D,), trained in place."""
@@ -68,10 +68,12 @@ class LocalJob:
     asker: Client | None = None
     """The client whose `gradient` the step calls, with `Phase.by_gradient`; else None."""
     outcome: Fit | Exception | None = None
-    """Result of steps `by_gradient` that ran together with other clients'."""
+    """Result of a job whose own steps (`Phase.step` with `by_gradient`) have run together with
+    other clients' steps: its fit, or the error that ended it. None: the job has not run so."""
     place: int = 0
-    """Slot of the client in a stacked pass: its position among the clients of the cohort, on all
-    ranks, that train together. It is unique and below `at_once`. Rounding may depend on it."""
+    """The client's position in the stack of models that train in one pass: its position among the
+    clients of the cohort, on all ranks, that train together. It is unique and below `at_once`.
+    Rounding may depend on it."""
     proximal_numbers: int = 0
     """Number of parameters in the proximal term, set by the training."""
     passes: tuple[float, float] | None = None
@@ -82,7 +84,8 @@ class LocalJob:
 
     @property
     def own(self) -> bool:
-        """Whether the method has its own loss or step."""
+        """Whether the job has the method's own loss or step in place of the task loss or the
+        optimiser's step."""
         return self.step is not None or self.objective.loss is not None
 
     @property
@@ -95,8 +98,8 @@ class LocalJob:
 
     @property
     def alone(self) -> bool:
-        """Whether the job cannot train in `Stack`: it has its own or private steps, or a loss that
-        is no `PureLoss`."""
+        """Whether the job cannot train in `Stack`: the method has its own step or a loss that is no
+        `PureLoss`, or steps are protected by DP-SGD (`private`)."""
         is_impure = self.objective.loss is not self.pure
         return self.step is not None or self.private is not None or is_impure
 
@@ -175,8 +178,10 @@ class Executor(ABC):
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
         """Train each job's client. Afterwards the module may be bound to any vector.
 
-        If it raises, only the vectors of jobs that have an `outcome` may have changed; a further
-        call with these jobs returns their outcome without training them again.
+        If one job fails, the call raises its error. By then, own steps of some jobs may have run;
+        these jobs have their result in `LocalJob.outcome`, and the vectors of all other jobs have
+        not changed. The caller may then train each job alone: a job with an outcome does not train
+        again, but returns its fit or raises its error.
         """
 
 

@@ -262,8 +262,9 @@ def _stored(file: Path, architectures: int) -> list[Name] | None:
 
 
 def extrapolation_factor(steps: Sequence[int], at_once: int) -> float:
-    """Return the factor from measured to real training time: the number of all steps divided by
-    that of measured steps, of which each client takes at most `MEASURED_STEPS`.
+    """Return the factor by which measured seconds are multiplied to give those of a whole training:
+    the number of all steps divided by the number of measured steps, which is at most
+    `MEASURED_STEPS` for each client.
 
     Args:
         steps: number of steps of each client.
@@ -282,13 +283,17 @@ def seconds_by_client(
     jobs: Callable[[], list[LocalJob]],
     repeats: int = 3,
 ) -> dict[Name, float]:
-    """Measure the seconds that each executor takes for one job.
+    """Measure the seconds that each executor takes for one client; returns them by the executor's
+    name.
 
-    Executors take turns. After one warm-up, the shortest of `repeats` times counts. If another
-    executor than the loop fails, it is omitted, with a line in the log.
+    Executors take turns. The first measurement of each is a warm-up that does not count; of the
+    others the shortest counts. If another executor than the loop fails, it is missing in the
+    result, and the log says so.
 
     Args:
-        jobs: makes the jobs for each measurement.
+        executors: executors by name, among them `loop`.
+        jobs: makes the jobs of one measurement, one for each client.
+        repeats: number of measurements that count.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in executors}
     for _ in range(1 + repeats):
@@ -305,7 +310,8 @@ def seconds_by_client(
 
 
 def _seconds(executor: Executor, jobs: list[LocalJob]) -> float:
-    """Measure the seconds that the executor takes for one of the jobs."""
+    """Train the jobs with one executor; returns the seconds that this takes, divided by the number
+    of jobs."""
     at_once = executor.at_once
     device = executor.fabric.device
     for k, job in enumerate(jobs):

@@ -16,8 +16,8 @@ from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 
 
 class Feed:
-    """Provides the batches of one job, each padded to `size` samples. Request them in order, each
-    once."""
+    """Provides the batches of one job, each padded to `size` samples. They must be requested in
+    order, each once."""
 
     def __init__(self, job: LocalJob, size: int) -> None:
         part = job.part
@@ -52,11 +52,11 @@ class Feed:
         first: int,
         count: int,
     ) -> None:
-        """Write batches `first` to `first + count` to x and y (count * size, ...); if there are
-        fewer, the rest is 0.
+        """Write `count` batches from batch `first` on to x and y, (count * size, ...). If the job
+        has fewer batches, the rest of x and y becomes 0.
 
-        A batch with fewer samples is padded with copies of a real sample, the part's first or the
-        batch's first, which have weight 0: a made-up sample might give NaN.
+        A batch with fewer than `size` samples is padded with copies of a sample of the client,
+        which get weight 0; for a made-up sample the model might return NaN.
         """
         size = self.size
         available = max(0, min(count, len(self) - first))
@@ -76,14 +76,20 @@ class Feed:
 
     @property
     def undrawn(self) -> list[tuple[BatchSchedule, int]]:
-        """The epochs whose order of samples has not been drawn yet."""
+        """The epochs for which `draw` needs a key, as (schedule, epoch): all epochs of the job
+        before `draw` is called, none afterwards. If the part's samples are not in memory, there are
+        none either, as `stream` then draws their order."""
         if self._tensors is None or self._index is not None:
             return []
         return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
 
     def draw(self, keys: Sequence[int]) -> None:
-        """Draw the order of each epoch from its key, and store the samples' indices in the part,
-        `size` for each batch; padding has the index 0."""
+        """Draw the order of samples in each epoch, and store `size` indices of samples for each
+        batch; padding has the index 0.
+
+        Args:
+            keys: seeds of the `undrawn` epochs.
+        """
         sizes = self._sizes
         draws = torch.Generator()
         total = sum(sizes)
@@ -139,8 +145,10 @@ def lay_out(
     """Stack the batches `first` to `first + count` of the feeds.
 
     Args:
-        feeds: by slot; slots without a feed get zeros.
-        width: number of slots.
+        feeds: feeds by position in the stack; positions without a feed get zeros.
+        width: number of positions in the stack.
+        first: number of the first batch.
+        count: number of batches of each feed.
 
     Returns:
         x (width, count, size, ...), and y and `sample_weights` (width, count, size). Weights have

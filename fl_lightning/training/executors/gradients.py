@@ -40,7 +40,8 @@ class _GradientRequest:
 
 @dataclass(eq=False)
 class GradientSteps:
-    """Trains jobs whose steps use the model through `Client.gradient` alone.
+    """Trains jobs with steps of the method's own that use the model through `Client.gradient` alone
+    (`Phase.by_gradient`).
 
     Args:
         size: number of samples of each client in a pass; smaller batches are padded.
@@ -52,8 +53,9 @@ class GradientSteps:
     _waiting: dict[greenlet, _GradientRequest] = field(default_factory=dict)
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
-        """Train together all jobs that have no `outcome`, and set it. As steps write to the
-        client's vectors at once, a job with an outcome must not train again."""
+        """Train all jobs that have no `outcome` together, and set the `outcome` of each to its fit
+        or its error. A job with an outcome is left out: its steps have written to the client's
+        vectors already, and must not do so twice."""
         self.stack.gradients.zero_()  # including the gaps between blocks, which are not written to
         graded = torch.is_grad_enabled()
 

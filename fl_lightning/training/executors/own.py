@@ -102,12 +102,16 @@ class MethodLosses:
         x: Tensor,
         y: Tensor,
     ) -> list[Tensor]:
-        """Compute gradients and losses (width,) of all models in `narrow` on batches x, y (width,
-        n, ...).
+        """Compute the losses (width,) of all models in `narrow`, each on its own batch, and their
+        gradients.
 
         Args:
-            key: of the loss.
-            tensors: the clients' tensors of the loss, (width, ...) each.
+            key: `StackableLoss.key` of the loss.
+            tensors: `PureLoss.tensors` of all clients, (width, ...) each.
+            x, y: batches, (width, n, ...).
+
+        Returns:
+            The gradient for each trained parameter, (width, *shape), and at the end the losses.
         """
         inputs = [*narrow.views, *narrow.fixed.values(), *tensors, x, y]
         return self._run((key, "stacked", tuple(x.shape)), loss, inputs, vmap)
@@ -121,7 +125,16 @@ class MethodLosses:
         x: Tensor,
         y: Tensor,
     ) -> list[Tensor]:
-        """Compute gradients and loss () of the model in one slot on a batch x, y (n, ...)."""
+        """Compute the loss of one model of the stack on a batch, shape (), and its gradients.
+
+        Args:
+            key: `StackableLoss.key` of the loss.
+            slot: position of the model in the stack.
+            x, y: batch, (n, ...).
+
+        Returns:
+            The gradient for each trained parameter, and at the end the loss.
+        """
         inputs = [view[slot] for view in (*narrow.views, *narrow.fixed.values())]
         inputs += [t.clone() for t in (*loss.tensors.values(), x, y)]  # copies are aligned
         return self._run((key, "single", tuple(x.shape)), loss, inputs, lambda function: function)
@@ -261,7 +274,8 @@ class MethodLosses:
 
 
 class LossPass:
-    """Takes the steps of the jobs of one pass, which have the same loss."""
+    """The training of jobs that have the same loss and go through the same stacked passes. It takes
+    their steps, with the gradients that `MethodLosses` computes."""
 
     def __init__(self, losses: MethodLosses, jobs: Sequence[LocalJob]) -> None:
         stackable = losses.stackable(jobs[0])
@@ -283,7 +297,7 @@ class LossPass:
         y: Tensor,
         counts: Sequence[int],
     ) -> None:
-        """Take a step of the first `width` models.
+        """Take one SGD step with each of the first `width` models of the stack.
 
         Args:
             x, y: batches (width, largest batch, ...).

@@ -26,10 +26,10 @@ class Stack:
     """Memory for `width` models and their training by SGD, in a number of operations that does not
     depend on the width.
 
-    A slot is the position of a model in the stack. `load` copies jobs in, `narrow(width).descend`
-    takes a step, `take` copies results out, and `Trained.write` writes them to the jobs. The gaps
-    between models prevent operations from treating two models as one array, so that results do not
-    depend on the slot.
+    Here, a slot is the position of a model in the stack, not a named vector. `load` copies jobs in,
+    `narrow(width).descend` takes a step, `take` copies results out, and `Trained.write` writes them
+    to the jobs. The gaps between models prevent operations from treating two models as one array,
+    so that results do not depend on the slot.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Stack:
         self.lr = torch.zeros(width, 1, dtype=wide, device=device)
         self.losses = torch.zeros(width, dtype=wide, device=device)
         self.coaching = torch.zeros_like(self.losses)
-        """Sum over steps of the terms of each slot."""
+        """Sum over steps of the value of the objective's terms, for the model in each slot."""
         buffers = dict(module.model.named_buffers())
         self.buffers = []
         for name in layout.own_names:
@@ -85,7 +85,11 @@ class Stack:
         return self._banks[name, width]
 
     def choose(self, trains: np.ndarray) -> None:
-        """Choose the parameters (bool, in the order of the blocks) whose gradients are computed."""
+        """Set the parameters whose gradients are computed from now on.
+
+        Args:
+            trains: mask of the parameters, bool, in the order of the blocks.
+        """
         if self._chosen is not None and (trains == self._chosen).all():
             return
         self._chosen = trains
@@ -100,13 +104,17 @@ class Stack:
         self.fixed |= zip(layout.own_names, self.buffers, strict=True)
 
     def narrow(self, width: int) -> Narrow:
-        """Return the first `width` models of the stack."""
+        """Return a view of the first `width` models of the stack."""
         if width not in self._narrow:
             self._narrow[width] = Narrow(self, width)
         return self._narrow[width]
 
     def place(self, models: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-        """Copy models, vectors (D,) with their buffers, to the first slots in this order."""
+        """Copy models to the first slots of the stack, in this order.
+
+        Args:
+            models: vector (D,) and buffers of each model.
+        """
         if not models:
             return
         vectors = [vector for vector, _ in models]
@@ -303,7 +311,7 @@ class Trained:
 
 
 class Narrow:
-    """The first `width` models of a stack, as views of its memory."""
+    """A narrower view of a stack: its first `width` models, in the same memory."""
 
     def __init__(self, stack: Stack, width: int) -> None:
         self.stack = stack
@@ -322,8 +330,14 @@ class Narrow:
 
     @torch.no_grad()
     def descend(self, losses: Tensor) -> None:
-        """Take an SGD step along `self.gradients` and the gradient of the terms, and add up the
-        `losses` (width,)."""
+        """Take one SGD step with each model, and add its loss to the sum in `self.losses`.
+
+        The gradient of the objective's terms (proximal and linear) is added to `self.gradients`,
+        and their value to the loss.
+
+        Args:
+            losses: losses of the models in this step, without the terms, (width,).
+        """
         stack = self.stack
         config = self.stack.config
         gradients = self.gradients

@@ -78,8 +78,9 @@ class Together:
         exception that a run does not catch (Ctrl-C) ends all of them.
 
         Args:
-            more: returns the next (name, work) to begin, or None to begin no more for now. It is
-                called with True if no run is active; None then ends the loop.
+            more: called as more(idle) before each turn; returns the name and the work of a run to
+                begin, and is then called again, or None to begin no further run in this turn.
+                `idle` is True if no run is active; if it then returns None, all work is done.
         """
         live: dict[greenlet, Any] = {}
         try:
@@ -101,7 +102,8 @@ class Together:
     def _advance(
         self, live: dict[greenlet, Any], answers: dict[greenlet, Any]
     ) -> Iterator[tuple[Any, Any]]:
-        """Resume runs with their answers until they pause again; yields those that end."""
+        """Resume runs with the answers to their requests until they pause again; yields the name
+        and the result of each run that ends."""
         for run, answer in answers.items():
             graded = torch.is_grad_enabled()
             try:

@@ -137,8 +137,8 @@ class Vmap(Executor):
         gradients: Sequence[Tensor | None],
         module: ClientModule,
     ) -> str | None:
-        """Run a stacked pass of the model of `module`; returns the reason why it cannot be stacked,
-        or None. Also notes on which parameters the loss depends.
+        """Run a stacked pass of the model of `module`; returns the reason why the model cannot be
+        stacked, or None if it can. Also stores which parameters the task loss depends on.
 
         Args:
             x, y: a batch, not stacked.
@@ -202,7 +202,8 @@ class Vmap(Executor):
 
     @torch.no_grad()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
-        """Score all models in stacked passes, with `SCORED` samples of a model in each slot."""
+        """Score all models in stacked passes. Each position in the stack gets `SCORED` samples: a
+        model whose part has more samples takes several positions."""
         stack = self.stack
         xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
         chunks = []
