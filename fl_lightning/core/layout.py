@@ -275,8 +275,8 @@ class Layout:
         return gaps[::-1]
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
-        """Set the unused columns of `vector` (D,) to 0, as in a vector that is put together from
-        sent blocks; returns it."""
+        """Set the unused columns of `vector` (D,) to 0, so that it equals a vector that was put
+        together from sent blocks, bit for bit; returns it."""
         for gap in self.gaps:
             vector[gap] = 0
         return vector

@@ -367,8 +367,13 @@ class Mixer:
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
     def _count_work(self, rows: int, tiles: list[Segment]) -> None:
-        """Raise `working_bytes` to the work space of `rows` rows for each of the tiles that this
-        rank collects at a time."""
+        """Count work space: raise `working_bytes` to the bytes of all tiles that this rank collects
+        at a time, if it is less.
+
+        Args:
+            rows: number of rows that each tile needs.
+            tiles: all tiles.
+        """
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
@@ -461,7 +466,7 @@ class Mixer:
         Args:
             before: number of columns in this rank's earlier tiles of the stripe.
             arrived: columns from each other rank, as from `_exchanged`.
-            vectors: this rank's.
+            vectors: vectors (D,) of the sources on this rank.
         """
         rows = []
         for r, clients in enumerate(self.by_rank):

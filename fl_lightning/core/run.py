@@ -207,7 +207,8 @@ class RunContext:
         """Raise `BadInput` unless every client has validation data, which the method needs.
 
         Args:
-            why: completes "METHOD ..." in the message.
+            why: the words after the method's name in the message, such as "weighs models by their
+                loss on validation data".
         """
         sizes = self.data.validation_sizes
         if not all(sizes[c] for c in range(self.clients)):

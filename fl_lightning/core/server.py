@@ -419,8 +419,8 @@ class GroupServer:
             receivers: m clients among the sources.
             sources: n clients, ascending.
             by_layer: whether layers have separate weights.
-            fresh: whether to return new vectors on the device; else the vectors for downloads are
-                overwritten, which are reused in every round.
+            fresh: whether to return new vectors on the device. If it is False, the mixes are
+                written to vectors that are kept for downloads and overwritten in every round.
         """
         run = self.server.run
         here = run.at_home(receivers)
@@ -465,11 +465,13 @@ class GroupServer:
         return products
 
     def vector(self, client: int, since: Since = "zero") -> Tensor:
-        """Return one client's last upload (D,), or its change `since`, on every rank."""
+        """Return one client's last upload (D,), or its change as in `mean`, on every rank."""
         weight = torch.ones(1, dtype=torch.float64)
         return self.mean(weight, [client], since=since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
+        """Return the columns of a slot that are mixed: of the model the shared blocks, of any other
+        slot all parameters."""
         mask = self.layout.is_parameter
         if slot == MODEL:
             mask = self.group.down_mask

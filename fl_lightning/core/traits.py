@@ -94,7 +94,7 @@ def undeclared(
 
     Args:
         part: the method or callback.
-        why: describes its action.
+        why: the action that needs the trait, for the message: "its upload changes ...".
     """
     place = ""
     if hasattr(part, "traits"):

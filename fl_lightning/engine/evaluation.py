@@ -123,7 +123,8 @@ class Evaluator:
         return scores | self._on_global_test(model)
 
     def _on_global_test(self, model: scoring.ScoredModel) -> dict[str, Tensor]:
-        """Return `global_test_accuracy_KIND` of `model` if `data.global_test` is set, else {}."""
+        """Score a model on the global test set if there is one and models of this kind are scored
+        on it; returns the scores by column (such as `global_test_accuracy_global`), else {}."""
         kind = model.kind
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_global_test(self.run, self.has_global):
@@ -221,7 +222,8 @@ class Evaluator:
         return run.method.personal(client), client.state.buffers
 
     def keep_beginning(self, client: Client) -> None:
-        """Store the model with which the client begins its training, if `keeps_start`."""
+        """Store the model and buffers with which a client begins its training in its memory, if
+        `keeps_start` is True."""
         if self.keeps_start:
             for k, tensor in enumerate([self.run.method.personal(client), *client.state.buffers]):
                 client.memory[f"{_START}{k}"] = self.run.store.stow(tensor.clone())
@@ -234,7 +236,7 @@ class Evaluator:
             t: the round, which decides on the batches and the learning rate.
 
         Returns:
-            The model (D,) and its buffers, to which the client's module stays bound.
+            The model (D,) and its buffers. The client's module stays bound to them.
 
         Raises:
             BadClient: the trained model is not finite.
@@ -478,7 +480,13 @@ class Evaluator:
 
 
 def by_column(kind: str, measured: Mapping[Metric, Tensor]) -> dict[str, Tensor]:
-    """Rename a model's scores: from metrics to the columns for models of its `kind`."""
+    """Return a model's scores by column (such as `accuracy_after`) instead of by metric; the
+    predicted classes are left out.
+
+    Args:
+        kind: the kind of model, which is part of the columns' names.
+        measured: scores by metric, as from `scoring.measured`.
+    """
     return {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
 
 

@@ -229,7 +229,11 @@ def rule_of(run: RunContext, group: ModelGroup) -> Rule:
 
 
 def obtains_model(rule: Rule, labelled: bool) -> bool:
-    """Whether a newcomer, with labels or without, obtains a model by this rule."""
+    """Whether a newcomer obtains a model by this rule.
+
+    Args:
+        labelled: whether the newcomer has training samples with labels.
+    """
     return rule.gives or rule.unlabelled or labelled
 
 
@@ -292,6 +296,8 @@ class _Newcomer:
         trains: bool,
         scores: dict[str, float],
     ) -> None:
+        """Carry out the newcomer's local part of a round (rank 0): before its first training, add
+        the scores of the received model to `scores`; then train if `trains` is True."""
         if self.index == 0 and self.rule.gives:
             scores |= self._scores("before", received=True)
         if trains:
@@ -439,6 +445,7 @@ class _Newcomer:
         self._on_rank_0(partial(self._begin, server))
 
     def _begin(self, server: Server) -> None:
+        """Begin a visit of the newcomer with its download (rank 0)."""
         t = server.round
         payload = server.sent[self.id]
         self.visit = Visit(
@@ -454,6 +461,7 @@ class _Newcomer:
         self._carry_out(self.visit.receive())
 
     def _finish(self, server: Server) -> None:
+        """End the newcomer's visit with its upload (rank 0)."""
         with self.worker.guard.naming(server.round, self.id, self.visit):
             self.visit.upload()
 

@@ -159,6 +159,8 @@ def _prefix(phase: Phase) -> str:
 
 
 def _belongs(name: str, prefix: str) -> bool:
+    """Whether a tensor of a client's memory is part of the optimiser's state with this `_prefix`,
+    and not of one with a longer prefix."""
     return name.startswith(prefix) and not name.removeprefix(prefix).startswith(("slot ", "phase "))
 
 
@@ -242,7 +244,7 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
 
 
 def _total(output: Any) -> Tensor:
-    """The sum of all numbers in a model's output that have a gradient."""
+    """Return the sum of all numbers in a model's output that require a gradient."""
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     return torch.stack([leaf.sum() for leaf in leaves if leaf.requires_grad]).sum()
 
@@ -301,8 +303,11 @@ class Meter(Passes):
         self._before = 0
 
     def attach(self, client: Client, cost: SampleCost | None) -> Meter:
-        """Set the client for which the next `with` counts, and the cost of its samples (None:
-        unknown); returns the meter."""
+        """Set the client whose passes the next `with` block counts; returns the meter.
+
+        Args:
+            cost: FLOPs of the client's model for one sample; None: unknown.
+        """
         self._client = client
         self._cost = cost
         return self

@@ -95,11 +95,11 @@ class Visit:
     failure: BadClient | None = None
     client: Client = field(init=False)
     changed: Tensor | None = None
-    """The downloaded vector (D,) after transforms; None if they have not changed it."""
+    """The downloaded vector (D,) as transforms have changed it; None: they have not changed it."""
     flops: Counter[str] = field(default_factory=Counter)
     """FLOPs of the phases by column."""
     _hooks: int = 0
-    """Number of hooks so far."""
+    """Number of hooks of method and transforms that the visit has called so far."""
 
     def __post_init__(self) -> None:
         self.run = self.parts.run
@@ -221,7 +221,7 @@ class Visit:
         job: LocalJob,
         fit: Fit,
     ) -> None:
-        """Add the FLOPs of a phase."""
+        """Add the FLOPs of a phase to `flops` and to `client.flops`."""
         plain = self.trainer.cost
         cost = self.trainer.cost_of(phase.trains)
         if plain is not None and cost is not None:
@@ -327,8 +327,8 @@ class Visit:
                     observer.on_client_end(self.run, self.id)
 
     def count_operations(self) -> None:
-        """Write the columns `flops_...` to the result. Unknown ones are absent, and `uncounted`
-        holds the reason."""
+        """Write the columns `flops_...` to the client's result. Columns whose FLOPs are unknown are
+        left out, and the result's `uncounted` says why."""
         name = self.group.name
         cost = self.trainer.cost
         result = self.result

@@ -100,8 +100,9 @@ class Worker(EngineParts):
         `federation.on_bad_client` says.
 
         Args:
-            begin: makes the visit of a client from number, position and download.
-            stack: {client: position}.
+            begin: makes a client's `Visit` from its number, its position in the stack and its
+                download.
+            stack: {client: position in the stack}.
             coming: clients of the next stack, whose vectors are fetched ahead.
         """
         run = self.run
@@ -174,7 +175,12 @@ class Worker(EngineParts):
     def _advance(
         self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]
     ) -> dict[int, LocalJob | ScoredModel]:
-        """Resume each visit with its last fit; returns the jobs that they yield next."""
+        """Resume visits; returns the job or model that each yields next.
+
+        Args:
+            fits: clients whose visits are resumed, with the fit of the job that each yielded last;
+                None: it has yielded no job yet, or a model to score.
+        """
         jobs = {}
         for c, fit in fits.items():
             visit = visits[c]
@@ -195,7 +201,8 @@ class Worker(EngineParts):
         visits: dict[int, Visit],
         jobs: dict[int, LocalJob],
     ) -> dict[int, Fit]:
-        """Train clients of one group; returns the fits of those that did not fail."""
+        """Train clients of one architecture together if the executor can, else one after the other;
+        returns the fits of those that did not fail."""
         trainer = visits[next(iter(jobs))].trainer
         executor = trainer.executor
         if len(jobs) > 1 and all(map(executor.can_train, jobs.values())):

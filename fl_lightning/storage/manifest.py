@@ -40,8 +40,8 @@ Manifest = dict[str, Any]
 
 
 class DamagedCheckpoint(Exception):
-    """Raised with the reason if a checkpoint cannot be used. It is no `BadInput`, as callers may
-    use an older checkpoint instead."""
+    """Raised if a checkpoint cannot be used; the message is the reason. It is no `BadInput`, as
+    callers may use an older checkpoint instead."""
 
 
 # ---------------------------------------------------------------- writing

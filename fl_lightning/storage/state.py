@@ -12,7 +12,7 @@ MODEL = "model"
 
 @dataclass
 class ClientState:
-    """The state of one client between its rounds (home rank)."""
+    """The state of one client between its rounds, which only the client's home rank has."""
 
     client: int
     vectors: dict[str, Tensor]

@@ -189,6 +189,7 @@ class ClientModule(LightningModule):
         return next(iter(self.model.parameters())).device
 
     def _look(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Keep the classifier's input as `features`."""
         self._features = inputs[0]
 
     def set_objective(self, objective: Objective) -> None:

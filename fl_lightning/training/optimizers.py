@@ -31,7 +31,7 @@ class FastSGD:
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Prepare the training of another client: clear the momentum, and note the parameters that
+        """Prepare the training of another client: clear the momentum, and find out which parameters
         require a gradient now.
 
         Args:
@@ -94,7 +94,7 @@ class FastSGD:
         return {f"momentum.{k}": momentum for k, momentum in momenta}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load copies of a `state`: steps write in place."""
+        """Restore a state as from `state`. Its tensors are copied, as steps write in place."""
         for name, momentum in state.items():
             k = int(name.split(".")[1])
             device = self.parameters[k].device
@@ -121,7 +121,7 @@ _SCALER = ("scale", "_growth_tracker")
 
 @dataclass(eq=False)
 class AnyOptimizer:
-    """Any torch optimiser through Fabric, with loss scaling and clipping.
+    """Runs any torch optimiser through Fabric, with loss scaling and clipping.
 
     The optimiser of a user's LightningModule (`optimizer.name: module`) keeps its own learning
     rates. Torch's optimisers skip parameters without a gradient: neither weight decay nor momentum
@@ -186,7 +186,8 @@ class AnyOptimizer:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state's tensors, `NAME.K` for parameter K, and with 16-mixed `scaler`.
+        """Return the tensors of the optimiser's state: `NAME.K` for parameter K, and with 16-mixed
+        precision also `scaler`, the state of loss scaling.
 
         Raises:
             BadInput: the state has an entry that is not a tensor.
@@ -209,7 +210,7 @@ class AnyOptimizer:
         return tensors
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load copies of a `state`: steps write in place."""
+        """Restore a state as from `state`. Its tensors are copied, as steps write in place."""
         loaded = self.optimizer.state_dict()
         for name, value in state.items():
             if name == "scaler":

@@ -146,6 +146,13 @@ class MethodLosses:
         inputs: Sequence[Tensor],
         over: Callable[[Any], Any],
     ) -> list[Tensor]:
+        """Compute gradients and losses, recorded or replayed.
+
+        Args:
+            key: equal for calls with the same operations.
+            inputs: trained tensors, fixed tensors, the loss's tensors, x and y, in this order.
+            over: turns the function of one model into that of all models: `vmap`, or the identity.
+        """
         trained_names = list(self.stack.names)
         kinds = (trained_names, list(self.stack.fixed), list(loss.tensors))
 
@@ -336,7 +343,7 @@ class LossPass:
 
 
 def _repeated(tensor: Tensor, width: int) -> Tensor:
-    """Return copies (width, ...) of a tensor."""
+    """Return `width` copies of a tensor, stacked: (width, ...)."""
     return tensor.expand(width, *tensor.shape).contiguous()
 
 

@@ -47,7 +47,8 @@ class _Writer(TorchDispatchMode):
         return name
 
     def word(self, argument: Any) -> str:
-        """Return the text of an argument in a line; new values are stored in `values`."""
+        """Return the text by which a line refers to an argument; a value that no line has used
+        before is stored in `values`."""
         if isinstance(argument, Tensor) and id(argument) in self._names:
             return self._names[id(argument)]
         if isinstance(argument, list | tuple) and any(

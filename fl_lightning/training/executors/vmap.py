@@ -252,8 +252,9 @@ class Vmap(Executor):
     # ---------------------------------------------------------------- training
 
     def can_train(self, job: LocalJob) -> bool:
-        """Whether the executor can train this job, which must not have private steps, batches
-        larger than its passes, or a loss or step that cannot be stacked."""
+        """Whether the executor can train this job. It cannot if steps are protected by DP-SGD, if a
+        batch is larger than those of its passes, or if the method's own loss or step cannot be
+        stacked."""
         fits = largest_batch(job) <= self.spec.largest_batch
         if job.asker is not None:
             plain = job.trains is None and job.private is None and job.objective is PLAIN
