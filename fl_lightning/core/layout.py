@@ -95,11 +95,10 @@ class Layout:
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear
     layer in ResNet-18.
 
-    Three sorts of tensors are in no vector. All other buffers (BatchNorm's counters, masks,
-    indices) stay with the client; `own_names` lists them. All clients of a rank share the frozen
-    parameters, and the running statistics of frozen normalisations; `frozen` lists both. A frozen
-    normalisation uses its running statistics in training, too; `still` lists the frozen
-    normalisations.
+    Some tensors are in no vector. Buffers other than running statistics (BatchNorm's counters,
+    masks, indices) stay with the client; `own_names` lists them. Frozen parameters, and the running
+    statistics of frozen normalisations, are shared by all clients of a rank; `frozen` lists both.
+    Frozen normalisations, listed in `still`, use their running statistics in training, too.
 
     Args:
         head: dotted name of the classifier module.

@@ -30,8 +30,8 @@ class Visits(Protocol):
         scored: bool,
         timer: Timer,
     ) -> Results:
-        """Visit the clients of `cohort`. Entries of `downloads` that transforms change are
-        replaced by the changed payloads.
+        """Visit the clients of `cohort`; returns the results of this rank's visits. Entries of
+        `downloads` that transforms change are replaced by the changed payloads.
 
         Args:
             t: the round.

@@ -362,9 +362,13 @@ class _Newcomer:
     def _first(self, group: ModelGroup, weights: Tensor | None) -> Tensor:
         """Return the newcomer's first model (D,).
 
-        This is the global model, or else a weighted mean: of all clients by `weights`; without
-        weights, of the clients that have uploaded, by their samples. If there is neither, it is
-        the initial model.
+        If the relation is global, this is the global model. Else it is a weighted mean of last
+        uploads: of all clients by `weights`, or without weights of the clients that have uploaded,
+        by their numbers of samples. If none has uploaded or no block is shared, it is the initial
+        model.
+
+        Args:
+            weights: the newcomer's weight on each client, (N,); None: the relation gives none.
         """
         run = self.old
         if run.relation.is_global:

@@ -358,7 +358,7 @@ class Staged(Protocol):
 
 
 class GuardedVisit(Staged, Protocol):
-    """A client's visit."""
+    """A client's visit whose errors `Guard.catch` handles."""
 
     t: int
     """The round."""

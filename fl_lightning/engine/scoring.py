@@ -185,7 +185,8 @@ class ScoreCache:
         """By client and scoring function, for the last model of each kind: data, digest and
         result."""
         self.shares = False
-        """Whether vectors are guaranteed not to change now, so that a digest can be reused."""
+        """Whether the context of `sharing` is active: no vector changes, so the last digest can be
+        reused."""
         self._last_hashed: tuple[Tensor | None, bytes] = None, b""
 
     @contextlib.contextmanager

@@ -128,7 +128,7 @@ class RunFolderWriter(Observer):
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
     def summarize(self, run: RunContext) -> dict[str, Any]:
-        """Summarise the whole run from its tables (rank 0; elsewhere empty)."""
+        """Summarise the whole run from its tables, on rank 0; other ranks get an empty dict."""
         if not run.is_main:
             return {}
         rows = self.folder.read("metrics")

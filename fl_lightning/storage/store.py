@@ -122,9 +122,9 @@ class VectorStore:
         _replace(state, stored)
 
     def stow(self, tensor: Tensor) -> Tensor:
-        """Return the tensor to put into a client's memory, which is kept between visits. This is a
-        copy in main memory if the store keeps vectors apart from the device, too; else `tensor`
-        itself."""
+        """Return the tensor to put into a client's memory, which is kept between visits. If clients
+        train on an accelerator but vectors are kept in main memory or in files, this is a copy in
+        main memory; else it is `tensor` itself."""
         if self.apart:
             return tensor.cpu()
         return tensor

@@ -73,7 +73,7 @@ class BatchSchedule:
     """Whether a last batch of a single sample is joined to the one before: BatchNorm cannot train
     on one sample."""
     most_batches: int | None = None
-    """Upper limit of the batches of an epoch (`--smoke`); None: no limit."""
+    """Upper limit of the batches of an epoch (`--smoke`, `fl-train plan`); None: no limit."""
     budget: float | None = None
     """Number of epochs that the client may train in all rounds; None: no limit."""
     before: int = 0

@@ -26,7 +26,7 @@ class _Writer(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.values: dict[str, Any] = {}
-        """Values that lines use other than results of lines: operations, numbers, tensors from
+        """Values that lines use but no line computes: operations, numbers, tensors from
         outside."""
         self.lines: list[tuple[list[str], str, list[str]]] = []
         """Each line's names of results, operation and arguments."""

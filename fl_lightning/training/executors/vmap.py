@@ -51,8 +51,8 @@ class Vmap(Executor):
     A pass has the shape [width, largest batch, ...]; smaller batches are padded with samples of
     weight 0. On a CPU the width is one of `WIDTHS`, and `why_not_stackable` has tested that results
     on this machine do not depend on width and slot. On an accelerator there is one width, and a
-    client's slot is its position in the cohort. So a client's results depend neither on the other
-    clients in the pass nor on the number of ranks. A `PureLoss` is stacked on a CPU only, in
+    client's position in the stack is `LocalJob.place`. So a client's results depend neither on the
+    other clients in the pass nor on the number of ranks. A `PureLoss` is stacked on a CPU only, in
     batches without padding (`own.py`).
     """
 
