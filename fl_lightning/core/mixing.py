@@ -132,7 +132,12 @@ class Mixer:
         """Peak bytes of work space on this rank."""
 
     def gram(self, segments: Sequence[Segment], layers: int) -> Gram:
-        """Compute inner products by layer over `segments`; equal on every rank."""
+        """Compute the inner products of the sources' vectors by layer, equal on every rank.
+
+        Args:
+            segments: columns over which to sum; their `layer` tells the layer.
+            layers: number of layers, L.
+        """
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)

@@ -37,7 +37,12 @@ class Module(Protocol):
         """The classifier's input in the last pass, (n, d)."""
 
     def task_loss(self, batch: Batch, batch_idx: int | None = None) -> Tensor:
-        """Return the task loss of the bound model on a batch, shape ()."""
+        """Return the task loss of the bound model on a batch, shape ().
+
+        Args:
+            batch_idx: number of the batch for a user's `training_step`; None: that of the current
+                local step.
+        """
 
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
         """Return the mean task loss of the bound model on `part`, shape ()."""

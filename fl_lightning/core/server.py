@@ -465,7 +465,8 @@ class GroupServer:
         return products
 
     def vector(self, client: int, since: Since = "zero") -> Tensor:
-        """Return one client's last upload (D,), or its change as in `mean`, on every rank."""
+        """Return one client's last upload (D,), or with `since` its change as in `mean`, on every
+        rank."""
         weight = torch.ones(1, dtype=torch.float64)
         return self.mean(weight, [client], since=since)
 

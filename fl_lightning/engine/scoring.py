@@ -361,8 +361,14 @@ def class_share_score(
     client: Client,
     recall: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return `global_test_class_share_accuracy_KIND`: the mean of the recalls (classes,) on the
-    global test set, weighted by the client's shares of the classes; {} without recalls."""
+    """Return the column `global_test_class_share_accuracy_KIND`: the accuracy on the global test
+    set if its classes were as frequent as in the client's data, which is the mean of the recalls
+    weighted by the client's shares of the classes.
+
+    Args:
+        kind: the kind of model, which is part of the column's name.
+        recall: recall of each class on the global test set, (classes,); None: return {}.
+    """
     if recall is None:
         return {}
     counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
@@ -385,8 +391,13 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
 
 
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
-    """Return for each metric of `columns` (column by name) `mean_NAME`, the mean over the clients
-    that have a value, and `clients_NAME`, the number of these clients."""
+    """Return for each metric `mean_NAME`, the mean over the clients that have a value, and
+    `clients_NAME`, the number of these clients.
+
+    Args:
+        rows: the scores of each client by column.
+        columns: the column of each metric by its NAME.
+    """
     means = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])

@@ -255,8 +255,8 @@ class Visit:
         self.count_operations()
 
     def check_declared(self, upload: Payload) -> None:
-        """Raise `BadInput` if the method changes the sent tensors or keeps memory without declaring
-        it."""
+        """Raise `BadInput` if the method has made an `upload` of other tensors than usual, or has
+        written to the client's memory, without declaring it in its traits."""
         method = self.run.method
         sends_model = upload.vector is self.client[MODEL]
         same = sends_model and upload.sent.tobytes() == self.group.up_mask.tobytes()

@@ -34,8 +34,9 @@ class Worker(EngineParts):
         scored: bool,
         timer: Timer,
     ) -> Results:
-        """Visit this rank's clients of `cohort`; returns their results and failures. Entries of
-        `downloads` that transforms change are replaced by the changed payloads.
+        """Visit this rank's clients of `cohort`; returns their results and failures. Arguments are
+        those of `Visits.visits`. Entries of `downloads` that transforms change are replaced by the
+        changed payloads.
 
         The state of a client that fails is restored. With `on_bad_client: retry` the client gets a
         second attempt with the same draws, so an error that does not recur changes no result.

@@ -124,7 +124,11 @@ def order_key(schedule: BatchSchedule, epoch: int) -> int:
 
 
 def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
-    """Return the `order_key` of each epoch, computed together."""
+    """Return the `order_key` of each epoch; to compute them together is faster.
+
+    Args:
+        epochs: schedule and absolute epoch of each.
+    """
     parts = []
     for schedule, epoch in epochs:
         purpose = schedule.purpose + " order"

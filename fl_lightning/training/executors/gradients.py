@@ -80,8 +80,8 @@ class GradientSteps:
     def _answers(
         self, requests: Sequence[_GradientRequest]
     ) -> Sequence[tuple[Tensor, Tensor] | Exception]:
-        """Return the `_gradients`, or an error, for each request; if a pass fails, each request is
-        tried by itself."""
+        """Return for each request its loss and gradient as from `_gradients`, or the error that it
+        causes. If a pass of several requests fails, each is tried by itself."""
         try:
             return self._gradients(requests)
         except Exception as error:

@@ -390,7 +390,7 @@ class Vmap(Executor):
         y: Tensor,
         weight: Tensor,
     ) -> None:
-        """Take a step of the first `width` models."""
+        """Take one SGD step with each of the first `width` models; arguments as in `gradients`."""
         narrow = self.stack.narrow(width)
         gradients, losses = self.gradients(width, x, y, weight)
         torch._foreach_copy_(narrow.gradient_views, gradients)
