@@ -43,14 +43,17 @@ def class_shares(data: FederatedData) -> np.ndarray:
 
 
 def default_metric(data: FederatedData) -> JudgeMetric | None:
-    """Return the metric of a run whose configuration names none: AUROC if one of two classes has a
-    share below `AUROC_BELOW`; None stands for the task's own metric."""
+    """Return the metric of a run whose configuration names none: `auroc` if there are two classes
+    and one has a share below `AUROC_BELOW`; otherwise None, for the task's own metric."""
     shares = class_shares(data)
     return "auroc" if len(shares) == 2 and shares.min() < AUROC_BELOW else None
 
 
 def with_metric(config: Config, data: FederatedData) -> Config:
-    """Return `config` with the metric that judges its run, which is also scored."""
+    """Return `config` with the metric that judges its run, from `evaluation.metric` or by default.
+
+    A metric that is not the task's own is added to `evaluation.metrics`, so that it is scored.
+    """
     evaluation = config.evaluation
     name = evaluation.metric or default_metric(data)
     if name not in FURTHER:
@@ -60,7 +63,7 @@ def with_metric(config: Config, data: FederatedData) -> Config:
 
 
 def metric_line(data: FederatedData) -> str:
-    """Return the notice of a run that AUROC judges by default."""
+    """Return the line that tells users that AUROC was chosen by default as the run's metric."""
     shares = class_shares(data)
     rarest = data.class_names[int(shares.argmin())]
     return (

@@ -106,7 +106,7 @@ def check_name(key: str, name: str) -> None:
 
 
 def read(data: DataConfig) -> Source:
-    """Read the source `data.source`.
+    """Read the source `data.source`; unlike `load`, never replace absent data by noise.
 
     Raises:
         BadInput: the data are absent (`Absent`) or malformed.
@@ -189,6 +189,6 @@ def per_class(
     per_client: int,
     clients: int,
 ) -> int:
-    """Return a number of samples for each class with which clients get about `per_client` each, and
-    each client can hold every class."""
+    """Return how many samples of each class to synthesise so that a client gets about `per_client`
+    in all, and each client can have one of every class."""
     return max(math.ceil(per_client * clients / classes), clients)

@@ -54,15 +54,16 @@ def with_few_labels(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[ClientData, bool]:
-    """Return a held-out client's parts with few labelled training samples, and whether it has
+    """Return a held-out client's parts, with few labelled training samples, and whether they have
     labels.
 
     Args:
         data: data of the run.
         who: the client.
-        per_class: labelled training samples of each class, or all if it has fewer; of a regression
-            or of next tokens, in all. They are the first in a random order, so a larger number
-            includes the samples of a smaller one. 0: all training samples, without labels.
+        per_class: number of labelled training samples of each class (all samples of a class that
+            has fewer); with regression targets or next tokens, their total number. They are the
+            first in a fixed random order, so a larger number includes the samples of a smaller one.
+            0: all training samples, without labels.
         validation: share of these samples that becomes the validation part.
         seed: seed of the run.
         device: device of the tensors.

@@ -207,8 +207,8 @@ def check_positives(
     least: int | None,
     names: Sequence[str],
 ) -> None:
-    """Raise `BadInput` unless each client has at least `least` test samples of every class; None:
-    no minimum."""
+    """Raise `BadInput` if a client has fewer than `least` test samples of some class
+    (`data.least_test_positives`); None: no minimum."""
     if least is None:
         return
     key = "data.least_test_positives"

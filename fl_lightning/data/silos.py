@@ -229,11 +229,13 @@ def findings(
     summaries: Mapping[str, Summary],
     data: DataConfig,
 ) -> list[Finding]:
-    """Compare the silos' summaries; return findings, the worst first, then shares of missing cells
-    and of the outcome.
+    """Compare the silos' summaries; return findings in the order of `KINDS`, the worst first.
+
+    The last two kinds are no faults: the columns' shares of missing cells, and each silo's outcome
+    (median target, or share of the rarest class).
 
     Args:
-        summaries: by silo.
+        summaries: the summaries by silo.
         data: names the label, and tells whether it holds classes.
     """
     label = data.label_column

@@ -97,7 +97,8 @@ def as_tokens(
     texts: Sequence[str],
     data: DataConfig,
 ) -> Source:
-    """Return `source` with tokens as samples; its samples were indices into `texts`."""
+    """Return `source`, whose samples are indices into `texts`, with the tokens of these texts as
+    samples instead."""
     names, encode, pieces = learn(
         (texts[place] for place in source.train.read_all().tolist()), data
     )

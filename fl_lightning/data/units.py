@@ -38,10 +38,16 @@ def by_unit(
     share: float,
     rng: Generator,
 ) -> tuple[ndarray, ndarray]:
-    """Draw a stratified `share` of the units; return the indices of the other units' samples, and
-    of theirs.
+    """Draw a stratified `share` of the units; return the indices of the samples whose units were
+    not drawn, and of those whose units were.
 
-    Of two units or more, at least one is on each side.
+    If there are at least two units, at least one is drawn and one is not.
+
+    Args:
+        units: unit of each sample, [n].
+        strata: class or group of each sample, [n].
+        share: share of the units to draw.
+        rng: for the draw.
     """
     kinds, unit = np.unique(units, return_inverse=True)
     if not len(kinds):
@@ -97,12 +103,13 @@ def check_apart(
 
 
 def copies(rows: ndarray) -> ndarray:
-    """Return group numbers, int64 [n], that are equal for rows that are copies, even if their last
-    digits differ.
+    """Return a group number for each row of `rows` (n, columns), int64 [n]; rows that are copies of
+    each other have the same number.
 
-    Rows (n, columns) are copies if they are equal within `GRID`, and equal rows are unlikely by
-    chance. With coarse columns they are likely: if the columns were independent and `CHANCE`
-    further equal rows or more were expected, equal rows are not grouped.
+    Two rows are copies if all cells are equal, up to `GRID`, and this is unlikely to be chance.
+    Rows of coarse columns, such as age and sex, may agree by chance: from the columns' frequencies,
+    as if columns were independent, the number of other rows that equal a row by chance is computed,
+    and a row is grouped only if it is below `CHANCE`.
     """
     is_empty = np.isnan(rows)  # cells that will be imputed
     deviation = np.zeros(rows.shape[1])
@@ -127,14 +134,15 @@ def identifier(
     columns: dict[str, list[str]],
     groups: ndarray,
 ) -> str | None:
-    """Return the first column that looks like an identifier of persons with several rows; None
-    without one.
+    """Return the first column that looks like an identifier of persons who have several rows; None
+    if there is none.
 
-    Most of its values occur in several rows, and each in one group only.
+    In such a column a value occurs in at least `REPEATED` rows on average, all of them in one
+    group, and there are at least two values for each group.
 
     Args:
         columns: cells by column.
-        groups: group of each row.
+        groups: client (natural group) of each row.
     """
     clients = len(np.unique(groups))
     for name, cells in columns.items():
