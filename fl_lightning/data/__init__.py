@@ -191,7 +191,8 @@ def _normalisation(
 
 
 def _check_images(data: DataConfig, axes: int) -> None:
-    """Raise `BadInput` if an option for images meets other samples; `axes`: of their array."""
+    """Raise `BadInput` if an option needs images and the samples are something else; `axes`:
+    number of axes of the array of all samples, 4 for images."""
     needs_images_by_key = {
         "data.partition": data.partition == "rotated",
         "data.planted": data.planted == "rotation",

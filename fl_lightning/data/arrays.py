@@ -23,7 +23,7 @@ SHAPED = ("channels", "raw")
 """Keys that say how the samples of a file are laid out: `channels` (first or last), or `raw`, which
 marks a file whose samples need no conversion: their axes are those of the model's inputs."""
 MOST_CHANNELS = 4
-"""Largest number of channels of an image: an axis that is longer holds none."""
+"""Largest number of channels of an image; a longer axis is height or width."""
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, "
     "features); "
@@ -232,8 +232,8 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
     """Read the `.npz` file of one site of a deployment.
 
     Returns samples and labels of `train`, `validation` and `test`, of which the last two may be
-    empty, and the public samples (None without them). Samples of a file with the key `raw` have the
-    axes of the model's inputs already.
+    empty, and the public samples (None without them). The key `raw` marks a file whose samples have
+    their axes already in the order that models expect.
 
     Args:
         root: path of the file.

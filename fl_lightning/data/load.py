@@ -41,8 +41,7 @@ MADE_UP_TOKENS = 80
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 SOURCE_BY_SUFFIX = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
-"""The source that a file for `data.root` means, where `data.source` names none that reads files of
-another kind."""
+"""Source that reads the file `data.root`, by the file's suffix (`source_name`)."""
 ROOTLESS = ("digits", "watch")
 """Sources that read nothing below `data.root`, since their files come with packages."""
 
@@ -79,11 +78,11 @@ def load(
 
 
 def source_name(data: DataConfig) -> str:
-    """Return the name of the source: `data.source`, or the source that reads files like
-    `data.root`.
+    """Return the name of the source: the source that reads the file `data.root`
+    (`SOURCE_BY_SUFFIX`), or `data.source` if `data.root` is no file with such a suffix.
 
     Raises:
-        BadInput: both are given, and contradict each other.
+        BadInput: `data.source` is `arrays` or `table`, and the file is for another source.
     """
     suffix = Path(data.root or "").suffix.lower()
     source_of_file = SOURCE_BY_SUFFIX.get(suffix)

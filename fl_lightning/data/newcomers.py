@@ -25,11 +25,11 @@ def hold_out(
     seed: int,
     named: Sequence[int] | None = None,
 ) -> tuple[DealtParts, list[HeldOut]]:
-    """Take clients out of the run; return the indices of the remaining clients, and the held-out
+    """Take clients out of the run; return the remaining clients' sample indices, and the held-out
     clients.
 
     Args:
-        shares: indices of all clients.
+        shares: sample indices of all clients, for training, validation and test.
         angles: degrees by which each client's images are rotated.
         count: number of clients to draw, if `named` is None.
         seed: for the draw.
@@ -111,8 +111,8 @@ def from_file(
     seed: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[ClientData, bool]:
-    """Return a new client's parts from an npz file, prepared like the run's data, and whether it
-    has labels.
+    """Return a new client's parts from an npz file, prepared like the run's data, and whether its
+    training samples have labels.
 
     Raises:
         BadInput: the file cannot be read, or its samples have another shape or class than the

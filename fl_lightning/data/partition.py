@@ -5,7 +5,7 @@ lists of `clients` ascending index arrays, for training and for test. No sample 
 client has the same class mix in both, as far as whole samples allow.
 
 Every client gets at least `samples_needed(data)` training samples and one test sample: clients that
-were drawn fewer get samples of those that hold most. Drawing again until all have enough might
+would get fewer receive samples from those that hold most. Drawing again until all have enough might
 never end for small alpha.
 """
 
@@ -408,12 +408,13 @@ def cut_off(
     rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Cut a stratified share off each client's training samples; return the rest and the share.
+    """Cut a stratified share off each client's training samples; return each client's remaining
+    indices, and the indices that were cut off.
 
-    Client i with n_i samples loses m_i = floor(share * n_i), and at least one (none if `share` is
-    0). Of its n_ik samples of class k these are m_i n_ik / n_i, rounded by largest remainders. The
-    rounding is the same with every seed, so that small classes may never lose a sample. With
-    `by_chance` (for `data.client_test`) it is random, and exact on average over seeds
+    Of client i's n_i samples, m_i = floor(share * n_i) are cut off, and at least one (none if
+    `share` is 0): of its n_ik samples of class k, m_i n_ik / n_i, rounded by largest remainders.
+    This rounding is the same with every seed, so a small class may never lose a sample. With
+    `by_chance` (for `data.client_test`) the rounding is random, and right on average over seeds
     (`sampling.systematic`).
     """
     if share == 0:

@@ -100,8 +100,8 @@ def in_turn(
     rng: Generator,
     drawn_first: bool = False,
 ) -> ndarray:
-    """Return the share of each sample, int64 [n], from 0: samples are sorted by class, in random
-    order within a class, and dealt in turn.
+    """Return the number of the share that each sample goes to, int64 [n], from 0: samples are
+    sorted by class, in random order within a class, and dealt to the shares in turn.
 
     Any two shares differ by at most one sample, and by at most one of each class. The first sample
     goes to share 0, or to a random share if `drawn_first`.

@@ -37,7 +37,7 @@ class Setting:
         holds: bool,
         requirement: str,
     ) -> None:
-        """Raise `BadInput` unless `holds`; `requirement` is its text."""
+        """Raise `BadInput` with the text `requirement`, unless `holds`."""
         check(self.key, self.value, holds, requirement)
 
     def error(self, requirement: str) -> BadInput:

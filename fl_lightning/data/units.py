@@ -11,21 +11,23 @@ from fl_lightning.data.sampling import in_turn, split
 from fl_lightning.foundation.errors import check
 
 CHANCE = 1e-4
-"""Expected number of further equal rows, by the frequencies of the columns, below which equal rows
-count as copies. Ours: low, since dependent columns repeat more often."""
+"""Equal rows count as copies if fewer than this number of them are expected by chance, from the
+frequencies of the columns as if columns were independent. Ours: low, since rows of dependent
+columns are equal more often."""
 GRID = 1e-3
-"""Share of a column's standard deviation within which two values are one number, exported twice."""
+"""Step, as a share of a column's standard deviation, to which values are rounded before rows are
+compared: copies that were exported twice may differ in their last digits."""
 EMPTY = 2.0**40
-"""Stands for an empty cell: no value is so many steps from 0."""
+"""Code of an empty cell in `copies`: larger than any value, counted in steps of `GRID`."""
 REPEATED = 1.5
-"""Mean number of rows with the same value from which on a column may name persons. Ours."""
+"""Smallest mean number of rows of one value in a column that may identify persons. Ours."""
 
 
 def _strata(
     unit: ndarray,
     strata: ndarray,
 ) -> ndarray:
-    """Return the most frequent stratum of each unit; units are numbered from 0."""
+    """Return the most frequent stratum (class or group) of each unit; units are numbered from 0."""
     shape = 1 + int(unit.max()), 1 + int(strata.max())
     counts = np.zeros(shape, np.int64)
     np.add.at(counts, (unit, strata), 1)
@@ -66,8 +68,8 @@ def folds(
     count: int,
     rng: Generator,
 ) -> ndarray:
-    """Return the fold of each sample, int64 [n]; the units of each stratum are dealt to the folds
-    in turn."""
+    """Return the number of the fold of each sample, int64 [n], from 0; the units of each stratum
+    (class or group) are dealt to the folds in turn."""
     _, unit = np.unique(units, return_inverse=True)
     if not len(unit):
         return unit

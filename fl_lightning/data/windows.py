@@ -19,10 +19,13 @@ def cut(
     window: int,
     step: int,
 ) -> tuple[ndarray, ndarray]:
-    """Return the spans of all training windows, and of all test windows: those in the last
-    `TEST_SHARE` of each recording.
+    """Return the spans of all training windows and of all test windows, which lie in the last
+    `TEST_SHARE` of each recording; no window crosses the border.
 
-    A window across the border is in neither. `lengths`: of the recordings.
+    Args:
+        lengths: number of samples of each recording.
+        window: number of samples of a window.
+        step: number of samples from the start of a window to the start of the next.
     """
     trains = []
     tests = []

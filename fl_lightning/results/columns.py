@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
-"""Stands for the judge's model, whichever kind it is."""
+"""Value of `Column.model` for scores of the run's judge, whichever kind of model that is."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Column:
     """One column of a table, or one key of `summary.json`."""
 
     name: str
-    """The name; one that ends with `*` declares all columns that begin so."""
+    """The name; a name that ends with `*` declares all columns that begin with the text before
+    it."""
     section: str = "other"
     """Section of viewers, which they draw together."""
     doc: str = ""

@@ -2,9 +2,9 @@
 not spoil them.
 
 A row is one write; any other file is written aside and renamed. The row in `metrics.csv` is a
-round's last write: a round with this row is complete. If the process dies, nothing written is lost;
-if the machine dies, nothing that was flushed (`flush`), as every checkpoint does first. Only rank 0
-writes.
+round's last write: a round with this row is complete. If the process dies, nothing that was written
+is lost. If the machine dies, nothing is lost that `flush` had brought to the disk; every checkpoint
+calls it first. Only rank 0 writes.
 """
 
 from __future__ import annotations
