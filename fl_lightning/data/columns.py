@@ -293,8 +293,8 @@ class Preprocessing:
 
         Returns the value by which each feature's empty cells are filled, and four lists with a
         number for each feature: centre, spread, slope and shift. The scaled feature is
-        (x - centre) / spread * slope + shift. An export computes it in this order, so that it is
-        rounded as scikit-learn rounds it.
+        (x - centre) / spread * slope + shift; scikit-learn's scalers compute in this order, so an
+        export that does too is equal to the bit.
 
         Raises:
             BadInput: the scaler is not affine.

@@ -10,7 +10,7 @@ def class_sizes(
     train_labels: ndarray,
     test_labels: ndarray,
 ) -> tuple[ndarray, ndarray]:
-    """Count the samples of each class, [C]: of the training labels, and of the test labels."""
+    """Return the number of training samples and of test samples of each class, [C] each."""
     largest = max(train_labels.max(), test_labels.max())
     classes = 1 + int(largest)
     return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)

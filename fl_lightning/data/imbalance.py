@@ -80,8 +80,12 @@ def _has_classes(data: FederatedData) -> bool:
 def rare_line(data: FederatedData, metrics: Collection[str]) -> str | None:
     """Return a warning that names the rare classes; None without one.
 
-    It recommends `METRICS` unless `metrics`, those that the run scores, has one of them. Tokens of
-    texts do not count as classes.
+    It recommends `METRICS`, unless the run scores one of them already. Tokens of texts do not count
+    as classes.
+
+    Args:
+        data: data of the run.
+        metrics: names of the metrics that the run scores.
     """
     if not _has_classes(data):
         return None
@@ -100,7 +104,7 @@ def untrained_line(data: FederatedData) -> str | None:
     """Return a warning with the numbers of validation and test samples whose class no client trains
     on; None without any.
 
-    An example: if each client has one sample of a class, all of them may hold that sample out.
+    An example is a class of which each client has one sample and holds it out.
     """
     if not _has_classes(data):
         return None

@@ -108,7 +108,8 @@ def read(data: DataConfig) -> Source:
     """Read the source `data.source`; unlike `load`, never replace absent data by noise.
 
     Raises:
-        BadInput: the data are absent (`Absent`) or malformed.
+        Absent: there are no data (a kind of `BadInput`; `load` makes noise instead in a smoke run).
+        BadInput: the data are malformed.
     """
     data = tables.spelled(data)
     path = READERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")

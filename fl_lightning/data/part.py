@@ -334,8 +334,8 @@ class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
         self.dtype = dtype
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels at `index`, which counts within `self.samples` (the samples of
-        all clients), not within this part."""
+        """Return inputs and labels at `index`: positions among the samples of all clients
+        (`self.samples`), not among those of this part."""
         x = self.samples.inputs(index, self.angle, self.device, self.dtype)
         return x, to_device(self.samples.labels[index], self.device)
 

@@ -276,8 +276,8 @@ def _others(values: Mapping[str, float], silo: str) -> float:
 
 
 def _usual(values: Mapping[str, float], silo: str) -> float:
-    """Return the usual value, with which silo `silo` is compared: the median of all silos (with
-    three or more, one odd silo hardly moves it); of two silos, the other's value."""
+    """Return the usual value, with which `silo` is compared: the median of all silos if there are
+    three or more, which one odd silo hardly moves; of two silos, the other's value."""
     if len(values) > 2:
         return median(values.values())
     return _others(values, silo)

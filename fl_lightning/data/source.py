@@ -96,8 +96,8 @@ class SamplePool:
 
     @property
     def sample_ids(self) -> ndarray:
-        """A number that identifies each sample in every split, int64 [n]: `rows`, or its index in
-        this pool without them."""
+        """A number that identifies each sample in every split, int64 [n]: `rows`, or, if they are
+        None, the samples' indices in this pool."""
         return np.arange(len(self.labels)) if self.rows is None else self.rows
 
     @property

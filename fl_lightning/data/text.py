@@ -27,8 +27,8 @@ def load(data: DataConfig) -> Source:
     sample across the border is in neither part.
 
     Raises:
-        BadInput: the folder is missing (`Absent`) or has no text, or a file is too short or not in
-            UTF-8.
+        Absent: the folder is missing.
+        BadInput: the folder has no text, or a file is too short or not in UTF-8.
     """
     root, folder = at_root(data, LAYOUT)
     files = entries(folder, "*.txt")

@@ -140,7 +140,7 @@ def identifier(
     if there is none.
 
     In such a column a value occurs in at least `REPEATED` rows on average, all of them in one
-    group, and there are at least two values for each group.
+    group, and there are at least two values per group on average.
 
     Args:
         columns: cells by column.

@@ -353,7 +353,7 @@ def summary_viewer_name(key: str) -> str:
 
 
 def by_viewer_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `metrics.csv` by viewers' names."""
+    """Return a row of `metrics.csv` with its columns renamed to viewers' names."""
     return {viewer_name(name): value for name, value in values.items()}
 
 

@@ -140,8 +140,8 @@ class RunFolder:
                     file.unlink()
 
     def delete_final_files(self) -> None:
-        """Delete the files of the end of a run that has been extended: they describe a shorter
-        run."""
+        """Delete the files that are written when a run ends, since the run now goes on and they
+        would describe a shorter one."""
         for name in _FINAL_FILES:  # summary.json first, which marks a run that has ended
             (self.path / name).unlink(missing_ok=True)
 
