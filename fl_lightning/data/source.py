@@ -225,7 +225,8 @@ class Source:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A client that takes no part in the run."""
+    """A client that takes no part in the run: its number, the indices of its samples, and the
+    degrees by which its images are rotated (`angle`)."""
 
     number: int
     """Number of the client among all, including held-out ones."""
