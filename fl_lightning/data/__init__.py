@@ -35,8 +35,8 @@ def prepare(
 ) -> FederatedData:
     """Load the source `data.source`, split it among the clients, and compute the normalisation.
 
-    All random choices depend on `seed` alone. With `data.folds` the seed stands for two numbers,
-    cycle * folds + fold: the cycle seeds the split, and the fold is the test part.
+    All random choices depend on `seed` alone. With `data.folds`, fold `seed % folds` is the test
+    part of the split that is drawn with the seed `seed // folds`.
 
     Args:
         data: which samples to load, and how to split them.
@@ -44,7 +44,8 @@ def prepare(
         seed: seed of the run.
         smoke: take few samples, lower `data.min_samples`, and replace data that are absent by
             noise.
-        fit: False leaves the samples as they were read, without `data.impute` and `data.scale`.
+        fit: whether to apply `data.impute` and `data.scale`. The normalisation is computed in
+            either case.
 
     Raises:
         BadInput: the data are absent, malformed or too few.
@@ -190,7 +191,8 @@ def _normalisation(
 
 
 def _check_images(data: DataConfig, axes: int) -> None:
-    """Raise `BadInput` if an option for images meets other samples; `axes`: of their array."""
+    """Raise `BadInput` if an option needs images and the samples are something else; `axes`:
+    number of axes of the array of all samples, 4 for images."""
     needs_images_by_key = {
         "data.partition": data.partition == "rotated",
         "data.planted": data.planted == "rotation",
@@ -368,11 +370,11 @@ def client_names(
     data: DataConfig,
     clients: int,
 ) -> list[str]:
-    """Return the clients' names: `data.client_names`, or with the natural partition those of its
-    groups.
+    """Return the clients' names: `data.client_names` if it is set; else, with the natural
+    partition, the names of the groups; else an empty list.
 
     Raises:
-        BadInput: the names are more or fewer than the clients, or two are equal.
+        BadInput: the length of `data.client_names` is not `clients`, or two names are equal.
     """
     natural = source.group_names[:clients] if data.partition == partition.NATURAL else []
     names = natural if data.client_names is None else [composed(name) for name in data.client_names]

@@ -23,7 +23,7 @@ SHAPED = ("channels", "raw")
 """Keys that say how the samples of a file are laid out: `channels` (first or last), or `raw`, which
 marks a file whose samples need no conversion: their axes are those of the model's inputs."""
 MOST_CHANNELS = 4
-"""Largest number of channels of an image: an axis that is longer holds none."""
+"""Largest number of channels of an image; a longer axis is height or width."""
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, "
     "features); "
@@ -34,9 +34,9 @@ LAYOUT = (
 def load(data: DataConfig) -> Source:
     """Read a user's `.npz` file with x_train, y_train, x_test and y_test.
 
-    Plain vectors give the input shape (features,). Files with the key `raw` are written by
-    data/given.py: their samples have the axes of the model's inputs already, and a test part may be
-    missing.
+    Samples that are vectors keep the shape (features,). The key `raw` marks a file into which
+    data/given.py has stored data passed from Python: the axes of its samples are already in the
+    order that models expect, and it may have no test part.
     """
     root = data.root
     if root is None or not root.lower().endswith(".npz"):
@@ -180,7 +180,7 @@ def _with_units(
 
 
 def public(key: str, path: str) -> SamplePool:
-    """Read unlabelled samples from the file at `path`: x_public, or else x_train.
+    """Read the public samples in the file at `path`: its array x_public, or x_train if it has none.
 
     Raises:
         BadInput: the file is absent, malformed or empty; the error names `key`.
@@ -232,8 +232,8 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[ndarray, ndarray]], nda
     """Read the `.npz` file of one site of a deployment.
 
     Returns samples and labels of `train`, `validation` and `test`, of which the last two may be
-    empty, and the public samples (None without them). Samples of a file with the key `raw` have the
-    axes of the model's inputs already.
+    empty, and the public samples (None without them). The key `raw` marks a file whose samples have
+    their axes already in the order that models expect.
 
     Args:
         root: path of the file.
@@ -381,8 +381,9 @@ def _channels_first(
 def channel_axis(shape: tuple[int, ...]) -> Layout:
     """Guess from the shape (n, a, b, c) of images whether their channels are first (a) or last (c).
 
-    Channels are on the side that alone has at most `MOST_CHANNELS`; else on the side that differs
-    from two equal ones (a square image). Returns `unknown` if the shape does not tell.
+    If only one of a and c is at most `MOST_CHANNELS`, it is the channels; if both are, c is. If
+    neither is, but two neighbouring axes are equal (a square image), the third is the channels.
+    Otherwise returns `unknown`.
     """
     _, a, b, c = shape
     if (a <= MOST_CHANNELS) != (c <= MOST_CHANNELS):

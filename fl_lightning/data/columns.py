@@ -89,7 +89,7 @@ class Columns:
     ) -> Columns:
         """Build the columns from `cells`, the cell texts by column.
 
-        The values of a one-hot column are sorted as text; empty cells are no value.
+        The values of a one-hot column are sorted as text. Empty cells get no feature of their own.
         """
         values = {}
         for name in data.one_hot or []:
@@ -111,11 +111,12 @@ class Columns:
 
 
 def say_merged(names: Sequence[str], numbers: ndarray) -> None:
-    """Print a warning if float32 merges or coarsely rounds values of a column.
+    """Print a warning if a column loses digits in float32: different values become equal, or are
+    rounded coarsely (`MERGED`, `BLURRED`).
 
     Args:
         names: names of the columns.
-        numbers: (n, columns).
+        numbers: values of the columns as they were read, (n, columns).
     """
     if numbers.dtype.name in EXACT or not len(numbers):
         return
@@ -230,12 +231,12 @@ class Preprocessing:
         """Fit on the training samples; return transformed training and test samples, (n, features).
 
         Args:
-            train, test: the samples as they were read; if they are one array, one is returned
-                twice.
+            train, test: the samples as they were read; they may be one array, and then the two
+                results are also one array.
             shares: each client's indices for training and validation (into `train`) and for test
                 (into `test`).
-            shared: indices of the training samples of the clients that take part, for a fit that
-                all share.
+            shared: indices of the training samples of all clients that take part; with
+                `data.fitted` shared, one imputer and scaler is fitted on them.
             names: names of the clients, for errors.
         """
         is_one = test is train
@@ -288,11 +289,12 @@ class Preprocessing:
         self,
         who: int,
     ) -> tuple[list[float], list[list[float]]]:
-        """Return client `who`'s transformation as numbers, for an export.
+        """Return client `who`'s imputer and scaler as numbers, for an export.
 
-        Returns the value that fills an empty cell of each feature, and four lists over the
-        features, centre, spread, slope and shift: the output is (x - centre) / spread * slope +
-        shift.
+        Returns the value by which each feature's empty cells are filled, and four lists with a
+        number for each feature: centre, spread, slope and shift. The scaled feature is
+        (x - centre) / spread * slope + shift; scikit-learn's scalers compute in this order, so an
+        export that does too is equal to the bit.
 
         Raises:
             BadInput: the scaler is not affine.

@@ -10,7 +10,7 @@ def class_sizes(
     train_labels: ndarray,
     test_labels: ndarray,
 ) -> tuple[ndarray, ndarray]:
-    """Count the samples of each class, [C]: of the training labels, and of the test labels."""
+    """Return the number of training samples and of test samples of each class, [C] each."""
     largest = max(train_labels.max(), test_labels.max())
     classes = 1 + int(largest)
     return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
@@ -36,10 +36,11 @@ def fill_in_turn(
     mass: ndarray,
     class_sizes: ndarray,
 ) -> ndarray:
-    """Return counts [N, C] with equal row sums.
+    """Return counts [N, C] that give each client the same number of samples.
 
-    One client after the other gets its samples from what is left, in proportion to its weights for
-    the classes; when a class is used up, its other classes fill the rest.
+    The clients choose in the order of their numbers, from the samples that earlier ones have left.
+    A client gets samples in proportion to its weights. If a class runs out, the client's other
+    classes make up for it; if all of these run out, the classes that have samples left.
 
     Args:
         mass: weights [N, C].
@@ -70,16 +71,17 @@ def top_up(
     """Move samples within `counts` [N, C], in place, until every client has at least `size`; return
     whether that succeeded.
 
-    A poor client gets samples of its classes, in the order of its weights. The giver is always the
-    largest client that can keep `size` samples, and `keep` samples of the class. If there is none,
-    the largest client gives samples of its most frequent class, whatever the weights.
+    A client with fewer samples receives samples of its classes, those with the largest weights
+    first. They come from the largest client that can give some and keep at least `size` samples in
+    all and `keep` samples of the class. If no client can, the largest client gives samples of its
+    most frequent class, even if the receiver's weight for that class is 0.
 
     Args:
         counts: samples by client and class.
-        size: fewest samples of a client.
-        weights: weights [N, C]; a client gets no class of weight 0.
-        keep: fewest samples of the class that a giver keeps.
-        strict: return False in place of using the last rule.
+        size: smallest number of samples of a client.
+        weights: each client's weights for the classes, [N, C].
+        keep: number of samples of the class that a giving client keeps at least.
+        strict: return False if no client can give samples of a class with positive weight.
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):
@@ -112,12 +114,13 @@ def holders(
     k: int,
     rng: np.random.Generator,
 ) -> ndarray:
-    """Choose at random the classes that each client holds; return 0 or 1, [N, C].
+    """Choose `k` classes for each client at random; return [N, C], 1 where the client holds the
+    class, else 0.
 
     Args:
-        room: most clients that may hold each class, [C].
+        room: largest number of clients that may hold each class, [C].
         clients: number of clients, N.
-        k: classes of each client.
+        k: number of classes of each client.
         rng: for the random choices.
     """
     quota = np.zeros_like(room)

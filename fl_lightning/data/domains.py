@@ -20,8 +20,8 @@ LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet h
 def load(data: DataConfig) -> Source:
     """Read image folders by domain and class; the classes are those of all domains, sorted by name.
 
-    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. The natural
-    groups are the clients of `of_domains`.
+    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Each domain is
+    divided into `data.clients_per_domain` natural groups.
     """
     root, folder = at_root(data, LAYOUT)
     folders = [path for path in entries(folder) if path.is_dir()]

@@ -158,8 +158,8 @@ class FederatedData:
 
     @property
     def least_test_class(self) -> int:
-        """Smallest number of test samples that a client has of a class; classes that it lacks do
-        not count."""
+        """The smallest number of test samples of one class at one client, of all pairs of client
+        and class with at least one."""
         return int(self.test_counts[self.test_counts > 0].min())
 
     @property
@@ -212,10 +212,10 @@ class FederatedData:
         return self._cache[key]
 
     def raw_samples(self, i: int) -> tuple[Tensor, Tensor]:
-        """Return client `i`'s training and test samples as they were read, in the order of its
-        parts.
+        """Return client `i`'s raw training and test samples, in the stored order of its training
+        and test parts.
 
-        A sample has the same values with every seed: it is neither normalised nor rotated.
+        They are neither normalised nor rotated, so a sample has the same values with every seed.
         """
         trained, _, tested = (share[i] for share in self._shares)
         return self._train.raw[trained], self._test.raw[tested]
@@ -264,8 +264,8 @@ class FederatedData:
         )
 
     def run_numbers(self, dealt_numbers: Sequence[int]) -> list[int]:
-        """Translate numbers among all clients into numbers of the run; held-out clients are left
-        out."""
+        """Return the run's numbers of clients that are given by their numbers among all clients,
+        ascending; held-out clients have none and are left out."""
         return [place for place, number in enumerate(self.numbers) if number in set(dealt_numbers)]
 
     def example(
@@ -274,7 +274,8 @@ class FederatedData:
         device: torch.device,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return at most two training samples of client `i`, on which operations are counted."""
+        """Return a batch of at most two training samples of client `i`, with which a model's
+        operations (FLOPs) are counted."""
         batches = self.client(i, device, dtype).train.batches(2)
         return next(iter(batches))
 
@@ -340,8 +341,9 @@ class FederatedData:
     def with_newcomer(self, parts: ClientData) -> FederatedData:
         """Return a shallow copy with one more client, which has the parts `parts`.
 
-        Tensors and caches are shared. A client without training samples is given the weight of one.
-        Names, and the counts of validation and test samples by class, are not extended.
+        Tensors and caches are shared. A new client without training samples has weight 1 in
+        weighted means, as if it had one sample. Names, and the counts of validation and test
+        samples by class, are those of the other clients only.
         """
         extended = copy.copy(self)
         labels = [y.cpu().numpy() for _, y in parts.train.batches(4096)]
@@ -434,7 +436,8 @@ class FederatedData:
         return self._relabelled[i](labels) if i in self._relabelled else labels
 
     def at_round(self, round: int) -> None:
-        """Give every client, held-out ones included, its task in `round` (`data.drift_every`)."""
+        """Change the labels and rotations of all clients, held-out ones too, to the tasks that they
+        have in `round`; does nothing without `data.drift_every`."""
         if self._drifting is None or round == self._round:
             return
         tasks = self._drifting
@@ -505,7 +508,8 @@ class ClientData:
 
 @dataclass(frozen=True)
 class AsRead:
-    """Samples as they were read, from which a deployment writes each site's file."""
+    """Raw samples of all clients, with what turns them into inputs; a deployment writes them to a
+    file for each site."""
 
     plain: bool
     """Whether clients train on the samples as read: not rotated, and the same in every round."""

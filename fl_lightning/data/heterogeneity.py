@@ -27,8 +27,8 @@ class Heterogeneity:
     """Numbers of the compared clients, n of them."""
     pairs: dict[str, ndarray]
     """Distances by measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label
-    mixes, `feature_shift` and `feature_shift_within` (in standard deviations) of inputs; nan if two
-    clients have no class in common."""
+    mixes; `feature_shift` and `feature_shift_within` (in standard deviations) of inputs, the latter
+    nan for two clients without a common class."""
     gini: float
     """Gini coefficient of the numbers of training samples: 0 if all clients have equally many,
     towards 1 if one has all."""
@@ -48,15 +48,16 @@ class Heterogeneity:
 def measure(data: FederatedData) -> Heterogeneity:
     """Measure the distances between the clients' training samples, as they are in the first round.
 
-    For `feature_shift`, inputs are projected on `DIRECTIONS` fixed random directions. The shift
-    between two clients is the root mean square, over the directions, of the distance between their
-    means and deviations (the 2-Wasserstein distance, if the projections were normal), in units of
-    the deviation of all clients. Two clients with a hundred samples of one normal
-    distribution differ by some 0.17.
+    For `feature_shift`, inputs are projected on `DIRECTIONS` fixed random directions, and divided
+    in each direction by the standard deviation over all clients. In one direction, two clients are
+    sqrt((difference of means)^2 + (difference of deviations)^2) apart, the 2-Wasserstein distance
+    of two normal distributions; the shift is the root mean square over the directions. Two clients
+    with a hundred samples each of the same normal distribution are about 0.17 apart.
 
-    `feature_shift_within` compares the means of single classes that both clients have, weighted by
-    the smaller number of samples, and subtracts the value that is expected by chance. It is near 0
-    if only the label mixes differ, and large if a label means something else at each client.
+    `feature_shift_within` uses the squared distances between the two clients' means of each class
+    that both have, less the value expected if the distributions were equal. It is the root of their
+    mean, weighted by the smaller number of samples. It is near 0 if only the label mixes differ,
+    and large if a label means something else at each client.
     """
     count = min(data.clients, MOST_CLIENTS)
     places = np.linspace(0, data.clients - 1, count).round()
@@ -146,7 +147,7 @@ def _projected(
 
 
 def _shift(projected: list[ndarray]) -> ndarray:
-    """Return the distances (n, n) between the clients' means and deviations."""
+    """Return `feature_shift` (n, n): distances between the clients' means and deviations."""
     means = [z.mean(axis=0) for z in projected]
     deviations = [z.std(axis=0) for z in projected]
     moments = np.concatenate([means, deviations], axis=1)
@@ -158,8 +159,8 @@ def _shift_within(
     projected: list[tuple[ndarray, ndarray]],
     classes: int,
 ) -> ndarray:
-    """Return the distances (n, n) between the means of the classes that two clients share; nan
-    without one."""
+    """Return `feature_shift_within` (n, n): distances between the means of the classes that two
+    clients share; nan if they share none."""
     n = len(projected)
     counts = np.zeros((n, classes))
     means = np.zeros((n, classes, DIRECTIONS))

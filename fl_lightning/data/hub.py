@@ -34,8 +34,8 @@ def load(data: DataConfig) -> Source:
     `data.test_seed`.
 
     Raises:
-        BadInput: there is no data set (`Absent`), no such column, or a cell that cannot be used;
-            the error names row and column.
+        Absent: there is no data set.
+        BadInput: there is no such column, or a cell cannot be used; the error names row and column.
     """
     parts = _parts(data.root)
     train = parts["train"]

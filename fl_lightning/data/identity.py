@@ -36,8 +36,10 @@ def current(
 def is_seed_independent(data: DataConfig) -> bool:
     """Return whether every seed reads the same samples, so that their digest can be stored.
 
-    If models are scored on validation data, the test samples are not read. The training samples are
-    then the same for every seed only with `data.test_seed`, and without pooled data.
+    All samples are read unless models are scored on validation data, when test samples are not.
+    The training samples then depend on the seed if it draws the test part: without
+    `data.test_seed`, or if each client's test part is cut from pooled training and test data
+    (`data.client_test`, `data.folds`).
     """
     return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
 

@@ -198,10 +198,12 @@ def marks(
     files: Sequence[Path],
     folder: Path,
 ) -> Callable[[ndarray], list[bytes]]:
-    """Return a function that identifies the pictures at given indices of `files`, for
-    `SamplePool.mark`.
+    """Return the function `SamplePool.mark` of pictures: from indices into `files` to bytes that
+    identify the pictures.
 
-    `folder`: pictures are named by their paths below it.
+    Args:
+        files: the pictures.
+        folder: a folder that contains all of them; the paths below it become part of the bytes.
     """
     return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
 

@@ -43,14 +43,17 @@ def class_shares(data: FederatedData) -> np.ndarray:
 
 
 def default_metric(data: FederatedData) -> JudgeMetric | None:
-    """Return the metric of a run whose configuration names none: AUROC if one of two classes has a
-    share below `AUROC_BELOW`; None stands for the task's own metric."""
+    """Return the metric of a run whose configuration names none: `auroc` if there are two classes
+    and one has a share below `AUROC_BELOW`; otherwise None, for the task's own metric."""
     shares = class_shares(data)
     return "auroc" if len(shares) == 2 and shares.min() < AUROC_BELOW else None
 
 
 def with_metric(config: Config, data: FederatedData) -> Config:
-    """Return `config` with the metric that judges its run, which is also scored."""
+    """Return `config` with the metric that judges its run, from `evaluation.metric` or by default.
+
+    A metric that is not the task's own is added to `evaluation.metrics`, so that it is scored.
+    """
     evaluation = config.evaluation
     name = evaluation.metric or default_metric(data)
     if name not in FURTHER:
@@ -60,7 +63,7 @@ def with_metric(config: Config, data: FederatedData) -> Config:
 
 
 def metric_line(data: FederatedData) -> str:
-    """Return the notice of a run that AUROC judges by default."""
+    """Return the line that tells users that AUROC was chosen by default as the run's metric."""
     shares = class_shares(data)
     rarest = data.class_names[int(shares.argmin())]
     return (
@@ -77,8 +80,12 @@ def _has_classes(data: FederatedData) -> bool:
 def rare_line(data: FederatedData, metrics: Collection[str]) -> str | None:
     """Return a warning that names the rare classes; None without one.
 
-    It recommends `METRICS` unless `metrics`, those that the run scores, has one of them. Tokens of
-    texts do not count as classes.
+    It recommends `METRICS`, unless the run scores one of them already. Tokens of texts do not count
+    as classes.
+
+    Args:
+        data: data of the run.
+        metrics: names of the metrics that the run scores.
     """
     if not _has_classes(data):
         return None
@@ -97,7 +104,7 @@ def untrained_line(data: FederatedData) -> str | None:
     """Return a warning with the numbers of validation and test samples whose class no client trains
     on; None without any.
 
-    An example: if each client has one sample of a class, all of them may hold that sample out.
+    An example is a class of which each client has one sample and holds it out.
     """
     if not _has_classes(data):
         return None

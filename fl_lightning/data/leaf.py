@@ -44,8 +44,8 @@ def load(data: DataConfig) -> Source:
     else features; texts as characters.
 
     Raises:
-        BadInput: the folder is missing (`Absent`), or a sample is malformed; the error names file,
-            user and sample.
+        Absent: the folder is missing.
+        BadInput: a sample is malformed; the error names file, user and sample.
     """
     root, folder = at_root(data, LAYOUT)
     whole = not (folder / "train").is_dir()

@@ -41,8 +41,7 @@ MADE_UP_TOKENS = 80
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 SOURCE_BY_SUFFIX = {".npz": "arrays", **dict.fromkeys(tables.SUFFIXES, "table"), ".parquet": "hf"}
-"""The source that a file for `data.root` means, where `data.source` names none that reads files of
-another kind."""
+"""Source that reads the file `data.root`, by the file's suffix (`source_name`)."""
 ROOTLESS = ("digits", "watch")
 """Sources that read nothing below `data.root`, since their files come with packages."""
 
@@ -79,11 +78,11 @@ def load(
 
 
 def source_name(data: DataConfig) -> str:
-    """Return the name of the source: `data.source`, or the source that reads files like
-    `data.root`.
+    """Return the name of the source: the source that reads the file `data.root`
+    (`SOURCE_BY_SUFFIX`), or `data.source` if `data.root` is no file with such a suffix.
 
     Raises:
-        BadInput: both are given, and contradict each other.
+        BadInput: `data.source` is `arrays` or `table`, and the file is for another source.
     """
     suffix = Path(data.root or "").suffix.lower()
     source_of_file = SOURCE_BY_SUFFIX.get(suffix)
@@ -106,10 +105,11 @@ def check_name(key: str, name: str) -> None:
 
 
 def read(data: DataConfig) -> Source:
-    """Read the source `data.source`.
+    """Read the source `data.source`; unlike `load`, never replace absent data by noise.
 
     Raises:
-        BadInput: the data are absent (`Absent`) or malformed.
+        Absent: there are no data (a kind of `BadInput`; `load` makes noise instead in a smoke run).
+        BadInput: the data are malformed.
     """
     data = tables.spelled(data)
     path = READERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
@@ -189,6 +189,6 @@ def per_class(
     per_client: int,
     clients: int,
 ) -> int:
-    """Return a number of samples for each class with which clients get about `per_client` each, and
-    each client can hold every class."""
+    """Return how many samples of each class to synthesise so that a client gets about `per_client`
+    in all, and each client can have one of every class."""
     return max(math.ceil(per_client * clients / classes), clients)

@@ -37,10 +37,10 @@ def samples_of_module(
     *,
     reads_test: bool = True,
 ) -> tuple[list[Any], list[Any] | None]:
-    """Return the samples that the module's loaders for training and for tests can yield, each once.
+    """Return the samples of the module's training loader and of its test loader, each sample once.
 
-    The second list is None if the module has no loader for tests. It is the first if `reads_test`
-    is False: the test part exists, but is not read.
+    The second list is None if the module has no test loader. If it has one, but `reads_test` is
+    False, the training samples are returned twice, and the test samples are not read.
 
     Raises:
         BadInput: a loader or the module changes samples or batches in a way that clients would

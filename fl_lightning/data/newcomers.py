@@ -25,11 +25,11 @@ def hold_out(
     seed: int,
     named: Sequence[int] | None = None,
 ) -> tuple[DealtParts, list[HeldOut]]:
-    """Take clients out of the run; return the indices of the remaining clients, and the held-out
+    """Take clients out of the run; return the remaining clients' sample indices, and the held-out
     clients.
 
     Args:
-        shares: indices of all clients.
+        shares: sample indices of all clients, for training, validation and test.
         angles: degrees by which each client's images are rotated.
         count: number of clients to draw, if `named` is None.
         seed: for the draw.
@@ -54,15 +54,16 @@ def with_few_labels(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[ClientData, bool]:
-    """Return a held-out client's parts with few labelled training samples, and whether it has
+    """Return a held-out client's parts, with few labelled training samples, and whether they have
     labels.
 
     Args:
         data: data of the run.
         who: the client.
-        per_class: labelled training samples of each class, or all if it has fewer; of a regression
-            or of next tokens, in all. They are the first in a random order, so a larger number
-            includes the samples of a smaller one. 0: all training samples, without labels.
+        per_class: number of labelled training samples of each class (all samples of a class that
+            has fewer); with regression targets or next tokens, their total number. They are the
+            first in a fixed random order, so a larger number includes the samples of a smaller one.
+            0: all training samples, without labels.
         validation: share of these samples that becomes the validation part.
         seed: seed of the run.
         device: device of the tensors.
@@ -110,8 +111,8 @@ def from_file(
     seed: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[ClientData, bool]:
-    """Return a new client's parts from an npz file, prepared like the run's data, and whether it
-    has labels.
+    """Return a new client's parts from an npz file, prepared like the run's data, and whether its
+    training samples have labels.
 
     Raises:
         BadInput: the file cannot be read, or its samples have another shape or class than the

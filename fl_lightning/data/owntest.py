@@ -142,15 +142,16 @@ def split_off(
     rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Split a share off each client's samples; return the rest and the share.
+    """Split a share off each client's samples; return each client's remaining indices, and the
+    indices that were split off.
 
-    The share is drawn with the client's class mix, in whole units if there are any; of windows it
-    is the last in time.
+    The share is drawn with the client's class mix, in whole units if there are any. Of windows, the
+    last ones in time are split off.
 
     Args:
         pool: samples of all clients.
         shares: each client's indices into `pool`.
-        share: size of the share.
+        share: share of a client's samples to split off, 0 to 1.
         rng: for the draw.
         by_chance: for test parts, whose class sizes are rounded up or down at random
             (`partition.cut_off`); validation parts always get the same sizes.
@@ -207,8 +208,8 @@ def check_positives(
     least: int | None,
     names: Sequence[str],
 ) -> None:
-    """Raise `BadInput` unless each client has at least `least` test samples of every class; None:
-    no minimum."""
+    """Raise `BadInput` if a client has fewer than `least` test samples of some class
+    (`data.least_test_positives`); None: no minimum."""
     if least is None:
         return
     key = "data.least_test_positives"

@@ -89,7 +89,8 @@ class Part(ABC):
 
     @property
     def augmented(self) -> bool:
-        """Whether passes with the argument `augment` are augmented."""
+        """Whether this part has an augmentation, which `batches` applies if it is given a generator
+        `augment`."""
         return self._augmentation is not None
 
     def batches(
@@ -135,7 +136,8 @@ class Part(ABC):
         generator: torch.Generator,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Draw the order of the samples in one pass, int64 (n,)."""
+        """Draw the samples of one pass, int64 (n,): a permutation, or, with `chances`, n draws with
+        replacement. `out`: tensor that the result is written to; None: a new one."""
         if self.chances is None:
             return torch.randperm(len(self), generator=generator, out=out)
         return torch.multinomial(self.chances, len(self), True, generator=generator, out=out)
@@ -332,8 +334,8 @@ class ClientSamples(Dataset[tuple[Tensor, Tensor]]):
         self.dtype = dtype
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels at `index`, which indexes all of `samples`, not only this
-        part."""
+        """Return inputs and labels at `index`: positions among the samples of all clients
+        (`self.samples`), not among those of this part."""
         x = self.samples.inputs(index, self.angle, self.device, self.dtype)
         return x, to_device(self.samples.labels[index], self.device)
 

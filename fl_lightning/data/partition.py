@@ -5,7 +5,7 @@ lists of `clients` ascending index arrays, for training and for test. No sample 
 client has the same class mix in both, as far as whole samples allow.
 
 Every client gets at least `samples_needed(data)` training samples and one test sample: clients that
-were drawn fewer get samples of those that hold most. Drawing again until all have enough might
+would get fewer receive samples from those that hold most. Drawing again until all have enough might
 never end for small alpha.
 """
 
@@ -102,13 +102,14 @@ def dirichlet(
 ) -> tuple[Shares, Shares]:
     """Label skew by Dirichlet draws; the smaller `data.alpha`, the more the clients differ.
 
-    `data.by` class (the default): each class is distributed over the clients by a draw from
-    Dir(alpha 1_N) (Yurochkin et al., 2019). client: each client draws its class mix from Dir(alpha
-    p), p the class shares of the data (Hsu et al., 2019).
+    With `data.by: class` (the default), a draw from the symmetric Dirichlet distribution Dir(alpha,
+    ..., alpha) gives the N clients' shares of each class (Yurochkin et al., 2019). With
+    `data.by: client`, each client draws its class mix from Dir(alpha p), where p is the class mix
+    of the data (Hsu et al., 2019).
 
-    `data.sizes` free: every sample is dealt out. equal: one client after the other gets its samples
-    from what is left, as in Hsu et al.; fewer than N training and fewer than N test samples stay
-    out.
+    With `data.sizes: free`, all samples are dealt out. With `data.sizes: equal`, all clients get
+    the same number: they choose in turn from the samples that are left, as in Hsu et al.; fewer
+    than N training samples and fewer than N test samples go to no client.
     """
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
@@ -224,12 +225,13 @@ def lognormal(
     """Client u holds the classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in
     lognormal counts (KT-pFL).
 
-    As in KT-pFL's code, a client asks for 10 samples of each of its classes, and for more: a share
-    of the class by a lognormal draw (deviation 2, normalised over all clients' draws of the class),
-    and 300 to 600 samples. With up to 20 clients, both of these are doubled.
+    As in KT-pFL's code, a client asks for three amounts of each of its classes: 10 samples; a share
+    of the class (a lognormal draw of deviation 2, divided by the sum of all clients' draws for the
+    class); and a uniform draw from 300 to 600 samples. With up to 20 clients, the share and the
+    uniform draw are doubled.
 
     If a class has fewer samples than its holders ask for, all of them get less, in proportion
-    (ours; in that code late clients get only 10).
+    (ours; in KT-pFL's code the last clients get only 10).
     """
     k = data.classes_per_client
     key = "data.classes_per_client"
@@ -316,11 +318,11 @@ def cap(
     data: DataConfig,
     rng: Generator,
 ) -> Shares:
-    """Reduce each client's training samples to `data.samples_per_class` of each class, and then to
-    `data.samples_per_client`, with its class mix.
+    """Limit each client's training samples to `data.samples_per_class` of each class, and then to
+    `data.samples_per_client` in all; the second limit keeps the client's class mix.
 
-    The client `data.rest_to`, if any, keeps its samples, and gets those that the second limit takes
-    from the others.
+    The second limit does not hold for the client `data.rest_to`, which also gets the samples that
+    this limit takes from the other clients.
 
     Raises:
         BadInput: a client would have fewer samples than it needs, or `data.rest_to` is no client.
@@ -406,12 +408,13 @@ def cut_off(
     rng: Generator,
     by_chance: bool = False,
 ) -> tuple[Shares, Shares]:
-    """Cut a stratified share off each client's training samples; return the rest and the share.
+    """Cut a stratified share off each client's training samples; return each client's remaining
+    indices, and the indices that were cut off.
 
-    Client i with n_i samples loses m_i = floor(share * n_i), and at least one (none if `share` is
-    0). Of its n_ik samples of class k these are m_i n_ik / n_i, rounded by largest remainders. The
-    rounding is the same with every seed, so that small classes may never lose a sample. With
-    `by_chance` (for `data.client_test`) it is random, and exact on average over seeds
+    Of client i's n_i samples, m_i = floor(share * n_i) are cut off, and at least one (none if
+    `share` is 0): of its n_ik samples of class k, m_i n_ik / n_i, rounded by largest remainders.
+    This rounding is the same with every seed, so a small class may never lose a sample. With
+    `by_chance` (for `data.client_test`) the rounding is random, and right on average over seeds
     (`sampling.systematic`).
     """
     if share == 0:

@@ -28,17 +28,17 @@ def systematic(
     total: int,
     start: int,
 ) -> ndarray:
-    """Return how many units of each kind systematic sampling draws (Madow, 1949).
+    """Return how many units of each kind systematic sampling draws (Madow, 1949), int64 [n].
 
-    The N units lie in a row, kind after kind. Unit j (from 0) is drawn if floor(((j + 1) total +
-    start) / N) is above floor((j total + start) / N). With a uniform `start` from 0 to N - 1, each
-    unit is drawn with probability total / N: a kind gets its exact share, rounded down or up, and
-    on average over `start` the exact one.
+    A kind gets its share, total * count / N of N units, rounded down or up; with `start` drawn
+    uniformly from 0 to N - 1, it gets exactly this share on average. The method: sort the N units
+    by kind, and draw unit j (from 0) if floor(((j + 1) total + start) / N) is greater than
+    floor((j total + start) / N).
 
     Args:
-        counts: units of each kind, [n].
+        counts: number of units of each kind, [n].
         total: number of units to draw.
-        start: where in the row sampling begins.
+        start: offset of the draw, 0 to N - 1.
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     sizes: ndarray = np.diff((ends * total + start) // ends[-1])
@@ -100,8 +100,8 @@ def in_turn(
     rng: Generator,
     drawn_first: bool = False,
 ) -> ndarray:
-    """Return the share of each sample, int64 [n], from 0: samples are sorted by class, in random
-    order within a class, and dealt in turn.
+    """Return the number of the share that each sample goes to, int64 [n], from 0: samples are
+    sorted by class, in random order within a class, and dealt to the shares in turn.
 
     Any two shares differ by at most one sample, and by at most one of each class. The first sample
     goes to share 0, or to a random share if `drawn_first`.

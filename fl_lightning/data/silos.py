@@ -229,11 +229,13 @@ def findings(
     summaries: Mapping[str, Summary],
     data: DataConfig,
 ) -> list[Finding]:
-    """Compare the silos' summaries; return findings, the worst first, then shares of missing cells
-    and of the outcome.
+    """Compare the silos' summaries; return findings in the order of `KINDS`, the worst first.
+
+    The last two kinds are no faults: the columns' shares of missing cells, and each silo's outcome
+    (median target, or share of the rarest class).
 
     Args:
-        summaries: by silo.
+        summaries: the summaries by silo.
         data: names the label, and tells whether it holds classes.
     """
     label = data.label_column
@@ -274,8 +276,8 @@ def _others(values: Mapping[str, float], silo: str) -> float:
 
 
 def _usual(values: Mapping[str, float], silo: str) -> float:
-    """Return the median of all silos' values, which one of three cannot move; of two, the other's
-    value."""
+    """Return the usual value, with which `silo` is compared: the median of all silos if there are
+    three or more, which one odd silo hardly moves; of two silos, the other's value."""
     if len(values) > 2:
         return median(values.values())
     return _others(values, silo)
@@ -311,8 +313,9 @@ def _units(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
-    """Find medians that are further apart than other silos' values are spread, and spreads of
-    another size."""
+    """Find silos with another unit: their median is further from the usual median than the usual
+    distance between the 5 % and 95 % quantiles, or their own distance differs from the usual one by
+    a factor of more than `WIDER`."""
     if max(column.different for column in silos.values()) <= CODES:
         return
     measured = {silo: column for silo, column in silos.items() if column.quantiles}
@@ -349,8 +352,8 @@ def _codings(
     name: str,
     silos: Mapping[str, SiloColumn],
 ) -> Iterator[Finding]:
-    """Find words among numbers, and frequent values that most other silos lack although they have
-    enough rows."""
+    """Find silos that code a column otherwise: words where most silos have numbers, or frequent
+    values that most silos lack although they have enough rows."""
     are_numbers = median(column.word_share for column in silos.values()) < WORDS
     if are_numbers and max(column.different for column in silos.values()) > CODES:
         for silo, column in silos.items():
@@ -369,7 +372,7 @@ def _codings(
     for silo, column in silos.items():
         rows_of_value = {}
         for value, count in column.categories.items():
-            # as many filled cells would hold it 2 * LEAST times, were it as frequent as here
+            # so many filled cells hold the value 2 * LEAST times if it is as frequent as here
             filled_cells = 2 * LEAST * column.filled / count
             holders = [c for c in silos.values() if value in c.categories]
             other_columns = [c for c in silos.values() if c not in holders]

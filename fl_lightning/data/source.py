@@ -37,7 +37,7 @@ class Setting:
         holds: bool,
         requirement: str,
     ) -> None:
-        """Raise `BadInput` unless `holds`; `requirement` is its text."""
+        """Raise `BadInput` with the text `requirement`, unless `holds`."""
         check(self.key, self.value, holds, requirement)
 
     def error(self, requirement: str) -> BadInput:
@@ -88,15 +88,16 @@ class SamplePool:
 
     @property
     def strata(self) -> ndarray:
-        """Class of each sample for stratified splits, int64 [n]; all targets, and all next tokens,
-        are one class."""
+        """The class of each sample, by which splits are stratified, int64 [n]; 0 for all samples
+        whose labels are regression targets or next tokens."""
         are_targets = np.issubdtype(self.labels.dtype, np.floating)
         are_targets = are_targets or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if are_targets else self.labels
 
     @property
     def sample_ids(self) -> ndarray:
-        """Identity of each sample, the same in every split, int64 [n] (`rows`)."""
+        """A number that identifies each sample in every split, int64 [n]: `rows`, or, if they are
+        None, the samples' indices in this pool."""
         return np.arange(len(self.labels)) if self.rows is None else self.rows
 
     @property
@@ -185,7 +186,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Reading:
-    """How raw samples, as in the user's file, become a model's inputs."""
+    """The conversion of samples in the user's file into a model's inputs, and the clients'
+    names."""
 
     client_names: list[str] = field(default_factory=list)
     """Names of all clients, including held-out ones; empty if clients have only numbers."""
@@ -196,8 +198,8 @@ class Reading:
     preprocessing: Preprocessing | None = None
     """Fitted imputer and scaler; clients have their numbers among all, including held-out ones."""
     digest: str | None = None
-    """Digest of all samples (data/identity.py); None if not all of them were read, or are the same
-    for every seed."""
+    """Digest of all samples (data/identity.py); None unless every seed reads the same samples
+    (`identity.is_seed_independent`)."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ class Source:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A client that takes no part in the run."""
+    """A client that takes no part in the run: its number, the indices of its samples, and the
+    degrees by which its images are rotated (`angle`)."""
 
     number: int
     """Number of the client among all, including held-out ones."""

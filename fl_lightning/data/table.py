@@ -30,7 +30,8 @@ def load(data: DataConfig) -> Source:
     groups: of each class) is the test part, drawn from `data.test_seed`.
 
     Raises:
-        BadInput: there is no such file (`Absent`) or column, or a cell is empty or no number.
+        Absent: there is no such file.
+        BadInput: there is no such column, or a cell is empty or no number.
     """
     cells = read(data)
     label, group, chosen = columns_of(data, list(cells))

@@ -27,8 +27,8 @@ def load(data: DataConfig) -> Source:
     sample across the border is in neither part.
 
     Raises:
-        BadInput: the folder is missing (`Absent`) or has no text, or a file is too short or not in
-            UTF-8.
+        Absent: the folder is missing.
+        BadInput: the folder has no text, or a file is too short or not in UTF-8.
     """
     root, folder = at_root(data, LAYOUT)
     files = entries(folder, "*.txt")
@@ -97,7 +97,8 @@ def as_tokens(
     texts: Sequence[str],
     data: DataConfig,
 ) -> Source:
-    """Return `source` with tokens as samples; its samples were indices into `texts`."""
+    """Return `source`, whose samples are indices into `texts`, with the tokens of these texts as
+    samples instead."""
     names, encode, pieces = learn(
         (texts[place] for place in source.train.read_all().tolist()), data
     )

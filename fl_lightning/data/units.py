@@ -11,21 +11,23 @@ from fl_lightning.data.sampling import in_turn, split
 from fl_lightning.foundation.errors import check
 
 CHANCE = 1e-4
-"""Expected number of further equal rows, by the frequencies of the columns, below which equal rows
-count as copies. Ours: low, since dependent columns repeat more often."""
+"""Equal rows count as copies if fewer than this number of them are expected by chance, from the
+frequencies of the columns as if columns were independent. Ours: low, since rows of dependent
+columns are equal more often."""
 GRID = 1e-3
-"""Share of a column's standard deviation within which two values are one number, exported twice."""
+"""Step, as a share of a column's standard deviation, to which values are rounded before rows are
+compared: copies that were exported twice may differ in their last digits."""
 EMPTY = 2.0**40
-"""Stands for an empty cell: no value is so many steps from 0."""
+"""Code of an empty cell in `copies`: larger than any value, counted in steps of `GRID`."""
 REPEATED = 1.5
-"""Mean number of rows with the same value from which on a column may name persons. Ours."""
+"""Smallest mean number of rows of one value in a column that may identify persons. Ours."""
 
 
 def _strata(
     unit: ndarray,
     strata: ndarray,
 ) -> ndarray:
-    """Return the most frequent stratum of each unit; units are numbered from 0."""
+    """Return the most frequent stratum (class or group) of each unit; units are numbered from 0."""
     shape = 1 + int(unit.max()), 1 + int(strata.max())
     counts = np.zeros(shape, np.int64)
     np.add.at(counts, (unit, strata), 1)
@@ -38,10 +40,16 @@ def by_unit(
     share: float,
     rng: Generator,
 ) -> tuple[ndarray, ndarray]:
-    """Draw a stratified `share` of the units; return the indices of the other units' samples, and
-    of theirs.
+    """Draw a stratified `share` of the units; return the indices of the samples whose units were
+    not drawn, and of those whose units were.
 
-    Of two units or more, at least one is on each side.
+    If there are at least two units, at least one is drawn and one is not.
+
+    Args:
+        units: unit of each sample, [n].
+        strata: class or group of each sample, [n].
+        share: share of the units to draw.
+        rng: for the draw.
     """
     kinds, unit = np.unique(units, return_inverse=True)
     if not len(kinds):
@@ -60,8 +68,8 @@ def folds(
     count: int,
     rng: Generator,
 ) -> ndarray:
-    """Return the fold of each sample, int64 [n]; the units of each stratum are dealt to the folds
-    in turn."""
+    """Return the number of the fold of each sample, int64 [n], from 0; the units of each stratum
+    (class or group) are dealt to the folds in turn."""
     _, unit = np.unique(units, return_inverse=True)
     if not len(unit):
         return unit
@@ -97,12 +105,13 @@ def check_apart(
 
 
 def copies(rows: ndarray) -> ndarray:
-    """Return group numbers, int64 [n], that are equal for rows that are copies, even if their last
-    digits differ.
+    """Return a group number for each row of `rows` (n, columns), int64 [n]; rows that are copies of
+    each other have the same number.
 
-    Rows (n, columns) are copies if they are equal within `GRID`, and equal rows are unlikely by
-    chance. With coarse columns they are likely: if the columns were independent and `CHANCE`
-    further equal rows or more were expected, equal rows are not grouped.
+    Two rows are copies if all cells are equal, up to `GRID`, and this is unlikely to be chance.
+    Rows of coarse columns, such as age and sex, may agree by chance: from the columns' frequencies,
+    as if columns were independent, the number of other rows that equal a row by chance is computed,
+    and a row is grouped only if it is below `CHANCE`.
     """
     is_empty = np.isnan(rows)  # cells that will be imputed
     deviation = np.zeros(rows.shape[1])
@@ -127,14 +136,15 @@ def identifier(
     columns: dict[str, list[str]],
     groups: ndarray,
 ) -> str | None:
-    """Return the first column that looks like an identifier of persons with several rows; None
-    without one.
+    """Return the first column that looks like an identifier of persons who have several rows; None
+    if there is none.
 
-    Most of its values occur in several rows, and each in one group only.
+    In such a column a value occurs in at least `REPEATED` rows on average, all of them in one
+    group, and there are at least two values per group on average.
 
     Args:
         columns: cells by column.
-        groups: group of each row.
+        groups: client (natural group) of each row.
     """
     clients = len(np.unique(groups))
     for name, cells in columns.items():

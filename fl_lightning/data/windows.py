@@ -19,10 +19,13 @@ def cut(
     window: int,
     step: int,
 ) -> tuple[ndarray, ndarray]:
-    """Return the spans of all training windows, and of all test windows: those in the last
-    `TEST_SHARE` of each recording.
+    """Return the spans of all training windows and of all test windows, which lie in the last
+    `TEST_SHARE` of each recording; no window crosses the border.
 
-    A window across the border is in neither. `lengths`: of the recordings.
+    Args:
+        lengths: number of samples of each recording.
+        window: number of samples of a window.
+        step: number of samples from the start of a window to the start of the next.
     """
     trains = []
     tests = []
@@ -54,10 +57,16 @@ def cut_off_last(
     spans: ndarray,
     share: float,
 ) -> tuple[list[ndarray], list[ndarray]]:
-    """Cut the last windows of each recording off each client's windows; return the rest and these.
+    """Cut the last windows of each recording off each client's windows; return each client's
+    remaining windows, and those that were cut off.
 
-    Client i with n_i windows loses floor(share * n_i), and at least one (none if `share` is 0).
-    Remaining windows that overlap one that was cut off, at any client, are dropped.
+    Of client i's n_i windows, floor(share * n_i) are cut off, and at least one (none if `share` is
+    0). Remaining windows that overlap a window cut off at any client are dropped.
+
+    Args:
+        shares: indices of each client's windows.
+        spans: spans of all windows, [n, 3].
+        share: share of a client's windows to cut off.
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]

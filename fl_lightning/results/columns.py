@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fl_lightning.foundation.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
-"""Stands for the judge's model, whichever kind it is."""
+"""Value of `Column.model` for scores of the run's judge, whichever kind of model that is."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Column:
     """One column of a table, or one key of `summary.json`."""
 
     name: str
-    """The name; one that ends with `*` declares all columns that begin so."""
+    """The name; a name that ends with `*` declares all columns that begin with the text before
+    it."""
     section: str = "other"
     """Section of viewers, which they draw together."""
     doc: str = ""
@@ -43,8 +44,8 @@ class Column:
 
     @property
     def wandb_summary(self) -> str:
-        """W&B's word for the values that its summary keeps: the best and the last, or only the
-        last."""
+        """The option `summary` of W&B's `define_metric` for this column: the best and the last
+        value (`max,last` or `min,last`), or only the last (`last`)."""
         return f"{self.better},last" if self.better else "last"
 
     def merit(self, value: float) -> float:
@@ -352,7 +353,7 @@ def summary_viewer_name(key: str) -> str:
 
 
 def by_viewer_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `metrics.csv` by viewers' names."""
+    """Return a row of `metrics.csv` with its columns renamed to viewers' names."""
     return {viewer_name(name): value for name, value in values.items()}
 
 
@@ -362,7 +363,7 @@ def declarations(
 ) -> dict[str, dict[str, Any]]:
     """Return the content of `columns.json` for these columns, without empty fields.
 
-    `judge`: kind of the judge's model, which replaces `JUDGE`.
+    `judge`: the run's judge, such as `after`, which replaces the placeholder `JUDGE`.
     """
     declared = {}
     for name in names:
@@ -383,8 +384,9 @@ class CumulativeCosts:
             self.add(row)
 
     def add(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Add a row of `metrics.csv`; return the sums by viewers' names: MiB in both directions,
-        modelled seconds of the channel, and measured seconds."""
+        """Add a row of `metrics.csv`; return the sums so far, by their names in viewers: MiB sent
+        in both directions, seconds that a channel callback computed for sending them (`channel_s`),
+        and measured seconds."""
         mib = [row[name] / 2**20 for name in ("upload_bytes", "download_bytes") if name in row]
         new = {"communication/mib_so_far": sum(mib)} if mib else {}
         new |= {name: row[column] for name, column in _SECONDS.items() if column in row}

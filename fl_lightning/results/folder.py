@@ -2,9 +2,9 @@
 not spoil them.
 
 A row is one write; any other file is written aside and renamed. The row in `metrics.csv` is a
-round's last write: a round with this row is complete. If the process dies, nothing written is lost;
-if the machine dies, nothing that was flushed (`flush`), as every checkpoint does first. Only rank 0
-writes.
+round's last write: a round with this row is complete. If the process dies, nothing that was written
+is lost. If the machine dies, nothing is lost that `flush` had brought to the disk; every checkpoint
+calls it first. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ _FINAL_FILES = ("summary.json", "final.csv", "newcomers.csv", PREDICTIONS)
 
 @dataclass
 class Traffic:
-    """Bytes sent in one round, by client, direction, layer and kind. Direction 0 is the download, 1
-    the upload."""
+    """Bytes sent in one round, by client, direction, layer and kind of content.
+
+    Direction 0 is the download, 1 the upload. The kinds (parameters, buffers, ...) are `KINDS` of
+    results/record.py.
+    """
 
     bytes: np.ndarray
     """int64 (clients, 2, L + 1, kinds); the last layer stands for everything beside the model."""
@@ -137,8 +140,8 @@ class RunFolder:
                     file.unlink()
 
     def delete_final_files(self) -> None:
-        """Delete the files of the end of a run that has been extended: they describe a shorter
-        run."""
+        """Delete the files that are written when a run ends, since the run now goes on and they
+        would describe a shorter one."""
         for name in _FINAL_FILES:  # summary.json first, which marks a run that has ended
             (self.path / name).unlink(missing_ok=True)
 
@@ -159,7 +162,7 @@ class RunFolder:
     def write_columns(self, judge: str) -> None:
         """Declare the columns of all tables in `columns.json`, if there are new ones.
 
-        `judge`: kind of the judge's model.
+        `judge`: the run's judge, a kind of model such as `after`.
         """
         names = dict.fromkeys(
             name for file in TABLES for name in CsvTable(self.path / file).header()
@@ -195,11 +198,14 @@ class RunFolder:
         metric: metrics.Metric,
         summary: Mapping[str, Any],
     ) -> str | None:
-        """Return the kind of model that `mean_accuracy` scores; None if it is not known.
+        """Return the run's judge: the kind of model that `mean_accuracy` scores; None if it is not
+        known.
+
+        `columns.json` declares it for the column of the mean score.
 
         Args:
-            metric: the metric that judges the run.
-            summary: content of `summary.json`, used if `columns.json` cannot be read.
+            metric: the metric that judges the run; its mean is the column.
+            summary: content of `summary.json`, used if `columns.json` does not tell.
         """
         column = self.read_columns().get(metric.of("mean"))
         kinds = [column.model if column else None, summary.get("judge")]
@@ -214,8 +220,8 @@ class RunFolder:
         round: int,
         view: RelationView,
     ) -> None:
-        """Write the cohort's part of the relation cube: rows (float32), receivers, layers,
-        sources."""
+        """Write the fields of `view`, the cohort's part of the relation cube, as arrays of these
+        names to an npz file: `rows` (float32), `receivers`, `layers` and `sources`."""
         save_arrays(
             self.relation_file(round),
             rows=np.asarray(view.rows, dtype=np.float32),
@@ -254,8 +260,8 @@ class RunFolder:
             return None
 
     def write_traffic(self, record: RoundRecord) -> None:
-        """Write the traffic of a round: `bytes` and `sent` as in `RoundRecord`, `clients`,
-        `layers`, `kinds`."""
+        """Write the traffic of a round to an npz file with the arrays `bytes`, `sent`, `clients`,
+        `layers` and `kinds`, the fields of `Traffic`."""
         save_arrays(
             self.traffic_file(record.round),
             bytes=np.asarray(record.traffic, dtype=np.int64),
@@ -345,14 +351,13 @@ class RunFolder:
         names: Sequence[str] = (),
         resumed: bool = False,
     ) -> bool:
-        """Write `split.csv`: each client's numbers of samples.
+        """Write each client's numbers of samples to `split.csv`; return whether it was written.
 
-        A resumed run keeps its file if it began with other numbers. Returns whether the file was
-        written.
+        In a resumed run, an existing file with other numbers is left as it is.
 
         Args:
-            train, test: samples of each client.
-            classes: training samples by client and class, (N, classes), or None.
+            train, test: number of samples of each client.
+            classes: number of training samples by client and class, (N, classes), or None.
             names: names of the classes, used for the columns if possible (`class_columns`).
             resumed: whether the run was resumed.
         """

@@ -10,8 +10,8 @@ from fl_lightning.results.folder import UNREADABLE, RunFolder
 
 
 def unread_note(rounds: list[int]) -> list[str]:
-    """Return a list with a note that the files of these rounds cannot be read; empty without
-    rounds."""
+    """Return the notes for a report: one that lists `rounds`, whose traffic cannot be read, or none
+    if `rounds` is empty."""
     if not rounds:
         return []
     more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""

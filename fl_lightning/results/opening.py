@@ -129,12 +129,12 @@ def check_out(
 
 
 def check_first_start(start: Start, configured: bool) -> None:
-    """If the run to be resumed does not exist, print that it starts now.
+    """Print that a run starts now if it is to be resumed but does not exist yet.
 
-    `configured`: whether a config was given.
+    `configured`: whether the command gives a config to start it with.
 
     Raises:
-        BadInput: none was given, so that the run's name is probably misspelled.
+        BadInput: the run does not exist and no config is given: its name is probably misspelled.
     """
     out = Path(start.out)
     if not start.resume or start.name is None or (out / start.name / CONFIG).exists():
@@ -242,8 +242,8 @@ def resume_line(folder: Path, command: str | None) -> str:
 def make_run_folder(start: Start, stem: str) -> Path:
     """Create the run folder, on rank 0, and return its path; other ranks only return the path.
 
-    `stem`: beginning of its name if `start` has no name; a number follows. On other ranks the
-    launcher has completed the name.
+    `stem`: the name if `start` has none. Rank 0 appends a number to it; other ranks get the
+    complete name from the launcher.
     """
     out = Path(start.out)
     if launcher.rank() > 0:

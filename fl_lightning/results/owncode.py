@@ -40,9 +40,10 @@ hashable."""
 
 
 def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
-    """Return the import paths outside of this package that the configuration names.
+    """Return the import paths of classes and functions outside of this package that the
+    configuration names.
 
-    `parts`: the parts that are looked at; without an argument all that determine numbers.
+    `parts`: parts of the configuration to search, some of `COMPUTES`.
     """
     paths_by_part = {
         "method": [config.method.class_path],
@@ -132,8 +133,8 @@ def changed_files(
     before: Mapping[str, str],
     after: Mapping[str, str],
 ) -> list[str]:
-    """Return the files whose digest differs from that in `before`; files that `before` lacks do not
-    count."""
+    """Return the files that both versions have with different digests; added and removed files are
+    left out. `before`, `after`: digests by file."""
     return [name for name, digest in after.items() if before.get(name, digest) != digest]
 
 
@@ -193,10 +194,10 @@ def store_version(
 
 
 def store_planned(config: Config, folder: Path) -> None:
-    """Store the code that a run will execute, in place of an earlier copy, unless the run has
-    begun.
+    """Copy the user's code into the folder of a run that a study will start later.
 
-    The run is refused if its code differs when it starts.
+    Replaces an earlier copy; does nothing if the run has begun. If the code has changed by the time
+    the run starts, the run is refused.
     """
     if not (folder / "metrics.csv").exists():
         shutil.rmtree(folder / "source", ignore_errors=True)

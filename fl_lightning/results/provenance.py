@@ -114,10 +114,10 @@ def collect_environment() -> None:
 
 
 def run_name(config: Config, stem: str = "") -> str:
-    """Return the default name of a run: method, data and seed, without repetition.
+    """Return the default name of a run, METHOD-DATA-seedN.
 
-    `stem`, the name of the config, takes the method's place if it contains the method's name and
-    names no other data.
+    `stem`: name of the config. It replaces METHOD if it contains the method's name and the name of
+    no other data set: `kapc_digits` gives `kapc_digits-seed0`, without DATA, which it contains.
     """
     method = config.method.class_path.rpartition(".")[2].lower()
     data = data_name(config)
@@ -137,8 +137,8 @@ def data_name(config: Config) -> str:
 
 
 def run_title(config: Config, name: str) -> str:
-    """Return viewers' title of the run in the folder `name`: the name, after method, data and seed
-    unless it contains them."""
+    """Return the run's title in viewers (TensorBoard, W&B): `METHOD-DATA-seedN (name)`, or only the
+    folder's `name` if it contains method, data and seed already."""
     if _words(run_name(config, name)) <= _words(name):
         return name
     return f"{run_name(config)} ({name})"

@@ -262,7 +262,8 @@ class RunResult:
 
     @cached_property
     def judge(self) -> str | None:
-        """Kind of model that `mean_accuracy` scores; None if it is not known."""
+        """The run's judge: the kind of model that `mean_accuracy` scores; None if it is not
+        known."""
         return self.files.judge(self.metric, self.facts)
 
     def has(self, *columns: str) -> bool:
@@ -296,8 +297,12 @@ class RunResult:
         return sum(row[name] for row in rows for name in names)
 
     def axis(self, name: str) -> list[float] | None:
-        """Return one of `AXES` (`round`, `mib`, `channel` or `wall`) at the end of each round; None
-        if a round lacks it."""
+        """Return a quantity of `AXES` at the end of each round; None if it was not measured in
+        every round.
+
+        `name`: `round`; `mib`, MiB sent so far; `channel`, modelled seconds of sending so far;
+        `wall`, measured seconds so far, without scoring.
+        """
         if name == "round":
             return self.column("round")
         if self.total(*_SUMMED[name]) is None:
@@ -307,7 +312,8 @@ class RunResult:
         return [total / unit for total in itertools.accumulate(spent)]
 
     def spent(self, name: str) -> float | None:
-        """Return one of `AXES` at the end of the run; None if a round lacks it."""
+        """Return the quantity `name` of `AXES` at the end of the run; None if it was not measured
+        in every round."""
         values = self.axis(name)
         return values[-1] if values else None
 
@@ -316,14 +322,14 @@ class RunResult:
         kind: str | None,
         metric: str | None = None,
     ) -> tuple[dict[int, float], str]:
-        """Return the score of each client's model, and a text that says which models were scored.
+        """Return each client's score, and a text that says which models were scored.
 
-        These are the final models if they are of this kind; else the models of the last round with
-        such scores.
+        The final models are scored if they are of the given kind. Otherwise the scores come from
+        the last round in which models of this kind were scored.
 
         Args:
-            kind: kind of the models; None: the judge's. The final models of clients that never took
-                part may be of another kind.
+            kind: kind of the models, such as `after`; None: the judge. Final models of clients that
+                never took part count even if they are of another kind.
             metric: name of a metric; None: the run's. Clients for which it is not defined are left
                 out.
         """
@@ -465,8 +471,8 @@ def _spent(row: Row, name: str) -> float:
 
 
 def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
-    """Return the mean score of the worst tenth of the clients, rounded down to at least one
-    client."""
+    """Return the mean score of the worst tenth of the clients: floor(n / 10) of n, but at least
+    one."""
     worst_first = np.array(sorted(scores, key=metric.merit))
     return float(worst_first[: max(1, len(scores) // 10)].mean())
 

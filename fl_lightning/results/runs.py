@@ -68,8 +68,8 @@ class CommonScore:
 
 
 def group_of_each(runs: Runs) -> list[int]:
-    """Return a group number for each run, from 0, equal for runs that differ only in seed and place
-    of the data."""
+    """Return a group number for each run, from 0; runs that differ only in the seed and in where
+    their data lie (`PLACE_KEYS`) have the same number."""
     groups: dict[str, int] = {}
     numbers = []
     for run in runs:
@@ -81,8 +81,7 @@ def group_of_each(runs: Runs) -> list[int]:
 
 
 def seed_groups(runs: Runs) -> list[list[int]]:
-    """Return groups of two or more runs that differ only in seed and place of the data, as lists of
-    their positions.
+    """Return the groups (`group_of_each`) of two or more runs, each a list of positions in `runs`.
 
     A group in which two runs have the same seed is left out: it would count that seed twice, and
     narrow the spread.
@@ -99,8 +98,8 @@ def seed_groups(runs: Runs) -> list[list[int]]:
 
 
 def have_same_seeds(runs: Runs) -> bool:
-    """Return whether each method in each setting has run with the same seeds, several, each
-    once."""
+    """Return whether all groups of runs (one method in one setting) have the same seeds: at least
+    two, and each of them once in a group."""
     seeds = [sorted(_seeds(runs, members)) for members in seed_groups(runs)]
     if not seeds or sum(map(len, seeds)) < len(runs):
         return False
@@ -138,8 +137,10 @@ def differing(runs: Runs) -> Iterator[tuple[str, list[Any]]]:
 
 
 def differing_keys(runs: Runs) -> list[str]:
-    """Return the keys that differ, without `PLACE_KEYS`; runs without the key, such as those of
-    earlier versions, do not count."""
+    """Return the configuration keys whose values differ between runs, except `PLACE_KEYS`.
+
+    A run that does not have a key, such as a run of an earlier version, is not compared by it.
+    """
     keys = []
     for key, values in differing(runs):
         present = [value for value in values if value is not ABSENT]
