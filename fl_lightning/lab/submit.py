@@ -49,8 +49,8 @@ class Job:
     setup: str | None = None
 
     def check(self) -> None:
-        """Raise `BadInput` for a value that SLURM or the shell would not understand, and for a
-        warning that comes after the time limit."""
+        """Raise `BadInput` for a value that SLURM or the shell would not understand, and if the run
+        would have to stop itself (`warning` seconds before the time limit) before it begins."""
         check(
             "time",
             None,

@@ -27,7 +27,8 @@ class CheckFailed(Exception):
 
 @dataclass
 class Bench:
-    """The folder and the base config of a method's check runs, with methods that train variants."""
+    """The folder and the base config of the runs that check a method; trains runs with variants of
+    this config."""
 
     config: Config
     """The base config of all runs."""
@@ -171,7 +172,7 @@ def unload_package(class_path: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager: capture output to stdout and stderr."""
+    """Context manager: discard all output to stdout and stderr."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         yield

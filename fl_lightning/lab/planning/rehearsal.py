@@ -298,8 +298,8 @@ def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
 
 
 def memory_of_runs(config: Config) -> tuple[float, float]:
-    """Measure the memory of a process that trains one run of `config`, and of each further run in
-    it, in a round of one batch an epoch.
+    """Measure how much memory a process takes on the CPU that trains one run of `config`, and how
+    much each further run in the same process adds. The runs train one round of one batch an epoch.
 
     Returns:
         Bytes of the process with one run, and bytes that each further run adds.

@@ -74,7 +74,8 @@ class ClaimedTrial:
             raise
 
     def tell(self, score: float) -> None:
-        """Record the score; NaN is recorded as a refusal."""
+        """Record the score, greater is better, and end the trial; NaN is recorded as a refusal
+        (`refuse`)."""
         if math.isnan(score):
             self.refuse("its score is no number")
         else:
@@ -95,7 +96,8 @@ class ClaimedTrial:
 class Trials:
     """The trials of one method.
 
-    The values of trial k depend on the seed, the label, k, the key, and the trials that have ended.
+    A hyperparameter's value in a trial depends on the sampler's seed, the method's label, the
+    hyperparameter's config key, the trial's number, and the trials that have ended (`suggest`).
     """
 
     folder: Path
