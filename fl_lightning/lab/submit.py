@@ -131,7 +131,7 @@ def submit(
     Args:
         flags: flags of the run, as on the command line.
         job: its resources.
-        array: the sweep, as for `sweep_points`; None: one run.
+        array: the sweep as text for `sweep_points`; None: one run.
 
     Returns:
         A line on what was submitted, or with `dry_run` the script.

@@ -109,8 +109,14 @@ class Bench:
         config: Config,
         fresh: bool = True,
     ) -> Iterator[Path]:
-        """Context manager: make the folder of a run. Inside, output is hidden and errors become
-        `CheckFailed`. `fresh`: as for `fit`."""
+        """Context manager: yield the folder of a run; while the context lasts, output is discarded
+        and errors become `CheckFailed`.
+
+        Args:
+            name: name of the folder, which is made if it does not exist.
+            config: the run's config.
+            fresh: whether to import the method's module again first, as a new process would.
+        """
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         if fresh:

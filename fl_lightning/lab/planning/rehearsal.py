@@ -42,8 +42,10 @@ pictures."""
 
 
 def rehearse(config: Config, samples: int = 500) -> Plan:
-    """Run a round with one batch an epoch, then a round whose steps are limited so that local
-    training takes at most `BUDGET` seconds, and measure the latter.
+    """Measure a round of a run.
+
+    A first round of one batch an epoch shows how many batches fit into `BUDGET` seconds of local
+    training; the measured round has at most so many.
 
     Args:
         config: the run; nothing is written to its folder.

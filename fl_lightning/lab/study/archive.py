@@ -463,7 +463,7 @@ def _comparable_summary(summary: Path) -> dict[str, str]:
 
 
 def _without_costs(row: dict[str, str]) -> dict[str, str]:
-    """`row` without seconds and memory."""
+    """The row without the columns of seconds and memory."""
     measured = ("seconds", "memory", "wall_seconds")
     return {key: value for key, value in row.items() if not key.startswith(measured)}
 

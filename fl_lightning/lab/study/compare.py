@@ -253,9 +253,11 @@ def _difference_columns(group: JudgeGroup, settings: list[str], label: str) -> d
 
 
 def _best(group: JudgeGroup, means: DataFrame, settings: list[str]) -> str | None:
-    """The method with the best mean, if the interval of its paired difference from the next best
-    lies above 0, else None. None, too, if methods ran with different seeds, since their means are
-    then over unlike runs."""
+    """The method with the best mean if the interval of its paired difference from the next best
+    lies above 0, else None.
+
+    None also if methods ran with different seeds, since their means are then over unlike runs.
+    """
     by_method = {label: mean_over_settings(means[label], settings) for label in group.methods}
     ran = {label: by_seed for label, by_seed in by_method.items() if len(by_seed)}
     if len(ran) < 2 or len({tuple(by_seed.index) for by_seed in ran.values()}) > 1:

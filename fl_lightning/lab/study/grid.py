@@ -306,8 +306,8 @@ def label_folder(label: str) -> str:
 
 
 def safe(text: str) -> str:
-    """`text` as a folder name: unchanged if possible, else with other characters replaced,
-    shortened, and with a hash."""
+    """Make a text usable as a folder name: return it unchanged if possible, else with characters
+    replaced, shortened, and with a hash of the text at the end."""
     plain = re.sub(r"[^\w .,=+@-]", "_", text, flags=re.ASCII)
     if plain == text and len(text) <= MAX_LABEL_BYTES and not text.startswith("."):
         return text
@@ -377,7 +377,11 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
 
 def _forced_baselines(full_participation: bool) -> list[ListedMethod]:
     """The baselines of every study: training alone, and FedAvg judged after local training and
-    after fine-tuning. `full_participation`: as for `Study.entries`."""
+    after fine-tuning.
+
+    Args:
+        full_participation: whether all clients take part in every round (`Study.entries`).
+    """
     judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
     kinds = ["before", "after", "global", "finetuned"] if full_participation else None
     fedavg = [

@@ -302,7 +302,7 @@ def train(
         config: the run's config.
         folder: run folder, new or begun.
         accept: whether own code may have changed since the run began.
-        put_together: builds the federation, as for `fl_lightning.run.fit`.
+        put_together: builds the federation (`fl_lightning.run.fit`).
     """
     from fl_lightning.run import fit
 

@@ -367,8 +367,15 @@ def _gain_over_alone(
     ours: Mapping[int, float],
     alone: Mapping[int, float],
 ) -> float:
-    """FEDORA's R-Acc, mean of (accuracy - alone) / alone, or for the figure `transfer` its ratio of
-    positive transfer."""
+    """Two figures of the paper on FEDORA: for `transfer` the share of clients whose accuracy is at
+    least that of training alone, for `relative` (R-Acc) the mean over clients of
+    (accuracy - alone) / alone.
+
+    Args:
+        name: the figure.
+        ours: accuracy by client.
+        alone: accuracy of training alone by client.
+    """
     clients = sorted(ours.keys() & alone.keys())
     pairs = [(ours[client], alone[client]) for client in clients]
     if name == "transfer":

@@ -206,8 +206,8 @@ def best(ended: Sequence[EndedTrial]) -> EndedTrial | None:
 
 
 def _rounded(dimension: Dimension, value: Any) -> Any:
-    """`value` rounded to three digits, finer than a search resolves; the start value is not
-    rounded."""
+    """Round a drawn value to three digits, which is finer than a search resolves; return the start
+    value and values that are no floats unchanged."""
     is_drawn = isinstance(value, float) and value != dimension.start
     return float(f"{value:.3g}") if is_drawn else value
 

@@ -131,8 +131,8 @@ def study_file(
     grid: dict[str, Any],
     untuned: bool,
 ) -> str:
-    """The study file with the chosen values, as YAML. It sets `forced: false`: the baselines that
-    every study adds were tuned, too, and are listed like the other methods.
+    """The study file with the chosen values, as YAML. It sets `forced: false`: baselines that the
+    searched study added were tuned, too, and are listed like the other methods.
 
     Args:
         base: the resolved base, as YAML.

@@ -247,9 +247,14 @@ def _with_one_test_part(
     base: Config,
     pairs: Pairs,
 ) -> Config:
-    """`base` with `data.test_seed: 0` if it is null, as it is by default: with the same test part
-    for all seeds, no trial trains on samples that the study tests. Raises `BadInput` if the grid
-    has null."""
+    """Return `base` with `data.test_seed` set to 0 if it is null, the default.
+
+    All seeds then have the same test part, so that no trial trains on samples on which the study
+    tests.
+
+    Raises:
+        BadInput: the grid sets `data.test_seed` to null.
+    """
     if "data.test_seed" in study.varied():
         for _, config in pairs:
             test_seed = config.data.test_seed

@@ -120,7 +120,10 @@ def run_all(
 
     Args:
         work: does one job; returns None, or a line that says why the job failed.
-        jobs: as for `serve_all`, like the other arguments.
+        jobs: arguments of the jobs, which are numbered from 0.
+        count: number of processes.
+        logs: folder for the workers' output.
+        on_look: called every `TICK` seconds with the numbers of the running jobs.
     """
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
