@@ -44,8 +44,8 @@ pictures."""
 def rehearse(config: Config, samples: int = 500) -> Plan:
     """Measure a round of a run.
 
-    A first round of one batch an epoch shows how many batches fit into `BUDGET` seconds of local
-    training; the measured round has at most so many.
+    A first round, of one batch an epoch, shows how many batches a client can train on in `BUDGET`
+    seconds; an epoch of the measured round has at most this number.
 
     Args:
         config: the run; nothing is written to its folder.
