@@ -44,8 +44,8 @@ pictures."""
 def rehearse(config: Config, samples: int = 500) -> Plan:
     """Measure a round of a run.
 
-    A first round, of one batch an epoch, shows how many batches a client can train on in `BUDGET`
-    seconds; an epoch of the measured round has at most this number.
+    A first round, of one batch an epoch, is timed. From its seconds follows how many batches an
+    epoch of the measured round may have for local training to take at most `BUDGET` seconds.
 
     Args:
         config: the run; nothing is written to its folder.
