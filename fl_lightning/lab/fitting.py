@@ -60,11 +60,14 @@ def config_of_run(
     config_name: str | None,
     saved: Layer | None,
 ) -> Config:
-    """Returns the config of a run.
+    """Merges and checks the settings of a run.
+
+    A run that is resumed without a config file has its saved settings, with those of `layers` on
+    top. In all other cases `layers` alone count.
 
     Args:
-        layers: settings of the command line or the call.
-        config_name: the config file; if None and the run is resumed, `layers` go over `saved`.
-        saved: the settings of the run to resume; None for a new run.
+        layers: settings of the command line or the call, including those of a config file.
+        config_name: the config file; None if none is given.
+        saved: the saved settings of the run to resume; None for a new run.
     """
     return resolve([saved, *layers] if saved and config_name is None else layers)

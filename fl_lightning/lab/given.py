@@ -26,14 +26,15 @@ TWICE = "it is set both in the config and by keyword: remove one"
 
 @contextlib.contextmanager
 def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
-    """Context manager: the settings that stand for the data, model and method objects of a call.
+    """Context manager: yield settings that name the data, model and method which a call has passed
+    as objects.
 
-    Objects that a config cannot hold are written to files in `out/given`; a `BadInput` inside the
-    context removes them again.
+    Objects that a config cannot hold are written to files in `out/given`; if `BadInput` is raised
+    inside the context, these files are removed.
 
     Args:
-        objects: `data`, `model`, `method`, and of a DataFrame the column names `label`, `group`,
-            `unit`; each may be None or missing.
+        objects: `data`, `model` and `method`, and, if `data` is a DataFrame, the names of its
+            columns: `label`, `group` and `unit`. Each may be None or missing.
         out: folder of the runs.
     """
     folder = out / "given"
@@ -82,12 +83,15 @@ def object_settings(objects: Mapping[str, Any], out: Path) -> Iterator[Layer]:
 
 
 def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | None]:
-    """Returns the settings of a call, later layers winning, and the config file that names the run.
+    """Returns the settings of a call, and the config file after which the run is named, if any.
+
+    Later settings override earlier ones. A mapping gives, in this order: the config files that its
+    key `config` names, its key `base`, `objects`, and its other keys. A config file gives its
+    settings, then `objects`.
 
     Args:
         config: a mapping, a config file or its name, or flags.
-        objects: the settings of `object_settings`; they go over config files and `base`, and
-            under the keys of the mapping.
+        objects: the settings of `object_settings`; empty if `config` is flags.
     """
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
@@ -103,7 +107,7 @@ def layers_of(config: ConfigLike, objects: Layer) -> tuple[list[Layer], str | No
                 key not in settings or key not in objects,
                 TWICE,
             )
-        if "base" in settings:  # objects go over the base, too
+        if "base" in settings:  # objects override the base, too
             layers += layers_in("fit", {"base": settings.pop("base")}, Path())
         own_layers = layers_in("fit", settings, Path())
         for layer in own_layers if "data" in objects else ():

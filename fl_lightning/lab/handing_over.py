@@ -57,7 +57,8 @@ def export(
         format: a key of `SUFFIXES`.
         checkpoint: which checkpoint, `last` or `best`.
         calibration: how probabilities and the threshold are fitted to validation data.
-        of_site: exports the model if `run` is a deployed site's folder.
+        of_site: called if `run` is a deployed site's folder, with the folder, the client's number,
+            `out` and `calibration`; writes the model, and returns the config and `Exported.facts`.
     """
     model = Path(out)
     opening.check_path("run", run)
@@ -101,7 +102,8 @@ def join(
     rounds: int | None,
     architecture: str | None,
 ) -> Exported:
-    """Writes a model for a new client, and beside it a file that loads it; the run is not changed.
+    """Makes a model for a client that was not in the run, as the method serves new clients, and
+    writes it with a file that loads it; the run is not changed.
 
     Args:
         run: run folder.

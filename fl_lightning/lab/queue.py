@@ -56,7 +56,8 @@ def record_job(
     Args:
         jobs: folder of the records.
         name: name of the job script.
-        answer: the line of sbatch that has the job's number; without a number nothing is recorded.
+        answer: the output of sbatch, such as `Submitted batch job 17`, whose number is the job's;
+            without a number, nothing is recorded.
         runs: folder, method and number of rounds of each run.
     """
     number = re.search(r"\d+", answer)

@@ -52,16 +52,22 @@ def have_equal_means(differences: Differences) -> bool:
 def interval(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[float, float, Literal["t", "bootstrap"]] | None:
-    """The interval of level 1 - `level` for the mean difference of new seeds, and its kind.
+    """The confidence interval of the mean difference that new seeds would have, and its kind.
 
     Returns None for one seed, and if all seeds have the same difference: without a spread the
     interval would claim certainty.
 
     Seeds are the independent units. With fewer than `FEW` seeds, the interval is Student's t over
-    the seeds' means. With `FEW` or more, it reaches from the lower to the upper end of Student's t
+    the seeds' means. With `FEW` or more, it is the smallest interval that contains both Student's t
     and the hierarchical bootstrap; if the bootstrap is infinite, which happens when all but one or
-    two seeds are equal, it is Student's t. Of skewed seeds, t alone covers too few (88 to 93 %) and
-    the bootstrap alone 91 to 94 %; both together cover 92 to 97 % (docs/decisions/0023).
+    two seeds are equal, it is Student's t. With skewed seeds, 95 % intervals of t alone contain the
+    true mean in 88 to 93 % of cases, of the bootstrap alone in 91 to 94 %, and of both together in
+    92 to 97 % (docs/decisions/0023).
+
+    Args:
+        differences: paired differences of two methods, [seed][setting].
+        level: significance level: the confidence is 1 - `level`.
+        resamples: resamples of the bootstrap.
     """
     if len(differences) < 2 or have_equal_means(differences):
         return None
@@ -76,8 +82,8 @@ def interval(
 def outer(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[Any, Any]:
-    """The lower of the two lower ends, and the higher of the two upper ends, of Student's t and the
-    bootstrap."""
+    """The smallest interval that contains Student's t interval and the bootstrap interval: its
+    lower and its upper end, each of shape (...)."""
     lows, highs = zip(
         t_interval(differences, level),
         bootstrap(differences, level, resamples),
@@ -221,10 +227,16 @@ def noise_threshold(
 
 
 def levelled(values: Any) -> np.ndarray:
-    """`values`, shape (n,), with each group of equal values (`EQUAL`) set to the least of the
-    group.
+    """Make values that count as equal the same number, so that their ranks tie: each group of
+    values with gaps of at most `EQUAL` is set to its least value.
 
-    Rounding to a grid would separate some values that are close, and their ranks would not tie.
+    Rounding would not do: it moves two close values apart if they lie on either side of a limit.
+
+    Args:
+        values: shape (n,).
+
+    Returns:
+        The values, shape (n,), in the order given.
     """
     levels = np.array(values, dtype=float)
     order = np.argsort(levels, kind="stable")
@@ -236,7 +248,8 @@ def levelled(values: Any) -> np.ndarray:
 
 
 def _signed(differences: Sequence[float]) -> np.ndarray:
-    """Differences whose sizes, and 0, are `levelled`."""
+    """The differences, with absolute values that count as equal, or as 0, made the same number
+    (`levelled`)."""
     signs = np.sign(differences)
     sizes = np.abs(differences)
     return np.asarray(signs * levelled([0.0, *sizes])[1:])
@@ -312,7 +325,8 @@ def pairwise(scores: np.ndarray) -> np.ndarray:
     """Wilcoxon's p between all pairs of methods over settings, Holm-corrected, shape (methods,
     methods); 1 on the diagonal.
 
-    Differences of ranks would depend on the other methods (Benavoli, Corani, Mangili, JMLR 2016).
+    Unlike Nemenyi's test on mean ranks, the test of two methods does not depend on which other
+    methods are compared, except for Holm's correction (Benavoli, Corani, Mangili, JMLR 2016).
     """
     methods = scores.shape[1]
     rows, columns = np.triu_indices(methods, k=1)

@@ -49,8 +49,8 @@ class Job:
     setup: str | None = None
 
     def check(self) -> None:
-        """Raise `BadInput` for a value that SLURM or the shell would not understand, and for a
-        warning that comes after the time limit."""
+        """Raise `BadInput` for a value that SLURM or the shell would not understand, and if the run
+        would have to stop itself (`warning` seconds before the time limit) before it begins."""
         check(
             "time",
             None,
@@ -131,7 +131,7 @@ def submit(
     Args:
         flags: flags of the run, as on the command line.
         job: its resources.
-        array: the sweep, as for `sweep_points`; None: one run.
+        array: the sweep as text for `sweep_points`; None: one run.
 
     Returns:
         A line on what was submitted, or with `dry_run` the script.

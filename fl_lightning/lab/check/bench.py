@@ -27,7 +27,8 @@ class CheckFailed(Exception):
 
 @dataclass
 class Bench:
-    """The folder and the base config of a method's check runs, with methods that train variants."""
+    """The folder and the base config of the runs that check a method; trains runs with variants of
+    this config."""
 
     config: Config
     """The base config of all runs."""
@@ -108,8 +109,14 @@ class Bench:
         config: Config,
         fresh: bool = True,
     ) -> Iterator[Path]:
-        """Context manager: make the folder of a run. Inside, output is hidden and errors become
-        `CheckFailed`. `fresh`: as for `fit`."""
+        """Context manager: yield the folder of a run; while the context lasts, output is discarded
+        and errors become `CheckFailed`.
+
+        Args:
+            name: name of the folder, which is made if it does not exist.
+            config: the run's config.
+            fresh: whether to import the method's module again first, as a new process would.
+        """
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         if fresh:
@@ -171,7 +178,7 @@ def unload_package(class_path: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager: capture output to stdout and stderr."""
+    """Context manager: discard all output to stdout and stderr."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         yield

@@ -83,8 +83,8 @@ def few_samples(
     data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:
-    """A partition in which client 0 has up to 100 times `FEW` samples, and every other client has
-    `FEW` training and `FEW` test samples."""
+    """A partition in which every client but client 0 has `FEW` training and `FEW` test samples.
+    Client 0 has the rest, at most 100 * `FEW` of each."""
 
     def shares(labels: np.ndarray) -> Shares:
         order = rng.permutation(len(labels))

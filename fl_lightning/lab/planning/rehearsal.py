@@ -42,8 +42,10 @@ pictures."""
 
 
 def rehearse(config: Config, samples: int = 500) -> Plan:
-    """Run a round with one batch an epoch, then a round whose steps are limited so that local
-    training takes at most `BUDGET` seconds, and measure the latter.
+    """Measure a round of a run.
+
+    A first round, of one batch an epoch, is timed. From its seconds follows how many batches an
+    epoch of the measured round may have for local training to take at most `BUDGET` seconds.
 
     Args:
         config: the run; nothing is written to its folder.
@@ -298,8 +300,8 @@ def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
 
 
 def memory_of_runs(config: Config) -> tuple[float, float]:
-    """Measure the memory of a process that trains one run of `config`, and of each further run in
-    it, in a round of one batch an epoch.
+    """Measure how much memory a process takes on the CPU that trains one run of `config`, and how
+    much each further run in the same process adds. The runs train one round of one batch an epoch.
 
     Returns:
         Bytes of the process with one run, and bytes that each further run adds.

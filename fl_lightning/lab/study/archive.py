@@ -102,7 +102,7 @@ def archive(
         out: for packing, the archive to write (None: `place` with `.zip`); with `rerun`, the folder
             of the new run (None: a temporary one).
         rerun: the run of the archive to train again and compare; None: describe the archive.
-        layers: settings that go over those of `rerun`.
+        layers: settings that override those of the run `rerun`.
 
     Returns:
         The text that the command prints.
@@ -329,8 +329,12 @@ def read_index(file: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def unpacked(file: Path) -> Iterator[Path]:
-    """Context manager: unpack an archive to a temporary study folder, which is deleted afterwards.
-    Raises `BadInput` as `read_index`."""
+    """Context manager: yield a temporary folder with the unpacked study of an archive, and delete
+    the folder in the end.
+
+    Raises:
+        BadInput: the file is no archive, or is damaged (`read_index`).
+    """
     sources = read_index(file).get("sources", {})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -342,8 +346,8 @@ def unpacked(file: Path) -> Iterator[Path]:
 
 
 def checkpoint_digest(run: Path) -> str | None:
-    """The SHA-256 of all tensors in a run's last intact checkpoint, the final models among them;
-    None without one."""
+    """The SHA-256 of all tensors in a run's last intact checkpoint, which include the final models;
+    None if the run has no intact checkpoint."""
     folder = run / "checkpoints"
     newest = next(iter(manifest.manifests(folder).values()), None)
     if newest is None:
@@ -362,7 +366,8 @@ def differences(
 ) -> list[str]:
     """The parts of a run that differ from the archived run: `weights`, and names of files.
 
-    Seconds, memory and the keys of `VARYING` are not compared.
+    Not compared are seconds, memory, and the keys of `summary.json` that depend on the machine or
+    the clock (`VARYING`).
 
     Args:
         ours: folder of the new run.
@@ -447,8 +452,8 @@ def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
 
 
 def _comparable_summary(summary: Path) -> dict[str, str]:
-    """The keys of a `summary.json` that equal runs have in common, with values as JSON texts, in
-    which NaN equals NaN."""
+    """The content of a `summary.json` without the keys that may differ between equal runs; values
+    are JSON texts, in which NaN equals NaN."""
     try:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))
     except UNREADABLE:
@@ -458,7 +463,7 @@ def _comparable_summary(summary: Path) -> dict[str, str]:
 
 
 def _without_costs(row: dict[str, str]) -> dict[str, str]:
-    """`row` without seconds and memory."""
+    """The row without the columns of seconds and memory."""
     measured = ("seconds", "memory", "wall_seconds")
     return {key: value for key, value in row.items() if not key.startswith(measured)}
 

@@ -88,7 +88,12 @@ def state_of(
 
 
 def table(folder: StudyFolder, live_state: Callable[[str], str | None]) -> Table:
-    """A table with a row for each method in a setting; `live_state` as for `state_of`."""
+    """The table of a study's state, with a row for each method in a setting.
+
+    Args:
+        folder: the study's folder.
+        live_state: returns the state of a run that has not ended (`state_of`).
+    """
     states = [state_of(folder, cell, live_state) for cell in folder.cells()]
     board = Table(
         title=_title(states),

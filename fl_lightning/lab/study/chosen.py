@@ -17,11 +17,15 @@ UNTUNED = "untuned"
 
 
 def chosen_values(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Read the values that a search chose for each row of the study in `folder`, as text
-    (`optimizer.lr=0.05, mu=0.1`), and the search's warnings.
+    """Read the hyperparameters that `fl-train tune` chose for the rows of a study.
 
-    Both are empty unless the study is the one in a search's folder (`OUT/study`), or an unpacked
-    archive of such a study.
+    Args:
+        folder: the study's folder: of a tuned study `OUT/study` in the search's folder `OUT`, or
+            its unpacked archive.
+
+    Returns:
+        The values by row label, each as text (`optimizer.lr=0.05, mu=0.1`), and the search's
+        warnings; both are empty if the study was not tuned.
 
     Raises:
         BadInput: `tuned.csv` is damaged.

@@ -41,10 +41,12 @@ def clients_listing(runs: DataFrame, baseline: str | None = None) -> Listing:
 
     Args:
         runs: the table of runs (`scores.read`).
-        baseline: a method's label; None: training alone, else the first method of a judge.
+        baseline: label of the method to compare with; None: training alone. Under a judge without
+            runs of that method, the baseline is training alone, else the judge's first method.
 
     Raises:
-        BadInput: as `compare.compare_runs`.
+        BadInput: no method has the label `baseline`, or methods of a setting and seed scored
+            different clients.
     """
     groups, notes = group_by_judge(runs, baseline)
     local = training_alone(runs)

@@ -21,11 +21,12 @@ ACCEPTED = "changed_code.json"
 """File in a study's folder with the SHA-256 of each file version that `--accept_changed_code`
 accepted."""
 Versions = dict[str, list[str]]
-"""SHA-256 sums by file name."""
+"""SHA-256 sums of the versions of each file, by file name."""
 
 
 def accepted_versions(folder: Path) -> Versions:
-    """The accepted versions of own code, from `changed_code.json`; empty without that file."""
+    """Read from `changed_code.json` which versions of own code the user has accepted for the study
+    in `folder`; empty without that file."""
     try:
         content = json.loads((folder / ACCEPTED).read_text(encoding="utf-8"))
         return {str(name): list(map(str, digests)) for name, digests in content.items()}
@@ -78,7 +79,8 @@ def check_code_unchanged(
     todo: Collection[tuple[StudyRun, Config]],
     accept: bool,
 ) -> None:
-    """Raise `BadInput` if there are `changed_files`, unless `accept`."""
+    """Raise `BadInput` if own code has changed (`changed_files`), unless `accept`: the user accepts
+    the changes."""
     names = ", ".join(changed_files(folder, todo))
     check(
         "code",
@@ -94,7 +96,8 @@ def accept(
     folder: StudyFolder,
     todo: Collection[tuple[StudyRun, Config]],
 ) -> None:
-    """Add the versions of `changed_files` to the accepted ones."""
+    """Record in `changed_code.json` that the present versions of all `changed_files` are
+    accepted."""
     new, versions = changed_files(folder, todo), accepted_versions(folder.path)
     for name, digest in new.items():
         versions.setdefault(name, []).append(digest)
@@ -103,8 +106,8 @@ def accept(
 
 
 def resume_flags(run: Path, config: Config) -> list[str]:
-    """The flags that a SLURM job needs to resume the run in `run` if own code has changed and was
-    accepted."""
+    """Flags of `fl-train fit` for a SLURM job that resumes a run: `--accept_changed_code` if own
+    code has changed since the run began, else none."""
     differs = _has_begun(run) and owncode.changed_files(
         owncode.recorded_digests(run), owncode.current_digests(config)
     )
@@ -112,7 +115,7 @@ def resume_flags(run: Path, config: Config) -> list[str]:
 
 
 def _row(name: str) -> str:
-    """The row's part of a run folder's name: the folder of its label."""
+    """The part of a run folder's name that stands for the row: the folder of the row's label."""
     return name.split("/")[-2]
 
 
@@ -128,7 +131,7 @@ def check_rows(
 
     Args:
         runs: the table of runs (`scores.read`).
-        study_versions: versions that were accepted in the study.
+        study_versions: versions that the user has accepted for the study (`accepted_versions`).
         accept: whether to accept all versions.
 
     Returns:

@@ -118,12 +118,14 @@ def compare_runs(
 
     Args:
         runs: the table of runs (`scores.read`).
-        baseline: a method's label; None: training alone, else the first method of a judge.
-        target: accuracy in 0..1; costs are those until a run reaches it. None: of whole runs.
+        baseline: label of the method to compare with; None: training alone. Under a judge without
+            runs of that method, the baseline is training alone, else the judge's first method.
+        target: accuracy in 0..1: costs are those until a run reaches it; None: costs of whole runs.
 
     Raises:
-        BadInput: no method has the label `baseline`, there are no pairs, or only pairs of methods
-            that are judged by different kinds of model.
+        BadInput: no method has the label `baseline`; no other method of the baseline's judge has
+            run in the same setting with the same seed; or methods of a setting and seed scored
+            different clients.
     """
     groups, notes = group_by_judge(runs, baseline)
     harmed = share_harmed(runs)
@@ -251,9 +253,11 @@ def _difference_columns(group: JudgeGroup, settings: list[str], label: str) -> d
 
 
 def _best(group: JudgeGroup, means: DataFrame, settings: list[str]) -> str | None:
-    """The method with the best mean, if the interval of its paired difference from the next best
-    lies above 0, else None. None, too, if methods ran with different seeds, since their means are
-    then over unlike runs."""
+    """The method with the best mean if the interval of its paired difference from the next best
+    lies above 0, else None.
+
+    None also if methods ran with different seeds, since their means are then over unlike runs.
+    """
     by_method = {label: mean_over_settings(means[label], settings) for label in group.methods}
     ran = {label: by_seed for label, by_seed in by_method.items() if len(by_seed)}
     if len(ran) < 2 or len({tuple(by_seed.index) for by_seed in ran.values()}) > 1:
@@ -304,8 +308,8 @@ def tested_samples(run: Any) -> dict[int, float]:
 
 
 def harm_notes(runs: DataFrame) -> list[str]:
-    """Notes on the meaning of `harmed`, and on the clients over which a further metric is
-    averaged."""
+    """Notes below the table: on the column `harmed` (`share_harmed`) and, for a metric of
+    `evaluation.metrics`, on the number of clients over which it is averaged."""
     if all(tested_samples(run) for run in runs.itertuples()):
         return [
             "harmed: below training alone by more than the noise of the client's test samples "

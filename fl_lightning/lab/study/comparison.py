@@ -115,7 +115,7 @@ def compare(folders: Sequence[str], options: CompareOptions) -> Comparison:
 
 
 def _listing_of(folders: Sequence[str], options: CompareOptions) -> Listing:
-    """Returns the table, for a page with pictures."""
+    """Returns the table of the runs in `folders`; for HTML also pictures."""
     with open_runs(folders, options) as (runs, notes, folder):
         if options.clients:
             listing = clients.clients_listing(runs, options.baseline)
@@ -168,8 +168,14 @@ def open_runs(
     names: Sequence[str],
     options: CompareOptions,
 ) -> Iterator[tuple[DataFrame, list[str], Path]]:
-    """Context manager: the table of runs of a study, an archive or run folders (`scores.read`), its
-    notes, and the first folder. Inside, an archive is unpacked."""
+    """Context manager: yield the table of runs (`scores.read`), notes on it, and the folder of the
+    study or of the first run.
+
+    Args:
+        names: a study's folder, an archive, or run folders. An archive is unpacked to a temporary
+            folder, which is deleted when the context ends.
+        options: judge, metric, and whether changed code is accepted.
+    """
     require("study", "compare", names[0])
     folders = [Path(name) for name in names]
     with contextlib.ExitStack() as until:
@@ -186,13 +192,14 @@ def write_listing(
     form: str,
     out: str | None = None,
 ) -> Comparison:
-    """Writes the text of a listing to the file `out`, if given; prints the notes of a CSV to
-    stderr.
+    """Formats a listing as text, and writes the text to a file or returns it.
+
+    Notes of a CSV are printed to stderr.
 
     Args:
         listing: the table.
-        form: a key of `listing.FORMATS`.
-        out: a file; None: the text is returned with the comparison.
+        form: format of the text, a key of `listing.FORMATS`.
+        out: file for the text; None: the text is part of the returned comparison.
     """
     screen = Console()
     fits = form == "table" and out is None and screen.is_terminal

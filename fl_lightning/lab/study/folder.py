@@ -63,7 +63,7 @@ class Busy(BadInput):
 
 
 class StudyFolder:
-    """The folder `path` of one study; true if it holds one."""
+    """The folder `path` of one study; its truth value says whether a study is in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,13 +79,20 @@ class StudyFolder:
         return any((self.path / "runs").glob("**/config.yaml"))
 
     def finished(self, folder: str) -> bool:
-        """Whether the run in `folder` (relative) has ended without an error: it has a
-        `summary.json`."""
+        """Whether the run in `folder` (relative to the study's) has ended without an error: it has
+        a `summary.json`."""
         return (self.path / folder / "summary.json").is_file()
 
     def intact_runs(self, regression: bool = True) -> dict[str, RunResult]:
-        """Load the finished runs whose files are intact, by folder. `regression`: whether a
-        regression is allowed. Raises `BadInput` as `results.runs.load`."""
+        """Load the finished runs whose files are intact, by folder.
+
+        Args:
+            regression: whether runs of a regression are allowed; if not, loading one raises
+                `BadInput`.
+
+        Raises:
+            BadInput: runs cannot be loaded together (`results.runs.load`).
+        """
         return {
             name: run
             for name, run in self.ended_runs(regression).items()
@@ -94,13 +101,13 @@ class StudyFolder:
 
     def ended_runs(self, regression: bool = True) -> dict[str, RunResult]:
         """Load all runs with a `summary.json`, by folder, including runs with damaged files.
-        `regression`: whether a regression is allowed. Raises `BadInput` as `results.runs.load`."""
+        Argument and error are those of `intact_runs`."""
         names = list(filter(self.finished, self.run_names()))
         paths = [self.path / name for name in names]
         return dict(zip(names, load(paths, regression), strict=True))
 
     def run_names(self) -> list[str]:
-        """The run folders of the study, relative to its folder."""
+        """The run folders that `study.json` lists, relative to the study's folder."""
         return list(dict.fromkeys(cell["folder"] for cell in self.cells()))
 
     def cells(self) -> list[dict[str, Any]]:
@@ -250,8 +257,15 @@ def explaining_damage(
     problem: str,
     advice: str = "",
 ) -> Iterator[None]:
-    """Context manager: turn an error of reading a damaged file inside into `BadInput` for
-    `key=value`, with the text `problem (reason): advice`."""
+    """Context manager: turn an error of reading a damaged file (`DAMAGE`) into `BadInput` with the
+    message `KEY=VALUE: PROBLEM (REASON): ADVICE`; the reason is the error's text.
+
+    Args:
+        key: the key in the message.
+        value: its value.
+        problem: the file that cannot be used.
+        advice: what the user should do; empty: no advice.
+    """
     try:
         yield
     except DAMAGE as error:
@@ -271,13 +285,13 @@ def check_new(
     names: Collection[str],
     record: str,
 ) -> None:
-    """Raise `BadInput` unless the folder `out` is absent or holds only files that an interrupted
-    start may leave.
+    """Raise `BadInput` if `out` is a file, or a folder with other files than `names`.
 
     Args:
-        out: the folder.
-        names: names of these files.
-        record: the file that a folder of this kind would hold, for the message.
+        out: folder of a new study or search.
+        names: names of files that an interrupted start may have left there.
+        record: name of the file by which a begun study or search is recognised; the message says
+            that it is missing.
     """
     is_folder = out.is_dir()
     check("out", str(out), is_folder or not out.exists(), "it is a file: give a folder")
@@ -294,8 +308,8 @@ def is_search(folder: Path) -> bool:
 
 
 def search_of(study: Path) -> Path | None:
-    """The folder of the search that tuned the study in this folder (`OUT` of `OUT/study`); None if
-    no search did."""
+    """The folder of the search by `fl-train tune` that made the study, for a study in `OUT/study`
+    the folder `OUT`; None for other studies."""
     folder = study.resolve()
     is_of_search = folder.name == "study" and is_search(folder.parent)
     return folder.parent if is_of_search else None
@@ -338,8 +352,8 @@ def _meaning(entry: ListedMethod) -> dict[str, Any]:
 
 
 def earlier_default(key: str) -> Any:
-    """The value of a config key that a run of an earlier version does not name, since the key is
-    newer: its default."""
+    """The default of a config key, for the configs of an earlier version that lacked the key; None
+    if the key has no default."""
     group, _, name = key.partition(".")
     field = Config.__dataclass_fields__.get(group)
     if field is None or field.default_factory is MISSING:

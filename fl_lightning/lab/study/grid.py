@@ -47,7 +47,7 @@ class ListedMethod:
     fill."""
 
     key: str
-    """Its name in error messages: `methods[1]`."""
+    """Name of the entry in error messages: `methods[1]`."""
     name: str
     """Name or import path of the method."""
     label: str
@@ -65,7 +65,7 @@ class ListedMethod:
     """Whether it is a baseline that every study adds."""
 
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
-        """Its arguments in a setting, including those of `when`."""
+        """The method's arguments in a setting, including those that `when` gives for it."""
         arguments = dict(self.arguments)
         for word in setting_texts(setting):
             arguments.update(self.when.get(word, {}))
@@ -119,7 +119,8 @@ Pairs = list[tuple[StudyRun, Config]]
 
 @dataclass(frozen=True)
 class Study:
-    """A study file; its base is not resolved yet."""
+    """The checked content of a study file. The base is as written, not yet merged into a
+    `Config`."""
 
     base: Any
     methods: list[Any]
@@ -257,10 +258,10 @@ class Study:
         """The listed methods, and the forced baselines that are not among them.
 
         Args:
-            full_participation: whether all clients take part in every round. If so, the last round
-                scores every kind of final model of every client, and one run of FedAvg serves two
-                rows. If not, only the judge's models are scored for all clients, and each row needs
-                a run.
+            full_participation: whether all clients take part in every round. If so, a run scores
+                all clients by every kind of model, and one run of FedAvg serves its two forced
+                rows, which differ in the judge. If not, a run scores all clients by its own judge
+                only, and each of the two rows needs a run.
         """
         entries = [_listed_method(f"methods[{k}]", method) for k, method in enumerate(self.methods)]
         plain = {entry.name for entry in entries if entry.label == entry.name}
@@ -305,8 +306,8 @@ def label_folder(label: str) -> str:
 
 
 def safe(text: str) -> str:
-    """`text` as a folder name: unchanged if possible, else with other characters replaced,
-    shortened, and with a hash."""
+    """Make a text usable as a folder name: return it unchanged if possible, else with characters
+    replaced, shortened, and with a hash of the text at the end."""
     plain = re.sub(r"[^\w .,=+@-]", "_", text, flags=re.ASCII)
     if plain == text and len(text) <= MAX_LABEL_BYTES and not text.startswith("."):
         return text
@@ -315,8 +316,12 @@ def safe(text: str) -> str:
 
 
 def _listed_method(key: str, method: Any) -> ListedMethod:
-    """Read an entry of `methods`: a name, or a mapping of `name`, arguments, flat keys and `label`.
-    `key`: its name in error messages."""
+    """Read an entry of `methods`.
+
+    Args:
+        key: name of the entry in error messages.
+        method: a name, or a mapping of `name`, arguments, flat config keys and `label`.
+    """
     content = {"name": method} if isinstance(method, str) else method
     is_mapping = isinstance(content, dict) and all(isinstance(word, str) for word in content)
     check(
@@ -372,7 +377,11 @@ def _listed_method(key: str, method: Any) -> ListedMethod:
 
 def _forced_baselines(full_participation: bool) -> list[ListedMethod]:
     """The baselines of every study: training alone, and FedAvg judged after local training and
-    after fine-tuning. `full_participation`: as for `Study.entries`."""
+    after fine-tuning.
+
+    Args:
+        full_participation: whether all clients take part in every round (`Study.entries`).
+    """
     judges = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
     kinds = ["before", "after", "global", "finetuned"] if full_participation else None
     fedavg = [
@@ -499,8 +508,8 @@ def _as_number(value: Any) -> Any:
 
 
 def is_linked(key: Any) -> bool:
-    """Whether a name in the grid is a free name for several config keys that vary together: it has
-    no dot and is no group."""
+    """Whether a key of the grid is the user's name for several config keys that vary together. Such
+    a name has no dot and is neither `model` nor a group of config keys (`GRID_GROUPS`)."""
     return isinstance(key, str) and key != "model" and "." not in key and key not in GRID_GROUPS
 
 

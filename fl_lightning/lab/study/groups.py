@@ -90,7 +90,8 @@ def group_by_judge(
 
     Args:
         runs: the table of runs (`scores.read`).
-        baseline: a method's label; None: training alone, else the first method of a judge.
+        baseline: label of the method to compare with; None: training alone. Under a judge without
+            runs of that method, the baseline is training alone, else the judge's first method.
 
     Raises:
         BadInput: no method has the label `baseline`, or methods of a setting and seed scored
@@ -219,7 +220,7 @@ def no_pairs_error(groups: list[JudgeGroup], baseline: str | None) -> BadInput:
 
 
 def training_alone(runs: DataFrame) -> str | None:
-    """The label of training alone, None if it has not run; of several variants `local`, else the
-    first."""
+    """The label of training alone (method `local`); None if no run has this method. If it has run
+    under several labels: `local`, else the first label."""
     labels = list(runs.method[runs.name == "local"].unique())
     return "local" if "local" in labels else next(iter(labels), None)

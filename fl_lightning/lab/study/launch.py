@@ -47,10 +47,10 @@ DEFAULTS: Layer = {
     "callbacks": {"heatmaps": None, "progress": None},
     "fabric": {"threads": 1},
 }
-"""Settings under the base. Nobody looks at pictures of hundreds of runs, and a study prints its own
-progress. With one thread, each worker has a core, and results are bit-identical on every machine.
-The method is named so that the methods listed have their papers' arguments unless the base or the
-list sets others."""
+"""Settings that a study's base overrides. Nobody looks at pictures of hundreds of runs, and a study
+prints its own progress. With one thread, each worker has a core, and results are bit-identical on
+every machine. The method is named so that the methods listed have their papers' arguments unless
+the base or the list sets others."""
 _START = {"config", *(field.name for field in dataclasses.fields(Start))}
 """Keys of a single run's start."""
 WHOLE = StudyPart()
@@ -139,8 +139,8 @@ def study(
 
     Args:
         content: content of the study file.
-        overrides: settings that go over the study's base.
-        chosen: methods, seeds and settings to run.
+        overrides: settings that override the study's base.
+        chosen: the methods, seeds and settings to run, as texts of the command line.
         options: the folder, and how runs are trained.
     """
     options.check()
@@ -175,7 +175,7 @@ def run_study(
 
     Args:
         definition: the study.
-        overrides: settings that go over the study's base.
+        overrides: settings that override the study's base.
         options: the folder, and how runs are trained.
         line: the command that continues the study, for messages.
         part: the runs to train; the study's table contains all runs.
@@ -238,14 +238,15 @@ def run_study(
 def resolved_in(
     folder: StudyFolder, definition: Study, overrides: Sequence[Layer] = ()
 ) -> tuple[Study, Config, Pairs]:
-    """Add the seeds that the folder's study has already, and resolve the study (`resolved`).
+    """Resolve a study that is to run in `folder`: add the seeds of the study that is there, if any,
+    and call `resolved`.
 
     Returns:
-        The study with all seeds; its base; its runs with their configs.
+        The study with all seeds; the base's config; each run with its config.
 
     Raises:
-        BadInput: as `resolved`; or the folder holds another study, or has trained runs that this
-            study lacks.
+        BadInput: a config is refused (`resolved`); or the folder holds another study, or has
+            trained runs that this study lacks.
     """
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
@@ -257,12 +258,15 @@ def resolved_in(
 def resolved(
     definition: Study, overrides: Sequence[Layer] = (), defaults: Sequence[Layer] = ()
 ) -> tuple[Config, Pairs]:
-    """Resolve the base of a study and the config of each run.
+    """Merge and check the settings of a study: the config of its base, and the config of each run.
 
     Args:
         definition: the study.
-        overrides: settings over the base's.
-        defaults: settings under the base's.
+        overrides: settings that override the base.
+        defaults: settings that the base overrides, beside `DEFAULTS`.
+
+    Returns:
+        The base's config; each run with its config, in the order of `Study.runs`.
 
     Raises:
         BadInput: a config is refused, two listed methods are the same, or `overrides` sets a key of
@@ -298,7 +302,7 @@ def train(
         config: the run's config.
         folder: run folder, new or begun.
         accept: whether own code may have changed since the run began.
-        put_together: builds the federation, as for `fl_lightning.run.fit`.
+        put_together: builds the federation (`fl_lightning.run.fit`).
     """
     from fl_lightning.run import fit
 

@@ -34,7 +34,7 @@ class Listing:
     notes: list[str]
     """Lines below the table."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Further content of the JSON."""
+    """Further keys of the JSON and their values, such as notes."""
     title: str = ""
     """Line above the table."""
     best: Sequence[int] = ()
@@ -81,7 +81,12 @@ def _split(columns: str, keys: Sequence[str]) -> list[str]:
 
 
 def table(listing: Listing, width: int | None = WIDTH) -> str:
-    """The tables of all blocks for the terminal. `width`: None: the terminal's."""
+    """The tables of all blocks as text for the terminal.
+
+    Args:
+        listing: the table.
+        width: greatest width in characters; None: the terminal's.
+    """
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
@@ -117,7 +122,7 @@ def as_csv(listing: Listing) -> str:
 
 
 def as_json(listing: Listing) -> str:
-    """The unrounded numbers and the listing's further content as JSON."""
+    """The unrounded numbers and `listing.more` (notes and ranks, for instance) as JSON."""
     rows = records(listing.numbers)
     content = {
         "made_by": listing.mark,

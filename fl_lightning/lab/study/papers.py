@@ -70,7 +70,7 @@ NOT_LISTED = "the study does not list it"
 
 @dataclass(frozen=True)
 class OurNumber:
-    """How our number is read that a printed one is compared with."""
+    """Says how to read, from one of our runs, the number to compare with a printed one."""
 
     label: str
     """Label of the method."""
@@ -129,7 +129,8 @@ def cells_of(study: Study) -> list[Printed]:
     the papers' tables.
 
     Raises:
-        BadInput: the study has no key `paper`, or it cannot work.
+        BadInput: the study has no key `paper`, or `paper` names something that neither the study
+            nor the papers' tables have.
     """
     paper = study.paper
     if paper is None:
@@ -172,8 +173,8 @@ def cells_of(study: Study) -> list[Printed]:
 
 
 def known_reasons() -> list[dict[str, str]]:
-    """The known reasons why our numbers differ from printed ones (configs/papers/reasons.csv). A
-    reason holds for all values of a column that is empty."""
+    """The known reasons why our numbers differ from printed ones (configs/papers/reasons.csv). An
+    empty field in a row means that the reason holds for all values of this column."""
     return _table("reasons").to_dict("records")
 
 
@@ -188,7 +189,8 @@ def reason_for(cell: Printed) -> tuple[str, str]:
 
 
 def _check(study: Study, paper: Mapping[str, Any]) -> None:
-    """Raise `BadInput` if the key `paper` cannot work, whatever the tables hold."""
+    """Raise `BadInput` if the key `paper` is malformed or does not fit the study; reads no tables
+    of papers."""
     for key in paper:
         check(
             f"paper.{key}",
@@ -261,8 +263,14 @@ def _check_figure(
     figures: list[Any],
     more: tuple[str, ...] = (),
 ) -> None:
-    """Raise `BadInput` unless `spec` says how a number is read off a run. `more`: further keys that
-    it may have."""
+    """Raise `BadInput` unless `spec` says how a number is read off a run.
+
+    Args:
+        key: name of `spec` in error messages.
+        spec: an entry of `figures` or `rows`.
+        figures: values that its key `figure` may have.
+        more: keys that it may have beside those of a figure.
+    """
     keys = ("figure", "kind", "column", "unit", *more)
     check(key, spec, set(spec) <= set(keys), f"it has an unknown key; keys: {', '.join(keys)}")
     figure, kind, column = map(spec.get, ("figure", "kind", "column"))
@@ -294,7 +302,7 @@ def _check_label(
     label: Any,
     study: Study,
 ) -> None:
-    """Raise `BadInput` unless `label` is None or a method's."""
+    """Raise `BadInput` unless `label` is None or the label of a method of the study."""
     labels = [label for entry in study.entries() for label in (entry.judges or [entry.label])]
     is_label = label is None or label in labels
     check(

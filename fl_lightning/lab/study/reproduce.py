@@ -93,8 +93,8 @@ def reproduce(
 
     Args:
         name: name or file of the study.
-        overrides: settings that go over the study's base.
-        chosen: methods, seeds and settings to run.
+        overrides: settings that override the study's base.
+        chosen: the methods, seeds and settings to run, as texts of the command line.
         options: the folder, and how runs are trained.
         rounds: number of rounds; None: the study's.
         form: format of the text, a key of `listing.FORMATS`.
@@ -270,8 +270,8 @@ def compare_with_paper(
     Args:
         cells: the printed numbers.
         folder: the study's folder, of which finished runs count.
-        with_reasons: whether to add known reasons for differences, which hold for the study as
-            written.
+        with_reasons: whether to add known reasons for differences; they hold only for runs with the
+            settings of the study file.
     """
     table = DataFrame(folder.cells())
     runs = folder.intact_runs()
@@ -326,13 +326,13 @@ def number_of_run(
     run: RunResult,
     alone: RunResult | None = None,
 ) -> float:
-    """The number of a run that a printed one is compared with; NaN if the run has none.
+    """Read from a run the number to compare with a printed one; NaN if the run has none.
 
     Args:
-        ours: how it is read.
+        ours: how to read the number.
         run: the run.
-        alone: the run of training alone with the same seed, for the figures `relative` and
-            `transfer`.
+        alone: the run of training alone with the same seed; only `relative` and `transfer` of
+            `papers.FIGURES` need it, which compare each client with training alone.
     """
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
@@ -367,8 +367,15 @@ def _gain_over_alone(
     ours: Mapping[int, float],
     alone: Mapping[int, float],
 ) -> float:
-    """FEDORA's R-Acc, mean of (accuracy - alone) / alone, or for the figure `transfer` its ratio of
-    positive transfer."""
+    """Two figures of the paper on FEDORA: for `transfer` the share of clients whose accuracy is at
+    least that of training alone, for `relative` (R-Acc) the mean over clients of
+    (accuracy - alone) / alone.
+
+    Args:
+        name: the figure.
+        ours: accuracy by client.
+        alone: accuracy of training alone by client.
+    """
     clients = sorted(ours.keys() & alone.keys())
     pairs = [(ours[client], alone[client]) for client in clients]
     if name == "transfer":

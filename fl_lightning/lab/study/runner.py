@@ -22,7 +22,7 @@ def follow(
     all_ended: Generator[EndedJob, None, None],
     total: int,
 ) -> None:
-    """Print a line for each run as it ends.
+    """Print a line for each run as it ends, and record failures in the study's folder.
 
     Args:
         folder: the study's folder.

@@ -194,8 +194,8 @@ def _is_study(paths: Sequence[Path]) -> bool:
 
 
 def _study_entries(folder: Path) -> list[dict[str, Any]]:
-    """The cells of a study. Also `run`, None if it is unfinished or damaged; `number`, of the run,
-    which several cells may share; `judge`, if the row names one."""
+    """The cells of a study, each with the further keys `run` (None if it is unfinished or damaged),
+    `number` (of the run, which several cells may share), and `judge` if the row names one."""
     study = StudyFolder(folder)
     ended = study.ended_runs(regression=False)
     numbers = {name: number for number, name in enumerate(study.run_names())}
@@ -253,8 +253,8 @@ def _run_entries(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _loaded(run: RunResult | None) -> dict[str, Any]:
-    """`run`: the run if it is finished and intact, else None. `damage`: the folder and problem of a
-    damaged run, else empty."""
+    """Two keys of an entry: `run`, the run if it is finished and intact, else None; `damage`, the
+    folder and problem of a damaged run, else empty."""
     damaged = None if run is None else damage(run)
     if run is None or damaged is not None:
         return {"run": None, "damage": f"{run.folder}: {damaged}" if run else ""}
@@ -351,8 +351,8 @@ def _other_samples(run: RunResult, other: RunResult) -> bool:
 
 
 def _check_methods(runs: DataFrame) -> None:
-    """Raise `BadInput` if runs of a row in a setting differ in more than their seed: their mean
-    would be of no method.
+    """Raise `BadInput` if runs of a row in a setting differ in more than their seed, so that their
+    mean would mix several methods.
 
     A study may have such runs if another version of this package or of an own class has trained
     some.
@@ -387,6 +387,6 @@ def _method_keys(run: RunResult) -> dict[str, Any]:
 
 
 def _value_if_absent(key: str) -> Any:
-    """The value of a key that a run does not name: the key's default, or `ABSENT` for arguments,
-    whose former default is unknown."""
+    """The value to assume for a key that a run's config lacks: the key's default, or `ABSENT` for
+    arguments, whose former default is unknown."""
     return earlier_default(key) if key.startswith(("optimizer.", "evaluation.")) else ABSENT

@@ -39,8 +39,8 @@ def space(
 ) -> list[Dimension]:
     """The hyperparameters to search for the method of `config`.
 
-    A range is widened to contain the present value. A hyperparameter whose space cannot be widened
-    to it is not searched.
+    Each space is widened to contain the present value. A hyperparameter is not searched if that is
+    impossible, as for a range of numbers if the present value is null, a word or a list.
 
     Args:
         config: the run's config.

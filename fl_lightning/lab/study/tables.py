@@ -19,8 +19,8 @@ MARK = "fl-train compare"
 
 
 def comparison_listing(compared: Compared) -> Listing:
-    """The table of a comparison, in blocks of judge and setting. JSON also has the ranks over
-    settings."""
+    """The table of a comparison as a listing, in blocks of judge and setting. Its `more`, for JSON,
+    has the notes and the ranks over settings."""
     table = compared.table
     titles = []
     for row in table.itertuples():

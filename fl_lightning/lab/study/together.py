@@ -119,18 +119,20 @@ def choose_executors(
 ) -> tuple[Pairs, dict[str, str]]:
     """Choose the executor (`loop` or `vmap`) of each run.
 
-    Runs whose base names `vmap`, and runs of a kind that the study has trained already, keep
-    theirs. For other kinds, `auto` measures which executor is faster, a number above 1 takes
-    `vmap`, and 1 takes `loop`.
+    A run keeps `vmap` if its config names it. A run of a kind (`kind_of`) for which the study has
+    recorded an executor gets that one. Other runs get `loop` if `number` is 1, `vmap` if it is
+    greater, and with `auto` the executor that a measurement finds faster, or `loop` if the study is
+    too small to measure (`WORTH_MEASURING`).
 
     Args:
         folder: the study's folder.
         chosen: the runs to train.
-        number: most runs that train together, or `auto`.
-        pairs: all runs of the study.
+        number: most runs that train together in one process, or `auto`.
+        pairs: all runs of the study, which give its size.
 
     Returns:
-        The chosen runs with their executor; the executor of each kind, for `write_executors`.
+        The runs of `chosen`, with the executor in their configs; the executor of each kind, for
+        `write_executors`.
     """
     executors = _read_executors(folder.path)
     if executors is None:
@@ -161,8 +163,11 @@ def choose_executors(
 
 
 def order_by_method(pairs: Pairs) -> Pairs:
-    """Reorder runs so that the seeds of a method and setting are neighbours: runs that train
-    together can then share passes of a method's own loss."""
+    """Reorder runs so that the seeds of a method and setting are neighbours.
+
+    Neighbours train together; if the method has a loss of its own, only clients with the same loss
+    can share a stacked pass.
+    """
     seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
     return list(itertools.chain(*seeds.values()))
 
@@ -266,13 +271,14 @@ def serve_together(
     run: Callable[[Any, Any], str | None],
     more: More,
 ) -> Iterator[tuple[int, str | None]]:
-    """Train jobs of a worker, several at a time: their clients' local steps run in stacked passes.
+    """Train several jobs of one worker at a time, whose clients take local steps in common stacked
+    passes.
 
     Args:
-        run: trains a job, given the job (config and folder) and `put_together` of `run.fit`, which
-            builds a federation that shares passes with the others; returns None, or a line that
-            says why the run failed.
-        more: gives the next job (`workers.More`), whenever another can begin.
+        run: trains one job; returns None, or a line that says why the run failed. Its arguments are
+            the job (config and run folder) and the function that builds the job's federation, for
+            `put_together` of `run.fit`.
+        more: returns the next job (`workers.More`); called whenever another job can begin.
 
     Yields:
         The job's number and the result of `run`, as each job ends.

@@ -74,7 +74,8 @@ class ClaimedTrial:
             raise
 
     def tell(self, score: float) -> None:
-        """Record the score; NaN is recorded as a refusal."""
+        """Record the score, greater is better, and end the trial; NaN is recorded as a refusal
+        (`refuse`)."""
         if math.isnan(score):
             self.refuse("its score is no number")
         else:
@@ -95,7 +96,8 @@ class ClaimedTrial:
 class Trials:
     """The trials of one method.
 
-    The values of trial k depend on the seed, the label, k, the key, and the trials that have ended.
+    A hyperparameter's value in a trial depends on the sampler's seed, the method's label, the
+    hyperparameter's config key, the trial's number, and the trials that have ended (`suggest`).
     """
 
     folder: Path
@@ -204,8 +206,8 @@ def best(ended: Sequence[EndedTrial]) -> EndedTrial | None:
 
 
 def _rounded(dimension: Dimension, value: Any) -> Any:
-    """`value` rounded to three digits, finer than a search resolves; the start value is not
-    rounded."""
+    """Round a drawn value to three digits, which is finer than a search resolves; return the start
+    value and values that are no floats unchanged."""
     is_drawn = isinstance(value, float) and value != dimension.start
     return float(f"{value:.3g}") if is_drawn else value
 

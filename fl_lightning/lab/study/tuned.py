@@ -25,8 +25,8 @@ from fl_lightning.lab.study.trials import RANDOM, EndedTrial, best
 
 @dataclass(frozen=True)
 class Tuned:
-    """The trials of one method. `best` and everything that needs it raise `RunFailed` if no trial
-    has a score."""
+    """The trials of one method. `best` raises `RunFailed` if no trial has a score, and so do `row`
+    and `warnings`."""
 
     entry: ListedMethod
     ended: list[EndedTrial]
@@ -131,16 +131,16 @@ def study_file(
     grid: dict[str, Any],
     untuned: bool,
 ) -> str:
-    """The study file with the chosen values, as YAML; it adds no forced baselines, since the search
-    has tuned them.
+    """The study file with the chosen values, as YAML. It sets `forced: false`: baselines that the
+    searched study added were tuned, too, and are listed like the other methods.
 
     Args:
         base: the resolved base, as YAML.
         tuned_methods: the trials of each method.
         seeds: seeds of the study.
         grid: its grid.
-        untuned: whether to list each method with the values of its first trial, too, if others were
-            chosen.
+        untuned: whether to list each method a second time, with the values of its first trial (the
+            base's or the method's defaults), unless those were chosen.
     """
     methods = [tuned.as_listed(tuned.best, tuned.entry.label) for tuned in tuned_methods]
     for tuned in tuned_methods if untuned else ():

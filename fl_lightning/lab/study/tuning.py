@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from fl_lightning.lab.study.tuned import Tuned
 
 DEFAULTS: Layer = {"data": {"validation": 0.2}}
-"""Settings under the base. 0.2 is FedFomo's and PFLlib's share: with less, small clients would have
-few validation samples."""
+"""Settings that the base overrides. 0.2 is FedFomo's and PFLlib's share: with less, small clients
+would have few validation samples."""
 ON_VALIDATION: Layer = {"data": {"score_on": "validation"}}
-"""Settings of all trials."""
+"""Settings of all trials: they are scored on validation data."""
 LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
@@ -72,8 +72,8 @@ class Search:
     """Points of the grid: a trial has a run in each, and its score is their mean."""
 
     def metric(self) -> Metric:
-        """The judge's metric, by the columns of any finished run's summary; accuracy if no run has
-        finished."""
+        """The metric of the trials' scores, recognised by the keys of a finished run's
+        `summary.json`; accuracy if no run has finished."""
         ended = next(self.folder.rglob("summary.json"), None)
         summary = {} if ended is None else RunFolder(ended.parent).read_summary()
         # `of_rows` looks at the columns' names only
@@ -81,8 +81,12 @@ class Search:
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
-        """The hyperparameters that neither the study's methods nor its grid set. Raises `BadInput`
-        if ranges differ between settings, since a trial has the same values in all."""
+        """The hyperparameters to search: those of `space` that neither the study's list of methods
+        nor its grid sets.
+
+        Raises:
+            BadInput: a range differs between settings, in all of which a trial has the same values.
+        """
         listed_arguments = set(self.entry.arguments).union(*self.entry.when.values())
         fixed = {f"method.{name}" for name in listed_arguments}
         fixed.update(self.entry.settings, *self.settings)
@@ -103,8 +107,8 @@ class Search:
         return first
 
     def fingerprint(self) -> str:
-        """A text of the settings that decide this method's trials, except for those that all
-        methods share; a resumed search must have the same."""
+        """The method's name, arguments and ranges as text, which must be the same when a search is
+        resumed. Settings that all methods share are not in it."""
         entry = self.entry
         parts = [f"{entry.name} {entry.arguments | entry.settings}"]
         parts += [f"when {dict(entry.when)}"] if entry.when else []
@@ -168,7 +172,7 @@ def tune(
 
     Args:
         content: content of the study file.
-        overrides: settings that go over the study's base.
+        overrides: settings that override the study's base.
         options: the folder of the search, and how runs are trained.
     """
     for extra in ("tune", "study"):
@@ -243,9 +247,14 @@ def _with_one_test_part(
     base: Config,
     pairs: Pairs,
 ) -> Config:
-    """`base` with `data.test_seed: 0` if it is null, as it is by default: with the same test part
-    for all seeds, no trial trains on samples that the study tests. Raises `BadInput` if the grid
-    has null."""
+    """Return `base` with `data.test_seed` set to 0 if it is null, the default.
+
+    All seeds then have the same test part, so that no trial trains on samples on which the study
+    tests.
+
+    Raises:
+        BadInput: the grid sets `data.test_seed` to null.
+    """
     if "data.test_seed" in study.varied():
         for _, config in pairs:
             test_seed = config.data.test_seed

@@ -82,8 +82,8 @@ class WorkerProcess:
         self.pipe.send((number, job))
 
     def ended_jobs(self) -> list[EndedJob]:
-        """Receive the end of one job; if the process has died, the ends of all its jobs. Called
-        when the pipe has something to read."""
+        """Wait for the process to report that a job has ended, and return its end; if the process
+        has died, return the ends of all its jobs."""
         try:
             number, error = self.pipe.recv()
         except (EOFError, OSError):
@@ -99,7 +99,7 @@ class WorkerProcess:
 
 
 def one_by_one(work: Callable[[Any], str | None]) -> Serve:
-    """Returns a `Serve` that runs one job after the other with `work`."""
+    """Returns a `Serve` that does one job after the other by calling `work`."""
 
     def serve(more: More) -> Iterator[tuple[int, str | None]]:
         while (numbered := more(True)) is not None:
@@ -116,8 +116,15 @@ def run_all(
     logs: Path,
     on_look: Callable[[list[int]], None],
 ) -> Generator[EndedJob, None, None]:
-    """As `serve_all`, with one job at a time in each process: `work` returns None, or a line that
-    says why the job failed."""
+    """Run all jobs in `count` processes, one at a time in each, and yield each job's end.
+
+    Args:
+        work: does one job; returns None, or a line that says why the job failed.
+        jobs: arguments of the jobs, which are numbered from 0.
+        count: number of processes.
+        logs: folder for the workers' output.
+        on_look: called every `TICK` seconds with the numbers of the running jobs.
+    """
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
