@@ -389,16 +389,15 @@ def write_model(
 ) -> dict[str, Any]:
     """Write a model to a file.
 
-    The network of the architecture keeps copies of the model's tensors afterwards.
-
     Args:
-        fed: the run's federation.
+        fed: the run's federation. Afterwards the network of the model's architecture in it has
+            copies of the model's tensors.
         client: any client with the model's architecture.
         vector: the model (D,).
         buffers: buffers of the network that are not in the vector.
         out: the file to write.
-        who: number, among all clients of the data, of the client whose preprocessing the file
-            describes; None: that of `client`.
+        who: the client whose preprocessing the file describes, by its number among all clients of
+            the data, held-out ones included; None: `client`.
         form: the file's format.
         fitted: temperature and threshold, by name, for the file; None: none.
 
@@ -459,8 +458,8 @@ def assemble(
         callbacks: of the run.
         data: the clients' data; None: those that the configuration names.
         most_batches: maximum number of batches of an epoch and of steps of a phase; None: no limit.
-        together: trains this run's clients together with those of other runs in this process; None:
-            the run trains alone.
+        together: scheduler that trains the clients of this and other runs in this process together;
+            None: the run trains alone.
     """
     if data is None:
         # one rank downloads

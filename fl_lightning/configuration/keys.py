@@ -77,7 +77,7 @@ def keys(parser: ArgumentParser) -> dict[str, Action]:
 
 
 def hint(action: Action) -> Any:
-    """Return the type of an action's value."""
+    """Return the type, as in an annotation, of the value that a parser's option takes."""
     return getattr(action, "_typehint", action.type)
 
 

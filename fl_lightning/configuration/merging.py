@@ -45,8 +45,12 @@ class Settings:
         layers: Iterable[Layer],
         over: Config | None = None,
     ) -> Settings:
-        """Return `layers` merged, in this order, into the resolved config `over`; None: into the
-        defaults."""
+        """Return settings that result from merging layers.
+
+        Args:
+            layers: settings; later layers override earlier ones.
+            over: a resolved configuration that the settings change; None: the defaults.
+        """
         if over is None:
             settings = cls()
             settings._add(DEFAULTS)

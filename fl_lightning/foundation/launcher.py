@@ -127,8 +127,8 @@ def rank() -> int:
 
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return `NAME=VALUE` of all variables that look like a launcher's if none has started this
-    process."""
+    """Return, as `NAME=VALUE`, the environment variables that look like those of a launcher, though
+    no launcher has started this process: another job has left them."""
     if launch_of(environment) is not None:
         return []
     harmless_values = dict.fromkeys(RANKS, "0") | dict.fromkeys(SIZES, "1")
@@ -140,7 +140,8 @@ def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def line_on_left_over() -> str:
-    """Return a warning about `left_over` variables; empty: there are none."""
+    """Return a warning which says that the variables of `left_over` are ignored; empty if there are
+    none."""
     names = ", ".join(left_over())
     why = "since neither srun nor torchrun has started this process"
     several = "several processes: --fabric.devices on this machine, or srun"
