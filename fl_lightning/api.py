@@ -864,7 +864,7 @@ def status(folder: Place = "runs") -> Any:
     """Show progress of runs: a table of those in a folder, or of a study's.
 
     Args:
-        folder: of runs, or of a study.
+        folder: a folder of runs, or a study's.
     """
     from fl_lightning.lab.status import table
 

@@ -313,12 +313,12 @@ def calibrated(
     name; empty if `calibration` asks for neither.
 
     Args:
-        evaluator: of the run.
+        evaluator: the run's evaluator.
         client: the client's number.
         kind: kind of the model.
         vector: the model (D,).
         buffers: buffers of the network that are not in the vector.
-        calibration: says what to fit.
+        calibration: whether to fit a temperature, and the rule for the threshold.
     """
     if not calibration.is_wanted:
         return {}
@@ -452,10 +452,10 @@ def assemble(
     """Load data, make models and method, and return the federation, ready to run.
 
     Args:
-        fabric: of this process.
+        fabric: this process's Fabric.
         config: the resolved configuration.
         folder: the run folder.
-        callbacks: of the run.
+        callbacks: the run's callbacks.
         data: the clients' data; None: those that the configuration names.
         most_batches: maximum number of batches of an epoch and of steps of a phase; None: no limit.
         together: scheduler that trains the clients of this and other runs in this process together;

@@ -23,8 +23,8 @@ from fl_lightning.foundation.errors import BadInput
 class Entry:
     """A name that a configuration may contain.
 
-    Of a method, model, callback or logger `class_path` is its import path; of a data source,
-    partition, config or study it is empty.
+    `class_path` is the import path of a method, model, callback or logger. It is empty for a data
+    source, partition, config or study.
     """
 
     name: str

@@ -98,7 +98,7 @@ def read(
         key: the key that errors name.
         name: a file's path below `folder`; else the name of a config or study that ships with the
             package.
-        folder: see `name`.
+        folder: folder in which the file is looked for first.
 
     Raises:
         BadInput: there is no such file, it cannot be read, is not YAML, or gives a key twice in a
@@ -133,7 +133,7 @@ def read_config(
     Args:
         name: a file's path below `folder`; else the name of a shipped config.
         key: the key that errors name.
-        folder: see `name`.
+        folder: folder in which the file is looked for first.
         above: files of the configs that have led here by their `base`.
 
     Raises:
@@ -163,7 +163,7 @@ def layers_of(
     """Return the settings in a config's `content` in layers; those of its `base` come first.
 
     Args:
-        name: of the config, for errors.
+        name: the config's name, for errors.
         content: the YAML file's mapping.
         folder: where the file of the base is looked for.
         above: files of this config and of those that have led here by their `base`.

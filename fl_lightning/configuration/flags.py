@@ -18,7 +18,7 @@ from fl_lightning.foundation.errors import NO_VALUE, BadInput
 
 @dataclass(frozen=True)
 class Flag:
-    """A key and its value, as typed."""
+    """A flag of the command line: a key, and the text of its value."""
 
     key: str
     text: str

@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of these values."""
+    """A list of values, one of which is drawn."""
 
     values: tuple[Any, ...]
 

@@ -60,8 +60,8 @@ def at_root(
 
     Args:
         data: the configuration's data section.
-        layout: what the source needs there, in words for the error.
-        is_there: the check of the path; the default wants a folder.
+        layout: description of the files that the source needs there, for the error.
+        is_there: function that checks the path; the default returns whether it is a folder.
 
     Raises:
         Absent: `data.root` is null, or the check fails.

@@ -99,7 +99,7 @@ class BadClient(RunFailed):
         client: the client's number.
         round: the round in which it failed.
         stage: `data`, `download`, `training`, `evaluation` or `upload`.
-        reason: why, for the user.
+        reason: the reason, for the user.
         called: text by which the message calls the client, with its number and name; empty:
             `client NUMBER`.
     """

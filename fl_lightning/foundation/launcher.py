@@ -128,7 +128,7 @@ def rank() -> int:
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return, as `NAME=VALUE`, the environment variables that look like those of a launcher, though
-    no launcher has started this process: another job has left them."""
+    no launcher has started this process."""
     if launch_of(environment) is not None:
         return []
     harmless_values = dict.fromkeys(RANKS, "0") | dict.fromkeys(SIZES, "1")
@@ -153,7 +153,7 @@ def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
     configuration asks for.
 
     Args:
-        launch: of this process.
+        launch: the launcher's facts on this process.
         devices: `fabric.devices`, for the error.
         ranks: number of processes by the configuration.
     """

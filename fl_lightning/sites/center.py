@@ -361,11 +361,11 @@ def federation_of(
     """Wait until all sites are connected; return the `Federation` that trains at them.
 
     Args:
-        exchange: carries messages to the sites.
-        facts: about the data, from the app.
+        exchange: exchange of messages with the sites.
+        facts: the app's facts about the data.
         public: file with public samples at the centre; None: there is none.
-        fabric: of this process.
-        config: of the app.
+        fabric: this process's Fabric.
+        config: the app's configuration.
         folder: the run folder.
         callbacks: the run's callbacks.
 

@@ -342,7 +342,7 @@ def at_center(
 
     Args:
         facts: the app's facts about the data.
-        config: of the app.
+        config: the app's configuration.
         sizes: number of training, validation and test samples by client, as the sites sent them.
         public: file with public samples; None: there is none.
 
@@ -428,7 +428,7 @@ def _data(
 
     Args:
         facts: the app's facts about the data.
-        config: of the app.
+        config: the app's configuration.
         reading: columns and preprocessing of raw samples.
         parts: the samples, imputed and scaled.
         own_clients: the site's client; at the centre empty.

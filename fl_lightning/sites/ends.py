@@ -54,7 +54,7 @@ def center(
     Args:
         app: the app's folder.
         settings: the run config of `flwr run`.
-        transport: carries messages to the sites.
+        transport: sends messages to the sites and receives their answers.
     """
     config = config_of(app)
     app_fingerprint = fingerprint(app, config)

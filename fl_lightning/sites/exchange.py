@@ -63,14 +63,14 @@ class Limits:
     """Timeouts in seconds."""
 
     gather: float = 600.0
-    """Until all sites must be connected. 600: a person starts them by hand."""
+    """Time in which all sites must connect. 600: a person starts them by hand."""
     visit: float = 3600.0
-    """Until a message must be answered, however often it was sent. 3600: a round of some hundred
-    batches of a large model on a CPU."""
+    """Time in which a message must be answered, however often it is sent. 3600: a round of some
+    hundred batches of a large model on a CPU."""
     again: float = 90.0
-    """Until a message is sent again; doubles each time, since Flower starts a process for each
-    message and a busy site would get too many. 90: Flower's heartbeat knows after 60 that a site
-    has died."""
+    """Time after which an unanswered message is sent again. It doubles each time, since Flower
+    starts a process for each message and a busy site would get too many. 90: Flower's heartbeat
+    knows after 60 that a site has died."""
 
 
 @dataclass

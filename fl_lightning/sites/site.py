@@ -96,13 +96,13 @@ class Site:
     folder.
 
     Args:
-        fabric: of this process.
-        config: of the app.
+        fabric: this process's Fabric.
+        config: the app's configuration.
         folder: holds the site's state and stored answers.
         data: the client's data.
         client: its number.
-        fingerprint: of the app (`app.fingerprint`).
-        name: of the site, for messages to the user.
+        fingerprint: the app's fingerprint (`app.fingerprint`).
+        name: the site's name, for messages to the user.
     """
 
     def __init__(
@@ -425,7 +425,7 @@ def failed_reply(
     Args:
         content: the message.
         client: the client in the node's configuration, unchecked.
-        name: of the site.
+        name: the site's name.
         why: the reason, for the user.
     """
     about: wire.Message = {}

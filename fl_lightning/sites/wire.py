@@ -192,7 +192,7 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
 
     Args:
         message: the part of a message.
-        layout: of the vectors.
+        layout: layout of the payload's vectors.
         like: a vector (D,) with the dtype and device of the result.
 
     Raises:
