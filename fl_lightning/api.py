@@ -186,7 +186,8 @@ def fit(
         method: an object of a method's class, the class, or a name.
         label: of a DataFrame, the column of labels (`data.label_column`).
         group: of a DataFrame, the column that names the clients (`data.group_column`).
-        unit: of a DataFrame, the column that names whom a row is of (`data.unit_column`).
+        unit: of a DataFrame, the column that names the person or thing that a row describes, if
+            several rows may describe the same (`data.unit_column`).
 
     Returns:
         The finished run.
@@ -264,11 +265,11 @@ def export(
         checkpoint: The newest, or the best by validation (else mean) accuracy.
         temperature: Scale probabilities by one number that is fitted to the client's validation
             data.
-        threshold: Rule that chooses, on the client's validation data, from which probability on a
-            row is of one of two classes: Youden's J, or the least cost (default: the more probable
-            class).
-        cost: What a missed case costs, in false alarms, for the rule cost.
-        case: The class that is a case, for the rule cost.
+        threshold: For two classes, the rule that chooses the least probability at which one class
+            is predicted, on the client's validation data: Youden's J, or the least cost (default:
+            the more probable class).
+        cost: Number of false alarms that are as bad as one missed case, for the rule cost.
+        case: Name of the class to detect (the cases), for the rule cost.
     """
     from fl_lightning.exporting.calibration import CalibrationRule
     from fl_lightning.lab.handing_over import export as write
@@ -443,7 +444,8 @@ def check_data(
         label: likewise.
         group: likewise.
         unit: likewise.
-        out: FILE.html: a page with the findings, and with what a silo would send for them.
+        out: FILE.html: a page with the findings, and an example of the summary of columns, without
+            any row, that each silo would have to send for them.
 
     Returns:
         A row for each finding, the worst first: `column`, `silo`, `finding` (leak, units, coding,
@@ -622,7 +624,8 @@ def tune(
         unit: likewise.
         config: keys over the study's base.
         trials: Trials of each method: the base's settings, nine random ones, then TPE's.
-        metric: Score that chooses, of trials and of the study's runs (default: evaluation.metric).
+        metric: Score by which trials are chosen and the study's runs are judged (default:
+            evaluation.metric).
         workers: Worker processes (default: one per core, or 1 with a GPU).
         seed: Seed of the trials, which the study must not use. 1000: few studies do.
         untuned: Also evaluate the settings that the search began from, as further rows.
@@ -772,8 +775,8 @@ def worth(
             rounds.
         repeats: Trainings of each method, rounded up to a multiple of 5, the number of folds
             (default: 10).
-        minutes: In place of repeats: as many cycles of 5 folds as end in this time, or the folds of
-            the first that do.
+        minutes: Time limit, in place of repeats: whole cycles of 5 folds are trained while time is
+            left; if the first does not end, its finished folds count.
         metric: Score of the gains (default: evaluation.metric; for a regression mae).
         margin: Points below which a difference does not matter (default: 2; for mae: 2 % of the
             silo's error, in the target's unit).
@@ -783,7 +786,8 @@ def worth(
         workers: Worker processes (default: one per core, or 1 with a GPU).
 
     Returns:
-        The answer: `silos` is a DataFrame with a row for each, `consortium` what holds for all.
+        The answer: `silos` is a DataFrame with a row for each silo; `consortium` has the results
+        for all silos together.
 
     Raises:
         BadInput: a key or value is wrong.
@@ -835,19 +839,20 @@ def archive(
     rerun: str | None = None,
     config: ConfigLike = (),
 ) -> str:
-    """Pack a study into one file, or run a cell of such a file again.
+    """Pack a study into one file, or train a run in such a file again.
 
     Args:
         study_or_archive: a study's folder, or an archive.
         out: FILE.zip: the archive (default: STUDY.zip); with --rerun a new folder for the run.
-        rerun: CELL: train this cell again, such as runs/kapc/seed-0, and compare the results.
-        config: keys of where the data are, for a cell that is run again.
+        rerun: CELL: folder of a run in the archive, such as runs/kapc/seed-0: train it again and
+            compare the results.
+        config: keys that say where the data are, for a run that is trained again.
 
     Returns:
         A text that says what was done.
 
     Raises:
-        RunFailed: the cell's results differ from the archive's.
+        RunFailed: the run's results differ from the archive's.
     """
     from fl_lightning.lab.study.archive import archive as pack
 
@@ -859,7 +864,7 @@ def status(folder: Place = "runs") -> Any:
     """Show progress of runs: a table of those in a folder, or of a study's.
 
     Args:
-        folder: of runs, or of a study.
+        folder: a folder of runs, or a study's.
     """
     from fl_lightning.lab.status import table
 

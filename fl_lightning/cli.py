@@ -329,7 +329,13 @@ def _of_method(class_path: str) -> str:
 
 
 def list_names(argv: list[str], wants_help: bool) -> None:
-    """List names to choose from; of single methods, their arguments."""
+    """Print the names that a configuration can choose from, or the arguments of methods.
+
+    Args:
+        argv: kinds of names, such as `models` (none: all kinds); or `methods` and names of methods,
+            whose arguments are printed.
+        wants_help: whether to print the usage instead.
+    """
     from fl_lightning.configuration import catalogue
 
     if wants_help:

@@ -313,12 +313,12 @@ def calibrated(
     name; empty if `calibration` asks for neither.
 
     Args:
-        evaluator: of the run.
+        evaluator: the run's evaluator.
         client: the client's number.
         kind: kind of the model.
         vector: the model (D,).
         buffers: buffers of the network that are not in the vector.
-        calibration: says what to fit.
+        calibration: whether to fit a temperature, and the rule for the threshold.
     """
     if not calibration.is_wanted:
         return {}
@@ -389,16 +389,15 @@ def write_model(
 ) -> dict[str, Any]:
     """Write a model to a file.
 
-    The network of the architecture keeps copies of the model's tensors afterwards.
-
     Args:
-        fed: the run's federation.
+        fed: the run's federation. Afterwards the network of the model's architecture in it has
+            copies of the model's tensors.
         client: any client with the model's architecture.
         vector: the model (D,).
         buffers: buffers of the network that are not in the vector.
         out: the file to write.
-        who: number, among all clients of the data, of the client whose preprocessing the file
-            describes; None: that of `client`.
+        who: the client whose preprocessing the file describes, by its number among all clients of
+            the data, held-out ones included; None: `client`.
         form: the file's format.
         fitted: temperature and threshold, by name, for the file; None: none.
 
@@ -453,14 +452,14 @@ def assemble(
     """Load data, make models and method, and return the federation, ready to run.
 
     Args:
-        fabric: of this process.
+        fabric: this process's Fabric.
         config: the resolved configuration.
         folder: the run folder.
-        callbacks: of the run.
+        callbacks: the run's callbacks.
         data: the clients' data; None: those that the configuration names.
         most_batches: maximum number of batches of an epoch and of steps of a phase; None: no limit.
-        together: trains this run's clients together with those of other runs in this process; None:
-            the run trains alone.
+        together: scheduler that trains the clients of this and other runs in this process together;
+            None: the run trains alone.
     """
     if data is None:
         # one rank downloads

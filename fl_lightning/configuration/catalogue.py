@@ -23,8 +23,8 @@ from fl_lightning.foundation.errors import BadInput
 class Entry:
     """A name that a configuration may contain.
 
-    Of a method, model, callback or logger `class_path` is its import path; of a data source,
-    partition, config or study it is empty.
+    `class_path` is the import path of a method, model, callback or logger. It is empty for a data
+    source, partition, config or study.
     """
 
     name: str
@@ -77,8 +77,8 @@ def lookup(kind: str, name: str) -> Entry | None:
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return ` (did you mean X?)` for the most similar of `names`, or "" if none is similar.
 
-    A word with dots is compared with whole names first. Otherwise the parts behind the last dot are
-    compared.
+    A word with a dot is first compared with the whole names. If the word has no dot, or no whole
+    name is similar, only the part behind the last dot is compared, of the word and of each name.
     """
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
@@ -95,8 +95,8 @@ def nearest_first(
     names: Iterable[str],
     most: int = 20,
 ) -> str:
-    """Return `names` in one line, most similar to `word` first, at most `most` of them (20: more
-    fill the screen)."""
+    """Return `names` in one line, the most similar to `word` first. Names beyond the first `most`
+    are only counted (20: more fill the screen)."""
 
     def likeness(name: str) -> float:
         return difflib.SequenceMatcher(None, word.casefold(), name.casefold()).ratio()

@@ -97,8 +97,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Text:
-    """Facts about text data, whose samples are tokens (int64 [n, T]), for a model's
-    constructor."""
+    """Facts about text data that a model's constructor needs. Samples of text data are numbers of
+    tokens, int64 [n, T]."""
 
     vocabulary: int
     """Number of tokens; a token is a number below it."""

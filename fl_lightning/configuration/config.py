@@ -39,8 +39,8 @@ FLOAT32 = 1.7e38
 
 
 def are_numbers(clients: object) -> bool:
-    """Return whether `clients` is a list of whole numbers; None, which stands for all clients or
-    for the default, counts as one."""
+    """Return whether a key's value is a list of whole numbers, or None, which stands for all
+    clients or for the default."""
     return clients is None or (isinstance(clients, list) and all(type(c) is int for c in clients))
 
 
@@ -204,8 +204,8 @@ class DataConfig(SplitKeys, SourceKeys):
 
     @property
     def split_seed(self) -> int:
-        """Seed for splitting a test part off data that have none: `test_seed`. If it is null,
-        `data.prepare` sets it to the run's seed first."""
+        """Seed for splitting a test part off data that have none. It is `test_seed`, which
+        `data.prepare` sets to the run's seed if it is null; 0 before that."""
         return self.test_seed or 0
 
     def validate(self) -> None:

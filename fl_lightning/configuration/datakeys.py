@@ -29,9 +29,9 @@ class SourceKeys:
     """Sources table and hf: the column of groups; in the natural partition each of its values is a
     client."""
     unit_column: str | None = None
-    """Sources table and hf: the column that names whom a row is of, where several rows are of one
-    person, specimen or document: no unit is in two parts of a split, and none in two clients. null:
-    every row is independent."""
+    """Sources table and hf: the column that names the person, specimen or document (the unit) that
+    a row describes, if several rows may describe the same: no unit is in two parts of a split, and
+    none in two clients. null: every row is independent."""
     client_names: list[str] | None = None
     """Names of the clients in tables, reports and messages, client 0 first; null: the groups' names
     in the natural partition, else numbers."""

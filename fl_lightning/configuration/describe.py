@@ -44,8 +44,9 @@ def described(method: Any) -> Description:
 
 
 def arguments(cls: type) -> dict[str, Description]:
-    """Return, for each field of a dataclass, its type in words, bounds, default, search space and
-    meaning. The fields of a field that is a dataclass itself are named `NAME.FIELD`."""
+    """Return the type in words, bounds, default, search space and meaning of each field of a
+    dataclass, by the field's name. If a field's type is a dataclass, the fields of that dataclass
+    take its place, named `FIELD.INNER_FIELD`."""
     hints = get_type_hints(cls)
     bounded = bounded_fields(cls)
     entries: dict[str, Description] = {}

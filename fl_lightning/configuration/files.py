@@ -98,7 +98,7 @@ def read(
         key: the key that errors name.
         name: a file's path below `folder`; else the name of a config or study that ships with the
             package.
-        folder: see `name`.
+        folder: folder in which the file is looked for first.
 
     Raises:
         BadInput: there is no such file, it cannot be read, is not YAML, or gives a key twice in a
@@ -133,7 +133,7 @@ def read_config(
     Args:
         name: a file's path below `folder`; else the name of a shipped config.
         key: the key that errors name.
-        folder: see `name`.
+        folder: folder in which the file is looked for first.
         above: files of the configs that have led here by their `base`.
 
     Raises:
@@ -163,7 +163,7 @@ def layers_of(
     """Return the settings in a config's `content` in layers; those of its `base` come first.
 
     Args:
-        name: of the config, for errors.
+        name: the config's name, for errors.
         content: the YAML file's mapping.
         folder: where the file of the base is looked for.
         above: files of this config and of those that have led here by their `base`.
@@ -222,7 +222,9 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
 
 
 def drop_removed_keys(layer: Any) -> None:
-    """Delete from `layer` the keys of `REMOVED_KEYS` that have the value given there."""
+    """Delete from `layer`, in place, the keys of earlier versions in `REMOVED_KEYS`, if their value
+    asks for the behaviour that today's code always has. With another value a key stays, for the
+    check of unknown keys to refuse."""
     for key, value in REMOVED_KEYS.items():
         *path, name = key.split(".")
         section: Any = layer
@@ -252,7 +254,12 @@ def nested(key: str, value: Any) -> Layer:
 def update(old: Layer, new: Layer, once: str = "") -> None:
     """Merge `new` into `old` in place, nested dicts key by key.
 
-    With `once`, the dotted key of `new` in the config file, overwriting a value raises `BadInput`.
+    Args:
+        old: settings that are changed.
+        new: settings that override them.
+        once: key in the config file from which `new` comes, if each value may be given only once:
+            overwriting a value of `old` then raises `BadInput`, which names this key. Empty: values
+            may be overwritten.
     """
     for key, value in new.items():
         adds_arguments = key in COMPONENTS and isinstance(value, dict)

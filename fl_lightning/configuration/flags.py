@@ -18,7 +18,7 @@ from fl_lightning.foundation.errors import NO_VALUE, BadInput
 
 @dataclass(frozen=True)
 class Flag:
-    """A key and its value, as typed."""
+    """A flag of the command line: a key, and the text of its value."""
 
     key: str
     text: str
@@ -114,7 +114,7 @@ def _takes_next(
 
 
 def layers_of_flags(flags: Sequence[Flag]) -> tuple[list[Layer], str | None]:
-    """Return the settings of a run's flags in layers, and the first config file (None: there is
-    none), after which the run is named."""
+    """Return the layers of settings that a run's flags give, and the name of the first config file
+    among them (None: there is none). The run is named after that file."""
     first = next((flag.text for flag in flags if flag.key == "config"), None)
     return [layer for flag in flags for layer in flag.layers()], first

@@ -77,7 +77,7 @@ def keys(parser: ArgumentParser) -> dict[str, Action]:
 
 
 def hint(action: Action) -> Any:
-    """Return the type of an action's value."""
+    """Return the type, as in an annotation, of the value that a parser's option takes."""
     return getattr(action, "_typehint", action.type)
 
 
@@ -90,9 +90,9 @@ def typed(
     """Return nested `values` checked and converted to the parser's types.
 
     Args:
-        parser: has the keys and their types.
-        values: by key, nested.
-        prefix: is put before the keys in errors.
+        parser: parser with the keys and their types.
+        values: values by key, as nested dicts.
+        prefix: text before the keys in errors.
         defaults: whether to add the defaults of keys that are not in `values`.
 
     Raises:
@@ -126,7 +126,7 @@ def leaves(
     Args:
         values: the nested dict.
         actions: the keys that exist, with their parser actions.
-        prefix: is put before the keys in errors.
+        prefix: text before the keys in errors.
         path: the key of `values` itself with a dot; empty at the top.
 
     Raises:

@@ -45,8 +45,12 @@ class Settings:
         layers: Iterable[Layer],
         over: Config | None = None,
     ) -> Settings:
-        """Return `layers` merged, in this order, into the resolved config `over`; None: into the
-        defaults."""
+        """Return settings that result from merging layers.
+
+        Args:
+            layers: settings; later layers override earlier ones.
+            over: a resolved configuration that the settings change; None: the defaults.
+        """
         if over is None:
             settings = cls()
             settings._add(DEFAULTS)
@@ -87,8 +91,8 @@ def _component(
     """Return the component that `value` makes of `old`.
 
     Args:
-        kind: of the component, such as `methods`.
-        key: for errors.
+        kind: the component's kind, such as `methods`.
+        key: the component's key, for errors.
         value: a name, an import path, or a mapping of a name, `init_args` and single arguments.
         old: the component from earlier layers; None: there is none.
         name_keys: the keys of the mapping under which the name may stand.
@@ -175,8 +179,8 @@ def _named(
     value: Any,
     old: dict[str, Component | None],
 ) -> dict[str, Component | None]:
-    """Return `old` callbacks or loggers with those of `value` merged in by name; None in place of
-    all removes all."""
+    """Return the callbacks or loggers `old` with those of `value` merged in by name. A name that
+    is removed has the value None; a `value` of None removes all."""
     if value is None:
         return dict.fromkeys(old)
     merged = dict(old)

@@ -61,7 +61,7 @@ def check_noise(
         clip: clipping bound, or a mapping with one for each kind of upload (`Beside.kind`).
         noise: noise multiplier, or such a mapping; None: it is computed from `target`.
         target: `epsilon_target`.
-        delta: of (epsilon, delta).
+        delta: delta of (epsilon, delta)-differential privacy.
     """
     requirement = "it must be given: noise without a bound protects nothing"
     check(f"{key}.clip", None, clip is not None, requirement)

@@ -57,8 +57,8 @@ PositiveInt = Annotated[int, Range(1)]
 
 @dataclass(frozen=True)
 class Needs:
-    """A rule on two arguments: `argument` has an effect, and may differ from `free`, only if the
-    argument `other` has one of `values`."""
+    """A rule on two arguments of a method: `argument` has an effect only if the argument `other`
+    has one of `values`. With other values, `argument` must be left at its neutral value `free`."""
 
     argument: str
     free: Any
@@ -73,8 +73,12 @@ class Needs:
         arguments: Mapping[str, Any],
         key: str,
     ) -> None:
-        """Raise `BadInput` for the key `key`.ARGUMENT if the `arguments` (by name) break the
-        rule."""
+        """Raise `BadInput` if a method's arguments break the rule.
+
+        Args:
+            arguments: the arguments' values by name.
+            key: the method's key in the configuration, for the error.
+        """
         value = arguments[self.argument]
         holds = value == self.free or arguments[self.other] in self.values
         check(f"{key}.{self.argument}", value, holds, self.says)
@@ -94,8 +98,8 @@ class _Choice:
 
 
 def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
-    """Return the range or the choices that a type allows (None: it has no bounds), and whether it
-    also allows null."""
+    """Return the range or the choices in a type annotation (None: it has neither), and whether it
+    allows null. `hint`: the annotation, such as `PositiveFloat | None`."""
     parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
     values: Range | _Choice | None = None
     for part in parts:

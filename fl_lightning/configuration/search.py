@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of these values."""
+    """A list of values, one of which is drawn."""
 
     values: tuple[Any, ...]
 
@@ -56,12 +56,12 @@ twentieth: our choice."""
 
 
 def edge(space: Space, value: Any) -> Any:
-    """Return the end of a search space (lowest or highest value) that a tuned `value` is at; None:
-    it is at neither.
+    """Return the end of a search space, its lowest or highest value, near which a tuned `value`
+    lies; None: it lies near neither. Better values may then lie beyond that end.
 
-    In a range a value is at an end if it lies in the outer `EDGE` share, for `LogRange` of the
-    logarithms. Among whole numbers and choices it must be the least or greatest of at least three
-    numbers.
+    In a range, a value is near an end if it lies in the outer twentieth (`EDGE`) on that side; a
+    `LogRange` is divided by logarithms. In `Whole` and `Choice`, only the least and the greatest
+    number are ends, and only if the space has at least three numbers.
     """
     if isinstance(space, Choice | Whole):
         values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)

@@ -60,8 +60,8 @@ def at_root(
 
     Args:
         data: the configuration's data section.
-        layout: what the source needs there, in words for the error.
-        is_there: the check of the path; the default wants a folder.
+        layout: description of the files that the source needs there, for the error.
+        is_there: function that checks the path; the default returns whether it is a folder.
 
     Raises:
         Absent: `data.root` is null, or the check fails.
@@ -74,7 +74,8 @@ def at_root(
 
 
 def spelled(data: DataConfig) -> DataConfig:
-    """Return `data` with the names of columns in composed Unicode (NFC), as `read` returns them."""
+    """Return the data section with its columns' names in composed Unicode (NFC), the form in which
+    `read` returns a table's names."""
     names: dict[str, Any] = {}
     for key in COLUMNS:
         value = getattr(data, key)
@@ -86,7 +87,8 @@ def spelled(data: DataConfig) -> DataConfig:
 
 
 def form_of(data: DataConfig) -> dict[str, Any]:
-    """Return the keys `FORM` with their values, as `cells.number` takes them."""
+    """Return the keys of `data` that describe a table's format (`FORM`: separator, decimal mark,
+    encoding, dates), with their values. `cells.number` takes them as its argument `form`."""
     return {key: getattr(data, key) for key in FORM} | {"dates": data.dates or []}
 
 

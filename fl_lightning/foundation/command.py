@@ -9,6 +9,6 @@ words: list[str] = []
 
 
 def line(*default: str) -> str:
-    """Return the `fl-train` command line as it was typed; in a script the one with the words
-    `default`."""
+    """Return the `fl-train` command line as it was typed; in a script, `fl-train` followed by the
+    words `default`."""
     return shlex.join(["fl-train", *(words or default)])

@@ -86,9 +86,9 @@ def synchronize(device: torch.device) -> None:
 def why_lost(device: torch.device) -> str | None:
     """Return the first line of the device's error if it can no longer compute; None: it works.
 
-    Many errors of a GPU (illegal access, a device that fell off the bus) last until the process
-    ends and reach any later caller. Called after a failure, this shows that the device failed and
-    not the client.
+    Called after a client has failed, to find out whether the device has failed instead. After many
+    errors of a GPU (illegal access, a device that fell off the bus), all its later operations in
+    the same process fail, too.
     """
     try:
         synchronize(device)
@@ -101,7 +101,8 @@ def why_lost(device: torch.device) -> str | None:
 
 @cache
 def wide(device: torch.device) -> torch.dtype:
-    """Return the dtype for sums on the device: float64, or float32 if it has no float64 (MPS)."""
+    """Return the dtype in which sums are computed on the device: float64, or float32 if the device
+    has no float64 (MPS)."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device).add_(1.0)
     except (RuntimeError, TypeError):
@@ -191,8 +192,8 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def seed_all(number: int, device: torch.device) -> None:
-    """Call `seed`, and also seed Python's generator, which is slow (as long as a small model's
-    layer takes)."""
+    """Seed the generators that `seed` does, and Python's `random`. Seeding `random` is slow: it
+    takes as long as computing a layer of a small model."""
     seed(number, device)
     random.seed(number)
 

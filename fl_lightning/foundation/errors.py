@@ -99,8 +99,9 @@ class BadClient(RunFailed):
         client: the client's number.
         round: the round in which it failed.
         stage: `data`, `download`, `training`, `evaluation` or `upload`.
-        reason: why, for the user.
-        called: the client's number and name for the user; empty: `client NUMBER`.
+        reason: the reason, for the user.
+        called: text by which the message calls the client, with its number and name; empty:
+            `client NUMBER`.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class BadClient(RunFailed):
         self.called = called or f"client {client}"
 
     def bare(self) -> BadClient:
-        """Return this error without its traceback, whose frames would keep the failed visit's
-        tensors in memory."""
+        """Return a copy of this error that has no traceback. The frames of a traceback would keep
+        the failed visit's tensors in memory."""
         return BadClient(*self.args)
 
     def __str__(self) -> str:

@@ -65,8 +65,8 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[None]:
-    """Remove the new folder `path` if the block that fills it fails, so that its name is free
-    again."""
+    """Remove the folder `path` and its content if the block raises an error, so that the name is
+    free again. The block makes the folder and writes its files."""
     try:
         yield
     except BaseException:
@@ -75,7 +75,8 @@ def whole_folder(path: Path) -> Iterator[None]:
 
 
 def aside_of(path: Path) -> Path:
-    """Return the temporary path that `atomic_write` renames to `path`."""
+    """Return the temporary path, in the same folder, at which `atomic_write` has a file written
+    before it renames it to `path`."""
     return path.with_name(f".{path.name}.part")
 
 

@@ -127,8 +127,8 @@ def rank() -> int:
 
 
 def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return `NAME=VALUE` of all variables that look like a launcher's if none has started this
-    process."""
+    """Return, as `NAME=VALUE`, the environment variables that look like those of a launcher, though
+    no launcher has started this process."""
     if launch_of(environment) is not None:
         return []
     harmless_values = dict.fromkeys(RANKS, "0") | dict.fromkeys(SIZES, "1")
@@ -140,7 +140,8 @@ def left_over(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def line_on_left_over() -> str:
-    """Return a warning about `left_over` variables; empty: there are none."""
+    """Return a warning which says that the variables of `left_over` are ignored; empty if there are
+    none."""
     names = ", ".join(left_over())
     why = "since neither srun nor torchrun has started this process"
     several = "several processes: --fabric.devices on this machine, or srun"
@@ -152,7 +153,7 @@ def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
     configuration asks for.
 
     Args:
-        launch: of this process.
+        launch: the launcher's facts on this process.
         devices: `fabric.devices`, for the error.
         ranks: number of processes by the configuration.
     """

@@ -26,8 +26,13 @@ def now() -> str:
 
 
 def in_bytes(size: float, like: float | None = None) -> str:
-    """Return a number of bytes in words: `1.5 MiB`, `12.0 KiB`, `0 B`. The unit is chosen by
-    `like`, or by `size` if it is None."""
+    """Return a number of bytes in words: `1.5 MiB`, `12.0 KiB`, `0 B`.
+
+    Args:
+        size: number of bytes.
+        like: another number of bytes, whose unit is used, so that both can be compared; None: the
+            unit that suits `size`.
+    """
     suited = size if like is None else like
     for unit, scale in UNITS:
         least = scale if scale > 2**20 else 0.1 * scale
@@ -139,8 +144,9 @@ def note(line: str) -> None:
 
 
 def write_waiting() -> None:
-    """Begin the file of the current run's log, after the first round: before, a refused start
-    should leave no file."""
+    """Write the lines of the current run's log that are still in memory to its file; later lines
+    are written at once. Called after the first round, so that a start that is refused leaves no
+    log file."""
     log = _log.get()
     if log is not None:
         log.begin()

@@ -72,10 +72,11 @@ class Metric:
         samples it is the metric.
 
         Args:
-            output: the model's output, (b, num_classes), or (b, 1) for regression.
-            y: class numbers int64 (b,), or targets float32 (b,). `Accuracy` has the shapes for
-                texts with a target at each position.
-            num_classes: of the task; 1 for regression.
+            output: the model's output, (b, num_classes); (b, T, num_classes) for texts with a
+                target at each of T positions; (b, 1) for regression.
+            y: class numbers int64, (b,) or for such texts (b, T); targets float32 (b,) for
+                regression.
+            num_classes: number of the task's classes; 1 for regression.
         """
         raise NotImplementedError
 
@@ -153,8 +154,9 @@ class AbsoluteError(Metric):
 
 
 class Further(Metric):
-    """Base class of the metrics besides accuracy, which are computed from all of a client's test
-    data at once. `total` and `loss` do not apply to them.
+    """Base class of the metrics besides accuracy (`evaluation.metrics`). They are no means over
+    samples but are computed from all of a client's test data at once, so they have no `total` and
+    no `loss`.
 
     To add a metric, write a subclass in this file: `evaluation.metrics` then accepts it, and tables
     and pages show it.
@@ -176,8 +178,8 @@ class Further(Metric):
         return self.of_samples(scores, y)
 
     def of_samples(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return the metric of samples for which it is defined. Subclasses implement it; arguments
-        as in `value`."""
+        """Return the metric, shape (), from 0 to 1. Subclasses implement this method; `value` calls
+        it only if the metric is defined for the given samples. Arguments as in `value`."""
         raise NotImplementedError
 
 
@@ -330,7 +332,8 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
-    """Return the metric by which a run is judged, from the columns in its rows of `metrics.csv`."""
+    """Return the metric by which a finished run was judged. It is recognised by the names of the
+    columns. `rows`: the rows of the run's `metrics.csv`, as dicts by column."""
     names = {name for row in rows for name in row}
     for metric in FURTHER.values():
         if metric.of("worst") in names:  # only the judging metric has this column

@@ -47,7 +47,8 @@ class ClientParallelStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
-        """None, for no distributed sampler: only a client's home rank reads its data."""
+        """Return None, so that Lightning adds no distributed sampler: only a client's home rank
+        reads the client's data."""
         return
 
     def _configure_launcher(self) -> None:
@@ -186,7 +187,13 @@ class RankGroup:
     def watched(
         self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool
     ) -> Iterator[None]:
-        """Run a `Heartbeat` within the block; its arguments are described there."""
+        """Watch the other ranks by a `Heartbeat` within the block; with one process do nothing.
+
+        Args:
+            timeout: seconds without a sign of life until a rank counts as lost.
+            tell: is called with the error before this process ends because of a lost rank.
+            end_lost: whether to kill lost ranks, too.
+        """
         if self.size == 1:
             yield
             return

@@ -35,17 +35,17 @@ class OwnProcesses(LightningEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """False."""
+        """Return False: this package starts the processes itself."""
         return False
 
     @property
     def main_address(self) -> str:
-        """127.0.0.1: on several machines a launcher is needed."""
+        """Return 127.0.0.1: all processes are on this machine."""
         return "127.0.0.1"
 
     @property
     def main_port(self) -> int:
-        """A free port, chosen at the first call."""
+        """Return a port that was free at the first call; later calls return the same."""
         if self._main_port == -1:
             with socket.socket() as free:
                 free.bind((self.main_address, 0))
@@ -53,11 +53,11 @@ class OwnProcesses(LightningEnvironment):
         return self._main_port
 
     def local_rank(self) -> int:
-        """Return the rank, which is also `global_rank`."""
+        """Return the rank on this machine, which is also the rank among all processes."""
         return self.number
 
     def node_rank(self) -> int:
-        """Return 0."""
+        """Return 0, the number of the only machine."""
         return 0
 
     def teardown(self) -> None:
@@ -101,14 +101,14 @@ class Spawning(_MultiProcessingLauncher):
 
     @property
     def is_interactive_compatible(self) -> bool:
-        """True."""
+        """Return True: Lightning may use this launcher in a notebook."""
         return True
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function` on every rank; return rank 0's result.
 
-        The ranks ignore Ctrl-C, which a terminal sends to all processes: this process ends them. A
-        rank that is still importing would print a traceback.
+        A terminal sends Ctrl-C to all processes. The ranks ignore it, since a rank that is still
+        importing would print a traceback; this process ends them.
         """
         _check_missing_main_guard()
         environment = self._strategy.cluster_environment

@@ -42,7 +42,7 @@ class SharedMemory:
     the former file can be written again.
 
     Args:
-        rank: of this process.
+        rank: this process's rank.
         token: random bytes at the start of this process's files, by which they are recognised.
         meet: a barrier: returns when all ranks have called it.
     """
@@ -174,7 +174,7 @@ def open_shared_memory(
     """Return the memory that all ranks share; None, on every rank, if a rank cannot open it.
 
     Args:
-        rank: of this process.
+        rank: this process's rank.
         size: number of ranks.
         gather: returns the items of all ranks, in rank order.
         meet: a barrier: returns when all ranks have called it.

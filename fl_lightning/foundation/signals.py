@@ -23,10 +23,13 @@ PATIENCE = 10.0
 
 @contextlib.contextmanager
 def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Call `answer` when a signal of these `numbers` arrives within the block; restore the handlers
-    after it.
+    """Install a signal handler within the block, and restore the former handlers after it.
 
-    Outside of the main thread, where Python sets no handlers, nothing changes.
+    Outside of the main thread, where Python cannot set handlers, the block runs without it.
+
+    Args:
+        answer: the handler, called with the signal's number and the current stack frame.
+        numbers: the signals that it handles.
     """
     try:
         before = {number: signal.signal(number, answer) for number in numbers}
@@ -56,8 +59,8 @@ def unwind(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM raise an exception within the block; Ctrl-C not if this process
-    ignores it, as a shell's background jobs do."""
+    """Have Ctrl-C and SIGTERM raise an exception (`unwind`) within the block. A process that
+    ignores Ctrl-C, such as a shell's background job, goes on ignoring it."""
     _came.clear()
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with answered(unwind, *([signal.SIGINT] if hears else []), signal.SIGTERM):
@@ -78,8 +81,11 @@ def raise_swallowed() -> None:
 
 @contextlib.contextmanager
 def exit_at_signal(line: Callable[[], str]) -> Iterator[None]:
-    """Have signals that would unwind the stack print `line()` and end the process at once within
-    the block, where no library can catch an exception. For blocks that have nothing to close."""
+    """End the process at once when a signal arrives within the block, after printing `line()` on
+    stderr. For blocks that have nothing to close: an exception could be caught by a library.
+
+    Only Ctrl-C and SIGTERM that `unwinding` handles are concerned.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{line()}\n".encode())

@@ -52,10 +52,11 @@ class RemoteVisits:
         by name of the upload's tensor (`Method.beside`)."""
 
     def state(self, client: int) -> ClientState:
-        """Return the server's view of a client's state.
+        """Return those parts of a client's state that the server knows.
 
-        The client's own vectors stay at its site and are NaN here. The server's copy of the last
-        upload (where the method declares `keeps_received`) begins with the initial model.
+        The client's own vectors stay at its site and are NaN here. The server's copy of the
+        client's last upload exists if the method declares `keeps_received`; before the first upload
+        it equals the initial model.
         """
         if client not in self.run.states:
             layout = self.run.group_of(client).layout
@@ -215,12 +216,19 @@ class RemoteVisits:
     # ---------------------------------------------------------------- scores
 
     def server_state_for(self, c: int, with_models: bool) -> wire.Message:
-        """Return the part of a message that tells client `c` the server's state, by name.
+        """Return the entries of a message that describe the server's state to client `c`.
 
-        - `has_global`: whether the server has a model for every client.
+        - `has_global`: whether the server has a complete model for every client.
         - `uploaded`: whether the client has uploaded before.
-        - `visits`: how many visits the state that the site goes on from must have had.
-        - `global` or `shared`, only if `with_models`: the server's model for the client.
+        - `visits`: number of the client's visits whose results the server has accepted. The site
+          continues from the client's state after the last of them.
+        - `global`: the server's complete model for the client, if there is one.
+        - `shared`: without a complete model, the blocks that all clients download, if the relation
+          gives all clients the same.
+
+        Args:
+            c: the client.
+            with_models: whether to add `global` or `shared`.
         """
         run = self.run
         group = run.group_of(c)
@@ -290,10 +298,10 @@ class RemoteVisits:
 
         Args:
             t: the round.
-            kind: of the messages, `score` or `final`.
-            clients: whose sites are asked.
-            results: of the round.
-            read: returns the scores in an answer.
+            kind: kind of the messages, `score` or `final`.
+            clients: the clients whose sites are asked.
+            results: results of the round.
+            read: function that returns the scores in an answer.
         """
         messages = {}
         for client in clients:
@@ -353,11 +361,11 @@ def federation_of(
     """Wait until all sites are connected; return the `Federation` that trains at them.
 
     Args:
-        exchange: carries messages to the sites.
-        facts: about the data, from the app.
+        exchange: exchange of messages with the sites.
+        facts: the app's facts about the data.
         public: file with public samples at the centre; None: there is none.
-        fabric: of this process.
-        config: of the app.
+        fabric: this process's Fabric.
+        config: the app's configuration.
         folder: the run folder.
         callbacks: the run's callbacks.
 

@@ -192,8 +192,8 @@ class SiteFacts:
         return facts
 
     def reading(self, data: DataConfig) -> Reading:
-        """Return the `Reading` of a site: the columns and the preprocessing that turn its raw
-        samples into model inputs."""
+        """Return the description of how a site turns raw samples into model inputs: the columns of
+        its table, and the preprocessing (`data.source.Reading`). `data`: the app's data section."""
         columns = None
         if self.columns is not None:
             values = {name: words for name, words in self.columns if words is not None}
@@ -220,7 +220,8 @@ class SiteFacts:
 
 
 class Declared(Preprocessing):
-    """An imputer and scaler that takes its numbers from the app's facts instead of fitting them."""
+    """Imputes and scales a site's samples with numbers that the app's facts contain (`fills`,
+    `scale`), where `Preprocessing` fits the numbers to the client's data."""
 
     def __init__(
         self,
@@ -232,7 +233,9 @@ class Declared(Preprocessing):
         self.facts = facts
 
     def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
-        """Return `facts.fills` and `facts.scale`, which are the same for every client `who`."""
+        """Return the value that fills empty cells, by feature, and the four rows of
+        `SiteFacts.scale`; each is empty if the facts have none. They do not depend on the client
+        `who`."""
         return self.facts.fills or [], self.facts.scale or []
 
     def transformed(
@@ -339,7 +342,7 @@ def at_center(
 
     Args:
         facts: the app's facts about the data.
-        config: of the app.
+        config: the app's configuration.
         sizes: number of training, validation and test samples by client, as the sites sent them.
         public: file with public samples; None: there is none.
 
@@ -425,7 +428,7 @@ def _data(
 
     Args:
         facts: the app's facts about the data.
-        config: of the app.
+        config: the app's configuration.
         reading: columns and preprocessing of raw samples.
         parts: the samples, imputed and scaled.
         own_clients: the site's client; at the centre empty.

@@ -33,8 +33,8 @@ SITE_KEYS = {"client": int, "fingerprint": str, "data": str}
 
 
 def config_of(app: Path) -> Config:
-    """Return the configuration of an app, or of a site's folder; its own code can be imported from
-    now on."""
+    """Return the configuration of an app, or of a site's folder. If the folder has a subfolder
+    `source`, append it to `sys.path`, so that the user's own code can be imported."""
     source = app / "source"
     if source.is_dir() and str(source) not in sys.path:
         sys.path.append(str(source))
@@ -54,7 +54,7 @@ def center(
     Args:
         app: the app's folder.
         settings: the run config of `flwr run`.
-        transport: carries messages to the sites.
+        transport: sends messages to the sites and receives their answers.
     """
     config = config_of(app)
     app_fingerprint = fingerprint(app, config)
@@ -84,8 +84,13 @@ def center(
 
 
 def run_id(folder: Path, app_fingerprint: str) -> str:
-    """Return the run's id, drawn at its first start and kept in its `folder`: it tells sites a
-    resumed run from a new one with the same name."""
+    """Return the run's id, by which sites distinguish a resumed run from a new one of the same
+    name.
+
+    Args:
+        folder: the run folder. The id is drawn at the first start and kept in its `center.json`.
+        app_fingerprint: fingerprint of the app; a newly drawn id begins with 16 of its characters.
+    """
     file = folder / CENTER
     if file.is_file():
         return str(_read(file, {"run": str})["run"])

@@ -36,15 +36,26 @@ class Transport(Protocol):
         """Return the addresses of the sites that can be reached now."""
 
     def push(self, address: int, message: bytes, ttl: float) -> str:
-        """Send a message, which may get lost; return its name. `ttl`: seconds that it may take."""
+        """Send a message, which may get lost; return a name by which `pull` identifies its reply.
+
+        Args:
+            address: the site's.
+            message: the bytes.
+            ttl: seconds after which message and reply expire.
+        """
 
     def pull(self, most: int) -> list[tuple[str, Reply]]:
-        """Return the replies that have arrived since the last call, with the names of their
-        messages. A reply of more than `most` bytes is given as its length; once the replies
-        returned have more bytes together, the rest is left to the next call."""
+        """Return the replies that have arrived since the last call, each with the name of its
+        message.
+
+        Args:
+            most: maximum size of a reply in bytes. A longer reply is returned as its length. As
+                soon as the returned replies have more bytes together, the other replies are left to
+                the next call.
+        """
 
     def pause(self) -> None:
-        """Wait a moment between two calls of `pull`."""
+        """Sleep for a moment between two calls of `pull`."""
 
 
 @dataclass
@@ -52,14 +63,14 @@ class Limits:
     """Timeouts in seconds."""
 
     gather: float = 600.0
-    """Until all sites must be connected. 600: a person starts them by hand."""
+    """Time in which all sites must connect. 600: a person starts them by hand."""
     visit: float = 3600.0
-    """Until a message must be answered, however often it was sent. 3600: a round of some hundred
-    batches of a large model on a CPU."""
+    """Time in which a message must be answered, however often it is sent. 3600: a round of some
+    hundred batches of a large model on a CPU."""
     again: float = 90.0
-    """Until a message is sent again; doubles each time, since Flower starts a process for each
-    message and a busy site would get too many. 90: Flower's heartbeat knows after 60 that a site
-    has died."""
+    """Time after which an unanswered message is sent again. It doubles each time, since Flower
+    starts a process for each message and a busy site would get too many. 90: Flower's heartbeat
+    knows after 60 that a site has died."""
 
 
 @dataclass
@@ -226,8 +237,8 @@ class Exchange:
 
         Args:
             t: the round.
-            kind: of the messages: `visit`, `score` or `final`.
-            messages: by client.
+            kind: kind of the messages: `visit`, `score` or `final`.
+            messages: bytes of each client's message, by client.
             attempt: 1, or 2 if failed clients are visited again.
         """
         question = (t, kind, attempt)
@@ -295,7 +306,12 @@ class Exchange:
         c: int,
         answer: wire.Message | None,
     ) -> wire.Message:
-        """Return the `answer` of client `c` if it is a result for round `t`.
+        """Validate the `answer` of client `c`, and return it if it is a result of round `t`.
+
+        Args:
+            t: the round.
+            c: the client that was asked.
+            answer: the site's message; None: there was none in time.
 
         Raises:
             BadClient: the site did not answer, answered another message, or failed.
@@ -325,8 +341,14 @@ class Exchange:
         stage: str,
         failures: list[BadClient],
     ) -> Iterator[None]:
-        """Catch a failure of client `c` within the block and add it to `failures`. `stage`: for an
-        answer that cannot be used."""
+        """Catch a failure of client `c` within the block and add it to `failures`.
+
+        Args:
+            t: the round.
+            c: the client.
+            stage: stage of the failure if the site's answer cannot be used.
+            failures: list to which the failure is added.
+        """
         try:
             yield
         except wire.Unreadable as error:

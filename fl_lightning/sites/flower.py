@@ -67,10 +67,16 @@ def body_of(message: Message) -> bytes:
 
 
 def node_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's configuration.
+    """Return a node's configuration: `client`, `data` (the client's data file), `folder` (for its
+    state), and what else it has.
 
-    Flower's simulation engine gives its nodes only numbers (`partition-id`). There the client, its
-    data file and its folder are those in the folder `sites` of the run config.
+    In Flower's simulation engine a node's configuration has only a number K, `partition-id`. Then
+    the node is client K, with the data file `site-K.*` and the folder `site-K`, both in the folder
+    that the run config names as `sites`.
+
+    Args:
+        node: the node's configuration as Flower has it.
+        run: the run config of `flwr run`.
     """
     if "client" in node or "partition-id" not in node or not run.get("sites"):
         return dict(node)
@@ -113,8 +119,8 @@ class GridTransport:
         return name
 
     def pull(self, most: int) -> list[tuple[str, Reply]]:
-        """Return the replies that have arrived, and None for messages that could not be sent; stop
-        once the replies have more than `most` bytes together."""
+        """Return the replies that have arrived, each with the name of its message. The reply is
+        None for a message that could not be sent. `most`: as in `Transport.pull`."""
         answers: list[tuple[str, Reply]] = [(name, None) for name in self.unsent]
         self.unsent = []
         size = 0
@@ -149,7 +155,7 @@ class GridTransport:
         return [body if len(body) <= most else len(body)]
 
     def pause(self) -> None:
-        """Wait a moment."""
+        """Sleep for `PAUSE` seconds."""
         time.sleep(PAUSE)
 
 

@@ -86,7 +86,7 @@ class LocalTransport:
         return arrived
 
     def pause(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: `push` has waited for the answer."""
 
 
 def rehearse(
@@ -151,8 +151,13 @@ def differences(run: Path, other_run: Path) -> list[str]:
 
 
 def unlike(run: Path, other_run: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
-    """Yield the rows in which two run folders' tables differ: table, row number, both rows (empty:
-    missing), and the names of unequal columns. Columns of seconds and memory are not compared."""
+    """Yield each row in which the tables of two run folders differ. Columns of seconds and memory
+    are not compared.
+
+    Yields:
+        The table's name, the row's number from 0, the row in `run`, the row in `other_run`, and the
+        names of the unequal columns. A row that a table does not have is an empty dict.
+    """
     nothing: Row = {}
     for table in TABLES:
         rows = RunFolder(run).read(table)

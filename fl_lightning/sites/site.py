@@ -52,7 +52,8 @@ NOT_FINITE = "is not finite; lower optimizer.lr"
 
 
 class Uploading(Transform):
-    """Wraps a transform without its `on_download`, which the centre has run before sending."""
+    """Runs a transform's `init_client` and `on_upload` at a site, but not its `on_download`, which
+    the centre has run on the payload before it sent the message."""
 
     changes_upload = client_memory = True
 
@@ -95,13 +96,13 @@ class Site:
     folder.
 
     Args:
-        fabric: of this process.
-        config: of the app.
+        fabric: this process's Fabric.
+        config: the app's configuration.
         folder: holds the site's state and stored answers.
         data: the client's data.
         client: its number.
-        fingerprint: of the app (`app.fingerprint`).
-        name: of the site, for messages to the user.
+        fingerprint: the app's fingerprint (`app.fingerprint`).
+        name: the site's name, for messages to the user.
     """
 
     def __init__(
@@ -235,8 +236,8 @@ class Site:
         }
 
     def _agree(self, message: wire.Message) -> None:
-        """Restore the client's state of as many visits as the centre counts: it does not count an
-        answer that it refused or never received.
+        """Restore the client's state after the number of visits that the centre counts. It is
+        smaller than the site's own if the centre has refused an answer or never received it.
 
         Raises:
             Unreadable: the site has not stored that state.
@@ -424,7 +425,7 @@ def failed_reply(
     Args:
         content: the message.
         client: the client in the node's configuration, unchecked.
-        name: of the site.
+        name: the site's name.
         why: the reason, for the user.
     """
     about: wire.Message = {}
@@ -449,8 +450,8 @@ def keep_traceback(folder: Path) -> None:
 
 
 def visits_of(run: RunContext, client: int) -> int:
-    """Return how often the client's state has been trained; 0 if states are not kept between
-    rounds."""
+    """Return the number of visits that have trained the client's state in `run.states`; 0 if the
+    method keeps no client's state between rounds."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
 
 

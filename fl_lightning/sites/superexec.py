@@ -18,7 +18,13 @@ from flwr.supernode.cli import flwr_clientapp
 
 
 def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
-    """Run a ClientApp in a fork of this process; the executor's own way is not used."""
+    """Run a ClientApp in a fork of this process. Replaces the method of Flower's
+    `SubprocessExecutor`, which would start a new Python process.
+
+    Args:
+        executor: Flower's executor; it is not used.
+        spec: the task: its type, and the address and token with which it reports to Flower.
+    """
     if spec.task_type is not TaskType.CLIENT_APP:
         return LaunchResult.failed("this SuperExec runs ClientApps")
     if os.fork() == 0:
@@ -37,8 +43,8 @@ def launch(executor: object, spec: ExecutionSpec) -> LaunchResult:
 
 
 def reconcile(executor: object) -> None:
-    """Wait for the forks that have ended, so that none stays a zombie; they are this process's only
-    children."""
+    """Collect the exit codes of forks that have ended, so that none stays a zombie. Forks are this
+    process's only children. `executor` is not used."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

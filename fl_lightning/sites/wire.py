@@ -169,7 +169,8 @@ def mask(indices: Any, size: int) -> np.ndarray:
 
 
 def of_payload(payload: Payload) -> Message:
-    """Return a payload as a part of a message; `own_weights` stay with the server."""
+    """Return a payload as a part of a message. `Payload.own_weights`, the receiver's weights on its
+    own model in a mix, are left out: only the server needs them."""
     layout = payload.layout
     vectors = {
         name: packed(vector, layout, layout.is_parameter)
@@ -191,7 +192,7 @@ def to_payload(message: Any, layout: Layout, like: Tensor) -> Payload:
 
     Args:
         message: the part of a message.
-        layout: of the vectors.
+        layout: layout of the payload's vectors.
         like: a vector (D,) with the dtype and device of the result.
 
     Raises:
@@ -238,8 +239,8 @@ def values_of(message: Message) -> dict[str, float]:
 
 
 def final_of(message: Message) -> dict[str, Any]:
-    """Return `kind` and scores of a client's final model by name; scores of further metrics are
-    under `further`.
+    """Return the kind (`kind`) and the scores of a client's final model, by name. The entry
+    `further` maps the names of the metrics besides accuracy (`evaluation.metrics`) to their scores.
 
     Raises:
         Unreadable: the message has no kind, or its scores are not numbers by name.
@@ -285,8 +286,9 @@ def check_memory(initial: Mapping[str, Tensor], memory: Any) -> dict[str, Tensor
 
 
 def tensor_type(tensor: Tensor, entry: Beside) -> TensorType:
-    """Return the properties in which the tensor of a declared `entry` must agree between clients:
-    axes, shape, dtype. The number of rows is left out if it may differ."""
+    """Return the number of axes, the shape and the dtype of a tensor in an upload. They must be
+    equal for all clients. The shape is without the number of rows if that may differ between
+    clients by `entry`, the method's declaration of the tensor (`ROWS_VARY`)."""
     first = int(entry.values in ROWS_VARY)
     return tensor.ndim, tuple(tensor.shape[first:]), tensor.dtype
 
