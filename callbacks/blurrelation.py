@@ -142,7 +142,8 @@ class BlurRelation(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Raise `BadInput` if the server has mixed by other rows than the blurred ones."""
+        """Raise `BadInput` if the method has not mixed by the blurred rows in this round: a method
+        that passes rows of its own to `mix_by` cannot be blurred."""
         problem = "its server mixes by rows of its own (`mix_by`), which are not blurred"
         requirement = f"{problem}; choose another --method, such as kapc"
         check(

@@ -71,8 +71,13 @@ def without_secrets(value: Any) -> Any:
 
 
 def relation_table(view: RelationView, names: Sequence[str]) -> Table:
-    """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`. `names`: of the
-    clients; empty: numbers."""
+    """Return a table with a row for each weight of the relation (receiver, layer, source, weight),
+    for as many receivers as fit into `MOST_ROWS` rows.
+
+    Args:
+        view: the relation's weights.
+        names: the clients' names; empty: clients are named by their numbers.
+    """
     labels = names or range(max(*view.receivers, *view.sources) + 1)
     count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
     receivers = [labels[client] for client in view.receivers[:count]]
@@ -89,12 +94,13 @@ def client_table(
     kinds: list[str],
     last: Mapping[int, Row],
 ) -> Table:
-    """Return a row for each client: its data, final score, and the entries of its last round.
+    """Return a table with a row for each client: its data, final score, and the entries of its last
+    round.
 
     Args:
         run: gives the clients' data.
-        scores: final score of each client.
-        kinds: kind of model that was scored, of each client.
+        scores: each client's final score.
+        kinds: for each client, the kind of model that was scored, such as `after`.
         last: by client, its last row of clients.csv.
     """
     data = run.data

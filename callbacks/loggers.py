@@ -58,7 +58,8 @@ class TensorBoard(Observer):
         self._so_far = CumulativeCosts()
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Open the event file and hide the events of rounds that will be run again."""
+        """Open the event file. In a resumed run, tell TensorBoard (`purge_step`) to hide the events
+        of rounds that will be run again."""
         if run.is_main:
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
@@ -105,9 +106,10 @@ class WandB(Observer):
     """Sends metrics and heatmaps to Weights & Biases; without a key or a network, writes a folder
     to upload later.
 
-    A round is one row of the history; `round` is its step and axis. By `wandb_id.txt` in the run
-    folder a resumed run continues under the same id; rounds that W&B does not have (an offline run
-    cannot be appended to) are sent again from the run folder.
+    Each round is a row of W&B's history; its number, `round`, is W&B's step and the x axis of
+    charts. The run's id at W&B is stored as `wandb_id.txt` in the run folder, so a resumed run
+    continues under the same id. Rounds that W&B does not have (an offline run cannot be appended
+    to) are sent again from the run folder.
     """
 
     stage = "send"

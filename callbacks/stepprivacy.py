@@ -215,12 +215,12 @@ class StepPrivacy(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Add epsilon so far, of the client with the largest, to the round's metrics."""
+        """Add the largest epsilon of any client so far to the round's metrics."""
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, _taken(run))
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Return the epsilon of the client with the largest, its delta and unit, and what it
-        covers."""
+        """Return the summary's entries on privacy: the largest epsilon of any client, its delta and
+        unit, and what it covers."""
         return self._report(run.config, _taken(run))
 
     # ---------------------------------------------------------------- epsilon

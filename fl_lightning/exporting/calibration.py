@@ -44,7 +44,7 @@ class CalibrationRule:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anything is to be fitted."""
+        """Whether a temperature or a threshold is to be fitted."""
         return self.temperature or self.threshold is not None
 
     def fitted(

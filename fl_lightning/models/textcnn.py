@@ -16,7 +16,7 @@ class TextCNN(nn.Module):
 
     Args:
         embedding: width of a token's vector.
-        channels: of each convolution.
+        channels: number of output channels of each convolution.
         widths: of the convolutions, in tokens.
         dropout: of the classifier's input.
     """

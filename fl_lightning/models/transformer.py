@@ -41,7 +41,7 @@ class Transformer(nn.Module):
 
     Args:
         depth: number of layers.
-        width: of the tokens, a multiple of `heads`.
+        width: length of a token's vector, a multiple of `heads`.
         dropout: behind attention and perceptrons. 0: nanoGPT's on a CPU.
     """
 

@@ -21,7 +21,7 @@ class ViT(nn.Module):
     Args:
         patch: side of a patch, in pixels, of which the image's sides are multiples.
         depth: number of layers.
-        width: of the tokens, a multiple of `heads`.
+        width: length of a token's vector, a multiple of `heads`.
         dropout: of the tokens and in the perceptrons. 0: our choice; small federations lack steps
             rather than data.
     """

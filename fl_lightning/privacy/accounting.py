@@ -68,9 +68,10 @@ def epsilon(
     """Return epsilon at `delta` of all messages together; infinite if one has no noise, or almost
     none.
 
-    Cohorts drawn without replacement are always accounted for replacement, by Renyi divergences
-    (Wang, Balle, Kasiviswanathan, AISTATS 2019). A contribution of 0 is another contribution, so
-    the same epsilon holds for removing it.
+    If cohorts are drawn without replacement, neighbouring runs are always those in which a client's
+    contribution is replaced by another (Renyi divergences; Wang, Balle, Kasiviswanathan, AISTATS
+    2019). Their epsilon also holds for runs in which it is removed, since to remove a contribution
+    is to replace it by 0.
 
     Args:
         mechanisms: one for each kind of message.
