@@ -68,7 +68,8 @@ class Silo:
 
 @dataclass
 class Answer:
-    """Results for one silo: scores, gain, interval and verdict."""
+    """Result for one silo: its score alone and federated, the gain with its interval, and the
+    verdict."""
 
     silo: Silo
     alone: float
