@@ -110,7 +110,7 @@ class Transform(Callback):
     client_memory = False
     """Whether `init_client` returns any tensors."""
     further_vectors = False
-    """Whether it also changes `payload.vectors`; otherwise it is refused beside a method that
+    """Whether it also changes `payload.vectors`; otherwise it is refused with a method that
     exchanges such vectors."""
     deployed = False
     """Whether it works with `fl-train deploy`: the centre (server) runs `on_download`, and the site

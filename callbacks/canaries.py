@@ -24,8 +24,8 @@ from fl_lightning.privacy.mechanism import MODEL
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
 LONG = 1e4
-"""Length of a canary's change before it is clipped, in clips: after clipping it has exactly the
-length of the clip."""
+"""Length of a canary's change before clipping, in multiples of the clip: so long that after
+clipping it has exactly the length of the clip."""
 
 
 @dataclass
@@ -153,7 +153,8 @@ class Canaries(Transform, Observer):
         client: int,
         vector: Tensor,
     ) -> float:
-        """Return the projection of `vector` (D,) on the canary's direction, in clips."""
+        """Return the projection of `vector` (D,) on the canary's direction, in multiples of the
+        clip."""
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
 

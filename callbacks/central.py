@@ -176,7 +176,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         config: Config,
         method: Any,
     ) -> float:
-        """Return the noise of the run, in clips.
+        """Return the standard deviation of the run's noise, in multiples of the clip.
 
         Raises:
             BadInput: the method is not covered; delta is too large; no noise meets the target; the
@@ -226,8 +226,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """Return the privacy entries of the summary, as far as they are known before the run.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             sends_model: whether clients upload models.
             sizes: number of training samples of each client.
         """
@@ -326,7 +326,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         *,
         replace_one: bool = False,
     ) -> float:
-        """Return the smallest epsilon among the accountings that hold (`_ways`)."""
+        """Return the smallest epsilon of all valid accountings (`_ways`)."""
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
@@ -336,9 +336,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         times: int,
         rounds: int,
     ) -> list[Any]:
-        """Return the accountings that hold for a run, each a function from a noise to mechanisms:
-        over the `times` rounds with the client; and, if clients keep no state, over all `rounds`
-        with secret cohorts. The smaller epsilon holds."""
+        """Return the valid ways to account for a run, each as a function from the noise to
+        mechanisms. One composes the `times` rounds in which the client took part. If clients keep
+        no state, another composes all `rounds`, with cohorts that are secret. The smaller of their
+        epsilons is valid."""
         clients = config.clients
         size = cohort_size(config, clients)
         ways = [lambda noise: [Mechanism(noise, times)]]

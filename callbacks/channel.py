@@ -104,7 +104,8 @@ class FixedRate(_Channel):
     Args:
         upload_mbit: rate of each client's upload in megabits per second. 18.56: 42.654 MiB in 19.28
             s (BLS journal, Table 5).
-        download_mbit: rate of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
+        download_mbit: rate of each client's download in megabits per second. 49.97: 42.654 MiB in
+            7.16 s (BLS journal, Table 5).
         client_gflops: computing speed of a client, in 1e9 operations per second; null: computing
             takes no time. 73.0: 424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if
             both mean the same work).
@@ -134,9 +135,9 @@ class Wireless(_Channel):
 
     After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025): 3GPP's macro cell (TR 36.814,
     case 1) without walls and shadowing; the two values marked "fitted" are chosen so that FedAvg's
-    times of the journal's Table 5 come out (docs/decisions/0011). A client's share of a band is the
-    same for the whole round; a client that sends nothing in a round has no share of the upload
-    band, and likewise for downloads.
+    times of the journal's Table 5 come out (docs/decisions/0011). The upload band is shared by the
+    clients that upload anything in the round, the download band by those that receive anything; the
+    shares stay the same for the whole round.
 
     Args:
         upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB,

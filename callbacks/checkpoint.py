@@ -50,8 +50,8 @@ class Checkpoint(Observer):
     The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
-        every: a checkpoint is saved after every so many rounds, if `seconds` have passed. 1: long
-            rounds are saved one by one.
+        every: number of rounds between checkpoints, if `seconds` have passed. 1: each long round is
+            saved.
         keep: number of newest checkpoints that are kept. 2: if the disk damages the newest, one is
             left.
         best: also keep the checkpoint of the best round: by accuracy on validation data or, without
@@ -114,7 +114,12 @@ class Checkpoint(Observer):
         run: RunContext,
         score: float | None = None,
     ) -> None:
-        """Save the run as it is now; `score`: that of its last round, if it was scored."""
+        """Save the run as it is now.
+
+        Args:
+            run: the run.
+            score: the score of its last round, if it was scored.
+        """
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
 
@@ -141,7 +146,7 @@ class Checkpoint(Observer):
         is assumed.
 
         Args:
-            rows: of the run's metrics.csv.
+            rows: the rows of the run's metrics.csv.
         """
         last_due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
@@ -262,8 +267,8 @@ def why_no_checkpoint(
     """Return why a run never saved a checkpoint, in words that complete "the run ...".
 
     Args:
-        callbacks: of the run.
-        rows: of its metrics.csv.
+        callbacks: the run's callbacks.
+        rows: the rows of its metrics.csv.
         ended: whether the run has ended.
 
     Raises:
@@ -451,7 +456,7 @@ def _of_server(run: RunContext) -> Tensors:
 
 
 def _vectors(run: RunContext) -> Tensors:
-    """Return the server's further vectors of each group, beside the global model."""
+    """Return the server's vectors of each group other than the global model."""
     tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         vectors = {name: vector for name, vector in group.vectors.items() if name != MODEL}
@@ -469,8 +474,8 @@ def _initial(run: RunContext) -> Tensors:
 
 
 def _blocks(run: RunContext) -> list[Any]:
-    """Return what a checkpoint must fit: for each group its first and last client, and names and
-    shapes of its blocks."""
+    """Return the facts in which a checkpoint and a run must agree: for each group its first and
+    last client, and names and shapes of its blocks."""
     return [
         [[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]]
         for g in run.groups

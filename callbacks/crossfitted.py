@@ -392,8 +392,8 @@ class CrossFittedCube(Relation):
             server.memory["cross.gaps"][index[:, None], index] = class_gaps(tables)
 
     def _conflict(self, memory: Tensors) -> tuple[Tensor, float]:
-        """Return which clients agree about classes, bool (N, N), and the separation d'; 0: no
-        conflict."""
+        """Return which pairs of clients have similar class means, bool (N, N), and the separation
+        d' of similar and different pairs; 0: no conflict."""
         gaps = memory["cross.gaps"]
         upper = torch.ones_like(gaps, dtype=torch.bool).triu(1)
         if not gaps[upper].isfinite().all():
@@ -541,7 +541,8 @@ class CrossFittedCube(Relation):
 
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
-    """Return `rows`, with the rows of `otherwise` in place of those without any weight."""
+    """Return `rows`, with the same rows of `otherwise` in place of rows whose weights are all
+    0."""
     return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
 
 

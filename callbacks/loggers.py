@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 PROJECT = "fl_lightning"
 MOST_OVERVIEWS, MOST_FURTHER = 700, 120
-"""Pictures that W&B gets, each a file: of the relation in at most so many rounds; of others about
-so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
+"""Limits on the pictures that are sent to W&B, each a file: the greatest number of rounds with a
+picture of the relation, and about the greatest number of other pictures in all. Together with its
+other files a run stays below the 1,000 files that W&B's documentation advises."""
 
 
 class TensorBoard(Observer):
@@ -125,19 +126,19 @@ class WandB(Observer):
         notes: str | None = None,
         checkpoint: bool = False,
     ) -> None:
-        """Set the options; an argument that is None takes the environment's variable, if there is
-        one.
+        """Set the options. For those that are None, W&B's environment variables (WANDB_...) count.
 
         Args:
-            project: name of the project. fl_lightning: that of WANDB_PROJECT, if set.
+            project: name of the project. If it is fl_lightning, WANDB_PROJECT counts instead, if
+                set.
             entity: user or team that owns the project.
-            mode: auto: online if an API key is known and the server answers, else offline;
-                WANDB_MODE is heeded.
-            group: None: WANDB_RUN_GROUP, else the method and a name of its setting, equal for runs
-                that differ by their seed alone.
-            tags: of the run.
-            job_type: None: WANDB_JOB_TYPE, else the seed.
-            notes: of the run.
+            mode: auto: online if an API key is known and the server answers, else offline; or the
+                mode that WANDB_MODE names, if set.
+            group: name of the run's group. None: WANDB_RUN_GROUP, else the method and a name of its
+                setting, equal for runs that differ by their seed alone.
+            tags: tags of the run.
+            job_type: job type of the run. None: WANDB_JOB_TYPE, else the seed.
+            notes: notes on the run.
             checkpoint: also upload the last checkpoint.
         """
         modes = ("auto", "online", "offline", "disabled")
@@ -378,8 +379,8 @@ class WandB(Observer):
         t: int,
         images: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Return the pictures of round `t` that are sent: in long runs, those of rounds spread over
-        the run."""
+        """Return those of the pictures of round `t` that are sent; in long runs, pictures of some
+        rounds only, spread evenly over the run."""
         further = {name: image for name, image in images.items() if name != OVERVIEW}
         most = MOST_FURTHER // max(len(further), 1)
         rounds = evenly_spaced(run.rounds, most)

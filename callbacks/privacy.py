@@ -144,8 +144,8 @@ class LocalPrivacy(Transform, Observer):
         """Return clip and noise of each kind.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             kinds: the kinds that clients upload.
             samples: number of training samples of all clients, which bounds delta.
 
@@ -202,8 +202,8 @@ class LocalPrivacy(Transform, Observer):
         reaches at most.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             sends_model: whether clients upload models.
             sizes: number of training samples of each client.
         """

@@ -73,8 +73,8 @@ class Krum(Aggregator):
     """The model nearest to its nearest neighbours, or the mean of several such models (Blanchard et
     al., NeurIPS 2017).
 
-    A model's score is the sum of its squared distances, over all that is sent, to the n - attackers
-    - 2 models nearest to it. Of equal scores the lower client number counts.
+    A model's score is the sum of its squared distances to the n - attackers - 2 models nearest to
+    it, over all blocks that are sent. Of two equal scores the lower client number comes first.
 
     Args:
         attackers: greatest number of malicious clients in a cohort, f; the cohort has at least 2 f

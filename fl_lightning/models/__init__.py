@@ -281,8 +281,8 @@ def _try_out(
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:
-    """Return what a model has returned instead of class scores of this `shape`, in words; None: it
-    has returned those."""
+    """Return a description of a model's output that is not class scores of this `shape`; None: the
+    output is class scores of this shape."""
     if not isinstance(output, Tensor):
         return (
             f"{_described(output)} instead of {shape}; have its forward return class scores alone"

@@ -18,7 +18,7 @@ class AlexNet(nn.Module):
 
     Args:
         width: number of outputs of each of the two fully connected layers. 4096: Krizhevsky et al.
-        dropout: before each of them. 0.5: Krizhevsky et al.
+        dropout: probability of dropout before each of these layers. 0.5: Krizhevsky et al.
     """
 
     head = "classifier"

@@ -84,8 +84,14 @@ def _sources(
     module_of_node: dict[Any, str],
     model: nn.Module,
 ) -> list[str]:
-    """Return the names of the modules and weights that `scores` come from first, walking back
-    autograd's graph. `module_of_node`: the module that made each node."""
+    """Return the names of the last modules and weights on the way to `scores`, found by walking
+    back through autograd's graph.
+
+    Args:
+        scores: the model's output.
+        module_of_node: the module that made each node of the graph.
+        model: the network.
+    """
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
     visited = set()

@@ -17,8 +17,8 @@ class TextCNN(nn.Module):
     Args:
         embedding: width of a token's vector.
         channels: number of output channels of each convolution.
-        widths: of the convolutions, in tokens.
-        dropout: of the classifier's input.
+        widths: lengths of the convolutions' kernels, in tokens.
+        dropout: probability of dropout at the classifier's input.
     """
 
     head = "classifier"

@@ -181,7 +181,8 @@ def _protect_beside(
     noises: Mapping[str, Noise],
     draws: Draws,
 ) -> set[str]:
-    """Clip the tensors beside the model and add noise, in place; return their kinds."""
+    """Clip the named tensors that travel with the model and add noise, in place; return their
+    kinds."""
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
     if undeclared := [name for name in places if name not in declared]:
@@ -261,7 +262,8 @@ def _dense(
 
 
 def _valid(x: Tensor, entry: Beside) -> Tensor:
-    """Return the possible value nearest to the noisy `x`, by its kind of values."""
+    """Return the nearest tensor to the noisy `x` that has values of its declared kind (such as
+    counts or shares)."""
     if entry.values == "nonnegative":
         return x.clamp_min(0)
     if entry.values == "class_counts":

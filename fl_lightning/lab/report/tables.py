@@ -108,9 +108,9 @@ def remarks(runs: Runs) -> list[str]:
 
 
 def judges(runs: Runs) -> list[str]:
-    """Return a note if the runs' scores are of different kinds of models (judges): what each run's
-    kind is, and by which kind all are compared. A list of one line; empty if all have the same
-    judge."""
+    """Return a note if the runs' scores are of different kinds of models (judges): it names each
+    run's kind and the kind by which all are compared. A list of one line; empty if all have the
+    same judge."""
     common = CommonScore.of(runs)
     if not common.differ:
         return []

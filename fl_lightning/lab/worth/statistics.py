@@ -499,8 +499,9 @@ def _over_cycles(values: Array) -> Array:
 
 
 def one_unit_dominates(alone: Array, federated: Array, samples: ScoredSamples) -> bool:
-    """Whether one unit causes so much of the variance that no interval can be trusted: of the
-    variance of the errors of training alone, or of their difference to those of federated training.
+    """Whether one unit causes so much of a variance that no interval can be trusted: the variance
+    of the errors of training alone, or of the differences between these and the errors of federated
+    training.
 
     The limit is a share of the variance. For the difference it is `HEAVY`; with fewer than `LEAST`
     units it is greater, since the largest of few shares is greater by chance. For the errors
