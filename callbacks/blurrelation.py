@@ -24,9 +24,9 @@ def blurred(
     """Return rows in which others' weights have been changed: noise is added, then only the `top`
     greatest are kept, then weights are rounded.
 
-    The receiver's own weight and the sum of the others' weights stay as they were: the changed
-    weights are scaled back to that sum. Negative weights count as 0. If all others' weights become
-    0, they get equal shares of the sum.
+    The receiver's own weight and the sum of the others' weights stay as they were: after rounding,
+    weights are scaled back to that sum (so only their ratios are rounded). Negative weights count
+    as 0. If all others' weights become 0, they get equal shares of the sum.
 
     Args:
         rows: (L, m, n), float64.

@@ -129,7 +129,8 @@ class Checkpoint(Observer):
         _SAVING.pop(id(self), None)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
-        """Return the round that `--checkpoint best` loads."""
+        """Return the summary's entry `best_checkpoint_round`, the round that `--checkpoint best`
+        loads; no entry if there is none."""
         if not run.is_main or not self.best:
             return {}
         manifests = self._kept or disk.manifests(run.folder / "checkpoints")

@@ -121,7 +121,13 @@ def client_table(
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
-    """Return the run folder's files that a logger uploads; `rounds`: the run's number of rounds."""
+    """Return the run folder's files that a logger uploads, among them relation files of at most
+    `MOST_TABLES` rounds, spread evenly over the run.
+
+    Args:
+        folder: the run folder.
+        rounds: the run's number of rounds.
+    """
     names = "config.yaml columns.json final.csv split.csv metrics.csv clients.csv provenance.json"
     paths = [folder.path / name for name in [*names.split(), "environment.txt", "log.txt"]]
     paths += sorted((folder.path / "source").rglob("*.py"))

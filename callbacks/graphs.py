@@ -39,8 +39,8 @@ def cosines(G: Tensor) -> Tensor:
 
 @dataclass
 class CosineAttention(Relation):
-    """HeurFedAMP's message passing: the own weight is fixed, and others share the rest by
-    softmax(sigma cos).
+    """HeurFedAMP's relation: a client's weight on itself is fixed, and the other clients share the
+    rest by softmax(sigma cos).
 
     Args:
         own: the receiver's weight on itself, xi_ii.

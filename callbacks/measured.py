@@ -149,7 +149,8 @@ class MeasuredCube(Relation):
         }
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Print a warning that names the layers with fewer numbers than there are clients."""
+        """Print a warning if a layer has fewer numbers than there are clients, since noise may then
+        make the relation worse than FedAvg."""
         numbers = dict.fromkeys(run.layer_names, 0)
         for group in run.groups:
             for block in group.layout.blocks:

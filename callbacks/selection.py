@@ -123,18 +123,20 @@ class LayerSelection(Transform):
     """Bidirectional layer selection: client and server each send only a part of the layers.
 
     Args:
-        mu: server side: layer l is not sent to client i if r_ii >= mu. 0.7: the journal's cost
-            study. null: send all.
-        client: client side: send only the first Omega layers.
-        search: direction in which Omega is searched; `printed`, as in the paper, ends at the least
-            or the greatest (docs/decisions/0010).
-        step_back: return the last Omega that satisfies the bound, not the first that violates it.
+        mu: on the server: a layer is not sent to a client whose weight on itself is at least mu in
+            this layer. 0.7: the journal's cost study. null: send all layers.
+        client: on clients: upload only the first Omega layers. If false, upload all.
+        search: direction in which Omega is searched. `printed`, as the paper prints the algorithm,
+            ends at the least or the greatest Omega; `swapped` does the opposite
+            (docs/decisions/0010).
+        step_back: take the last Omega that satisfies the bound, not the first that violates it.
         width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a
             sample (channels x height x width). channels: our choice, the paper leaves it open
             (docs/decisions/0010).
-        largest: the greatest Omega: `L-1`, or `L` (paper). With L - 1 a client learns its bounds B
-            and tau in its first round and never again; with L whenever it has sent all layers. L-1:
-            our choice (docs/results/layer-selection.md).
+        largest: the greatest Omega: `L-1`, or `L` (paper), with L layers. A client updates the
+            greatest norms in Eq. 29, B and tau, only if it sent all L layers in the round before:
+            with `L-1` never after its first round. L-1: our choice
+            (docs/results/layer-selection.md).
     """
 
     changes_download = changes_upload = client_memory = deployed = True

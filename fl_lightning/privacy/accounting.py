@@ -55,7 +55,7 @@ class Mechanism:
 
 
 def sampling_rate(samples: int, batch_size: int) -> float:
-    """Return the probability that a sample is in a batch (Poisson sampling)."""
+    """Return the probability that a sample is in a batch (Poisson sampling); at most 1."""
     return min(1.0, batch_size / samples) if samples else 0.0
 
 
@@ -161,8 +161,8 @@ def calibrated(
     delta: float,
     key: str,
 ) -> float:
-    """Return the least noise whose mechanisms `make(noise)` keep epsilon at `target`, by
-    dp-accounting's calibration.
+    """Return the least noise with which the mechanisms `make(noise)` have an epsilon of at most
+    `target`, by dp-accounting's calibration.
 
     Raises:
         BadInput: for `key`, if no noise up to `MOST_NOISE` does.

@@ -144,14 +144,15 @@ def worth(
     again: str = "",
     **keys: Any,
 ) -> Measured:
-    """Train what is missing in the folder `out`, measure gains, and write the result files.
+    """Check the arguments, run the trainings that have no scores yet in the folder `out`, measure
+    gains, and write the result files.
 
     Args:
         layers: layers of the config, as for `fit`; later ones win.
         out: folder for runs and results.
         methods: names of methods to try besides FedAvg; None: `default_methods`.
         repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` cycles.
-        again: command line that continues the work, printed where it stops.
+        again: command line that continues the work; printed if the call ends before all is done.
         keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `WorthPlan`.
 
     Raises:
@@ -206,7 +207,8 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
 
 
 def train_and_write(ready: Prepared) -> Measured:
-    """Train what is missing, measure gains, and write the result files."""
+    """Carry out a checked plan: run the trainings that have no scores yet, measure gains, and write
+    the result files."""
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.measure import measure
     from fl_lightning.lab.worth.scores import complete_folds, read
@@ -386,8 +388,8 @@ def _named_metric(plan: WorthPlan, base: Config) -> Name | None:
 
 
 def _train(ready: Prepared) -> int:
-    """Train what is missing, with `minutes` cycle by cycle; returns the number of complete
-    cycles."""
+    """Run the trainings that have no scores yet; with `minutes`, cycle by cycle. Returns the number
+    of complete cycles."""
     from fl_lightning.lab.worth import words
 
     plan, facts = ready.plan, ready.facts
@@ -412,7 +414,8 @@ def _train(ready: Prepared) -> int:
 
 
 def _train_up_to(ready: Prepared, cycles: int) -> int:
-    """Train what is missing in the first `cycles` cycles; returns the number of trainings run."""
+    """Run the trainings of the first `cycles` cycles that have no scores yet; returns their
+    number."""
     from fl_lightning.lab.worth.runs import Task
 
     plan, out = ready.plan, ready.plan.folder.path
