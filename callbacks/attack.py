@@ -19,10 +19,10 @@ class Attack(Transform):
     """A SIMULATION of malicious clients. Name it before all callbacks that change uploads.
 
     Args:
-        kind: how attackers attack. With w the trained model and s the model from which the server
-            counts the client's change, `sign_flip` uploads s - scale (w - s); `noise` uploads s
-            plus Gaussian noise, scale times as long as w - s. `label_flip` trains on the labels C -
-            1 - y of C classes, except for positions without a target, and uploads the result.
+        kind: the attack. With w the client's trained model and s the model that the server
+            subtracts from its upload, `sign_flip` uploads s - scale (w - s); `noise` uploads s plus
+            Gaussian noise, scale times as long as w - s; `label_flip` trains on the labels C - 1 -
+            y of C classes (positions of a text without a target stay) and uploads the result.
         clients: numbers of the attackers.
         share: in place of `clients`: the share of all clients that attack, rounded to whole clients
             and drawn from the seed.
@@ -111,7 +111,7 @@ class Attack(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Replace the model that an attacker uploads, unless it attacks by its labels."""
+        """Replace an attacker's upload by the malicious model; with `label_flip` do nothing."""
         if client.id not in self.attackers or self.kind == "label_flip":
             return
         reference = client.reference

@@ -110,7 +110,7 @@ class Transform(Callback):
     client_memory = False
     """Whether `init_client` returns any tensors."""
     further_vectors = False
-    """Whether it also changes `payload.vectors`; otherwise it is refused beside a method that
+    """Whether it also changes `payload.vectors`; otherwise it is refused with a method that
     exchanges such vectors."""
     deployed = False
     """Whether it works with `fl-train deploy`: the centre (server) runs `on_download`, and the site
@@ -118,8 +118,8 @@ class Transform(Callback):
     client memory unencrypted."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Print a notice if the transform has no effect: it only changes models, and the method
-        exchanges none (but, for instance, class means)."""
+        """Print a notice if the transform only changes models and the method exchanges no models
+        (only class means, for instance), so that the transform has no effect."""
         alone = (self.changes_upload or self.changes_download) and not self.further_vectors
         sends = any(group.up_mask.any() or group.down_mask.any() for group in run.groups)
         if alone and run.is_main and not sends:
@@ -144,8 +144,8 @@ class Transform(Callback):
         client: Client,
         phase: Phase,
     ) -> Private | None:
-        """Return the protection of the steps of `phase`, which `client` is about to train; None: no
-        protection."""
+        """Return the clipping and noise of DP-SGD for the steps of `phase`, which `client` is about
+        to train; None: ordinary steps."""
         return None
 
     def on_upload(
@@ -239,7 +239,12 @@ class Aggregator(Callback):
         p: Tensor,
         inputs: RelationInputs,
     ) -> Tensor:
-        """Return the sources' weights, (L, n) summing to 1; `p`: those of the relation."""
+        """Return the weights of the n uploads in each of the L layers, (L, n) summing to 1.
+
+        Args:
+            p: the relation's weights, (L, n).
+            inputs: the round's clients and their last uploads.
+        """
         return p
 
     def combine(
@@ -247,11 +252,14 @@ class Aggregator(Callback):
         W: Tensor,
         p: Tensor,
     ) -> Tensor:
-        """Return the combination (columns,) of a tile `W` (n, columns), some columns of all
-        sources' vectors, with their weights `p` (n,).
+        """Combine some columns of the n uploads into one row, (columns,).
 
-        Tiles are combined one by one, so the result in a column may depend on that column and `p`
-        only.
+        Columns are combined tile by tile, so the result in a column may depend on that column and
+        `p` only.
+
+        Args:
+            W: the tile: some columns of all uploads, (n, columns).
+            p: the uploads' weights, (n,).
         """
         return mean_of(W, p)
 

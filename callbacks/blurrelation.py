@@ -24,9 +24,9 @@ def blurred(
     """Return rows in which others' weights have been changed: noise is added, then only the `top`
     greatest are kept, then weights are rounded.
 
-    The receiver's own weight and the sum of the others' weights stay as they were: the changed
-    weights are scaled back to that sum. Negative weights count as 0. If all others' weights become
-    0, they get equal shares of the sum.
+    The receiver's own weight and the sum of the others' weights stay as they were: after rounding,
+    weights are scaled back to that sum (so only their ratios are rounded). Negative weights count
+    as 0. If all others' weights become 0, they get equal shares of the sum.
 
     Args:
         rows: (L, m, n), float64.
@@ -142,7 +142,8 @@ class BlurRelation(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Raise `BadInput` if the server has mixed by other rows than the blurred ones."""
+        """Raise `BadInput` if the method has not mixed by the blurred rows in this round: a method
+        that passes rows of its own to `mix_by` cannot be blurred."""
         problem = "its server mixes by rows of its own (`mix_by`), which are not blurred"
         requirement = f"{problem}; choose another --method, such as kapc"
         check(

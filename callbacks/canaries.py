@@ -24,8 +24,8 @@ from fl_lightning.privacy.mechanism import MODEL
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
 LONG = 1e4
-"""Length of a canary's change before it is clipped, in clips: after clipping it has exactly the
-length of the clip."""
+"""Length of a canary's change before clipping, in multiples of the clip: so long that after
+clipping it has exactly the length of the clip."""
 
 
 @dataclass
@@ -33,10 +33,11 @@ class Canaries(Transform, Observer):
     """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon. Some clients
     become canaries, which upload no model of their own.
 
-    Each canary has a secret coin. Before clipping, its change is replaced by a random direction,
-    the same in all rounds, if the coin says in, and by 0 if it says out. The noisy results (its
-    uploads, or the global models) are compared with the direction, and the coins of the canaries
-    with the clearest results are guessed.
+    A coin is tossed once for each canary: "in" or "out". Before clipping, the change of a canary
+    that is in is replaced by a long random direction, the same in all rounds; the change of a
+    canary that is out, by 0. The canary's score is the projection of the noisy results (its
+    uploads, or the global models) on its direction. The canaries with the highest scores are
+    guessed to be in, those with the lowest to be out.
 
     Args:
         share: share of the clients that are canaries, drawn from the seed. The others train as
@@ -56,8 +57,8 @@ class Canaries(Transform, Observer):
     """The global models before this round, by group."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Draw the canaries; raise `BadInput` if no callback claims an epsilon, or the method sends
-        no models on."""
+        """Draw the canaries; raise `BadInput` if no callback claims an epsilon, or clients receive
+        nothing of the models that others upload."""
         key = self.config_key
         claims = [c for c in run.callbacks if isinstance(c, LocalPrivacy | CentralPrivacy)]
         requirement = "it tests localprivacy or centralprivacy; add one of them"
@@ -152,7 +153,8 @@ class Canaries(Transform, Observer):
         client: int,
         vector: Tensor,
     ) -> float:
-        """Return the projection of `vector` (D,) on the canary's direction, in clips."""
+        """Return the projection of `vector` (D,) on the canary's direction, in multiples of the
+        clip."""
         unit = direction(run, group, client).double()
         return float(vector.to(unit.device).double() @ unit) / self._clip(run)
 

@@ -68,17 +68,17 @@ def clients_keep_state(
     method: Any,
     callbacks: Iterable[Any],
 ) -> bool:
-    """Return whether a client may keep, from one round to the next, something of its data on which
-    a later upload depends.
+    """Return whether clients may keep state between rounds that depends on their data and
+    influences later uploads.
 
-    An upload of such a client also reveals earlier rounds in which it took part, so secret cohorts
-    (amplification by sampling) do not lower epsilon.
+    An upload of such a client also depends on the earlier rounds in which it took part, so secret
+    cohorts (amplification by sampling) do not lower epsilon.
 
     Args:
-        config: tells whether the optimiser's state is kept.
-        method: declares memory, slots and start; if it overrides `scope`, parts of models may stay
-            with clients.
-        callbacks: objects or classes.
+        config: says whether the optimiser's state is kept.
+        method: examined for memory, slots, the model that clients start from, and a `scope` of its
+            own, by which parts of models may stay with clients.
+        callbacks: examined for memory; objects or classes.
     """
     remembers = any(declares(part, "client_memory") for part in (method, *callbacks))
     own_part = _owner(method, "scope") != "Method" and not (
@@ -97,10 +97,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     """A trusted server clips each client's change and adds noise to the mean: differential privacy
     against everybody but the server.
 
-    The unit is a client: epsilon compares runs with and without the client's term in the sum of
-    changes and, with `quantile`, in the count. All n clients of the cohort have weight 1 / n, and
-    the noise on the mean has the standard deviation noise * clip / n. There is no protection
-    against the server itself (`localprivacy` gives it).
+    The unit of privacy is a client: epsilon compares a run with the same run without the client's
+    term in the sum of changes (with `quantile`, also in the count of small norms). All n clients of
+    the cohort have weight 1 / n, and the noise on the mean has the standard deviation noise * clip
+    / n. There is no protection against the server itself (`localprivacy` gives it).
 
     Args:
         clip: the greatest L2 norm of a client's change of the global model; with `quantile`, that
@@ -109,8 +109,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         epsilon_target: in place of `noise`: the run's epsilon, for which the least sufficient noise
             is computed.
         quantile: adaptive clipping: from round to round the clip approaches this quantile of the
-            clients' norms, by a noisy count of those below it. The count takes a part of the noise,
-            so epsilon stays the same. null: a fixed clip. The authors use 0.5.
+            clients' norms. Each round's noisy count of norms below the clip tells the direction.
+            Changes get a little more noise in return, so epsilon stays the same. null: a fixed
+            clip. The authors use 0.5.
         delta: the delta at which epsilon is given; below 1 / number of clients. 1e-5: usual in the
             field.
         reproducible: noise is drawn from (seed, round), so whoever knows the seed can subtract it.
@@ -175,7 +176,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         config: Config,
         method: Any,
     ) -> float:
-        """Return the noise of the run, in clips.
+        """Return the standard deviation of the run's noise, in multiples of the clip.
 
         Raises:
             BadInput: the method is not covered; delta is too large; no noise meets the target; the
@@ -225,8 +226,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         """Return the privacy entries of the summary, as far as they are known before the run.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             sends_model: whether clients upload models.
             sizes: number of training samples of each client.
         """
@@ -269,8 +270,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         group: GroupServer,
         clients: Sequence[int],
     ) -> Tensor:
-        """Return the mean with noise on all blocks that clients receive; also count the round for
-        `clients` and adapt the clip to their norms."""
+        """Return the mean with noise on all blocks that clients receive; count the round for
+        `clients` and, with `quantile`, adapt the clip to their norms."""
         run = group.server.run
         n = len(clients)
         memory = run.server.memory
@@ -325,7 +326,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         *,
         replace_one: bool = False,
     ) -> float:
-        """Return the smallest epsilon among the accountings that hold (`_ways`)."""
+        """Return the smallest epsilon of all valid accountings (`_ways`)."""
         ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
 
@@ -335,9 +336,10 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         times: int,
         rounds: int,
     ) -> list[Any]:
-        """Return the accountings that hold for a run, each a function from a noise to mechanisms:
-        over the `times` rounds with the client; and, if clients keep no state, over all `rounds`
-        with secret cohorts. The smaller epsilon holds."""
+        """Return the valid ways to account for a run, each as a function from the noise to
+        mechanisms. One composes the `times` rounds in which the client took part. If clients keep
+        no state, another composes all `rounds`, with cohorts that are secret. The smaller of their
+        epsilons is valid."""
         clients = config.clients
         size = cohort_size(config, clients)
         ways = [lambda noise: [Mechanism(noise, times)]]
@@ -346,8 +348,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
         return ways
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Return the epsilon of the client with the largest, its delta and unit, and what it
-        covers."""
+        """Return the summary's entries on privacy: the largest epsilon of any client, its delta and
+        unit, and what it covers."""
         memory = run.server.memory
         times = int(memory[TAKEN].max())
         return self._report(run.config, times, run.server.round, float(memory[CLIP]))

@@ -38,8 +38,15 @@ class _Channel(Observer):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """Return the bits per second of each client, (n, 2): download and upload. `sizes` (n, 2):
-        the bytes that each receives and sends."""
+        """Return the rates of each client's download and upload in bits per second: (k, 2) for k
+        clients.
+
+        Args:
+            run: the run in progress.
+            round: number of the round.
+            clients: the k clients.
+            sizes: bytes of their downloads and uploads, (k, 2).
+        """
         raise NotImplementedError
 
     def _computing(self, row: Row) -> float:
@@ -97,7 +104,8 @@ class FixedRate(_Channel):
     Args:
         upload_mbit: rate of each client's upload in megabits per second. 18.56: 42.654 MiB in 19.28
             s (BLS journal, Table 5).
-        download_mbit: rate of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
+        download_mbit: rate of each client's download in megabits per second. 49.97: 42.654 MiB in
+            7.16 s (BLS journal, Table 5).
         client_gflops: computing speed of a client, in 1e9 operations per second; null: computing
             takes no time. 73.0: 424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if
             both mean the same work).
@@ -115,7 +123,8 @@ class FixedRate(_Channel):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """Return the configured rates for every client."""
+        """Return the configured download and upload rates in bits per second, equal for all k
+        clients: shape (k, 2)."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
 
 
@@ -126,14 +135,15 @@ class Wireless(_Channel):
 
     After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025): 3GPP's macro cell (TR 36.814,
     case 1) without walls and shadowing; the two values marked "fitted" are chosen so that FedAvg's
-    times of the journal's Table 5 come out (docs/decisions/0011). Shares of a band are fixed for a
-    round, and only clients that exchange anything in it have one.
+    times of the journal's Table 5 come out (docs/decisions/0011). The upload band is shared by the
+    clients that upload anything in the round, the download band by those that receive anything; the
+    shares stay the same for the whole round.
 
     Args:
         upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB,
             slowest of 10).
-        download_mhz: band that its downloads share equally, and the server's power with it. 50:
-            journal.
+        download_mhz: band that the round's downloads share equally; they share the server's power
+            in the same way. 50: journal.
         shares: division of the upload band: equal, or in proportion to each client's bytes. equal:
             our choice; the journal speaks of shares but does not give the rule.
         client_dbm: power of a client. 23: 3GPP.
@@ -184,7 +194,8 @@ class Wireless(_Channel):
         return math.sqrt(inner + (self.far**2 - inner) * share)
 
     def gains(self, seed: int, round: int, client: int) -> np.ndarray:
-        """Return received power over sent power, (2,): download and upload."""
+        """Return the channel gains (received power / sent power) of a client's download and upload
+        in a round, (2,)."""
         decades = math.log10(self.distance(seed, client) / 1e3)
         gain = _ratio(-self.path_loss_db - self.path_loss_slope * decades)
         if not self.fading:
@@ -199,7 +210,15 @@ class Wireless(_Channel):
         clients: list[int],
         sizes: np.ndarray,
     ) -> np.ndarray:
-        """Return Shannon's rates in each client's share of the bands."""
+        """Return the capacity of each client's share of the bands for download and upload, in bits
+        per second: (k, 2) for k clients.
+
+        Args:
+            run: gives the seed.
+            round: number of the round, by which fading is drawn.
+            clients: the k clients.
+            sizes: bytes of their downloads and uploads, (k, 2).
+        """
         gain = np.array([self.gains(run.config.seed, round, client) for client in clients])
         weights = (sizes > 0).astype(float)
         if self.shares == "bytes":

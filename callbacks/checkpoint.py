@@ -50,14 +50,14 @@ class Checkpoint(Observer):
     The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
-        every: a checkpoint is saved after every so many rounds, if `seconds` have passed. 1: long
-            rounds are saved one by one.
+        every: number of rounds between checkpoints, if `seconds` have passed. 1: each long round is
+            saved.
         keep: number of newest checkpoints that are kept. 2: if the disk damages the newest, one is
             left.
         best: also keep the checkpoint of the best round: by accuracy on validation data or, without
             these, by `mean_accuracy`, which looks at test data. A round better than all saved ones
-            is saved early if that is cheap, so that early saving takes a twentieth of the run at
-            most. `best_checkpoint_round` in `summary.json` names the round.
+            is saved before `seconds` have passed, as long as such early saving takes at most a
+            twentieth of the run's time. `best_checkpoint_round` in `summary.json` names the round.
         seconds: least number of seconds between checkpoints, and from the start to the first. 10:
             rounds of milliseconds would cost more to save than to run, and ten seconds are soon run
             again. 0: save every round that `every` names.
@@ -114,16 +114,23 @@ class Checkpoint(Observer):
         run: RunContext,
         score: float | None = None,
     ) -> None:
-        """Save the run as it is now; `score`: that of its last round, if it was scored."""
+        """Save the run as it is now.
+
+        Args:
+            run: the run.
+            score: the score of its last round, if it was scored.
+        """
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
 
     def on_close(self, run: RunContext) -> None:
-        """Remove this callback from the process's runs in progress (`_SAVING`)."""
+        """Remove this callback from `_SAVING`, the callbacks of this process's runs in progress,
+        whose number determines how much time an early checkpoint may take."""
         _SAVING.pop(id(self), None)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
-        """Return the round that `--checkpoint best` loads."""
+        """Return the summary's entry `best_checkpoint_round`, the round that `--checkpoint best`
+        loads; no entry if there is none."""
         if not run.is_main or not self.best:
             return {}
         manifests = self._kept or disk.manifests(run.folder / "checkpoints")
@@ -131,12 +138,16 @@ class Checkpoint(Observer):
         return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_lack_checkpoint(self, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Return whether a killed run with these `rows` in metrics.csv may never have saved a
-        checkpoint; otherwise its files have been deleted.
+        """Return whether a killed run may have been stopped before its first checkpoint. If not,
+        and there is none on disk, its files have been deleted.
 
-        The last row's round may have ended without its checkpoint; if one was due in an earlier
-        round, it was saved. A run that is resumed with fewer `seconds` may have begun with the
-        default, so the greater number counts.
+        A run can be killed between the last row and the checkpoint of that round, so only
+        checkpoints due in earlier rounds are certain. If the run was begun with the default
+        `seconds` and is resumed with fewer, its checkpoints were due later: the greater of the two
+        is assumed.
+
+        Args:
+            rows: the rows of the run's metrics.csv.
         """
         last_due = len(rows) - 1 - (len(rows) - 1) % self.every
         longest = max(self.seconds, Checkpoint.seconds)
@@ -254,15 +265,15 @@ def why_no_checkpoint(
     rows: Sequence[Mapping[str, float]],
     ended: bool,
 ) -> str:
-    """Return why a run with these rows of metrics.csv has no checkpoint.
+    """Return why a run never saved a checkpoint, in words that complete "the run ...".
 
     Args:
-        callbacks: of the run.
-        rows: of metrics.csv.
+        callbacks: the run's callbacks.
+        rows: the rows of its metrics.csv.
         ended: whether the run has ended.
 
     Raises:
-        BadInput: it had one, whose files are gone.
+        BadInput: the run has saved a checkpoint, and its files have been deleted.
     """
     savers = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
     if ended or not all(saver.may_lack_checkpoint(rows) for saver in savers):
@@ -446,7 +457,7 @@ def _of_server(run: RunContext) -> Tensors:
 
 
 def _vectors(run: RunContext) -> Tensors:
-    """Return the server's further vectors of each group, beside the global model."""
+    """Return the server's vectors of each group other than the global model."""
     tensors: Tensors = {}
     for k, group in enumerate(run.groups):
         vectors = {name: vector for name, vector in group.vectors.items() if name != MODEL}
@@ -464,8 +475,8 @@ def _initial(run: RunContext) -> Tensors:
 
 
 def _blocks(run: RunContext) -> list[Any]:
-    """Return what a checkpoint must fit: for each group its first and last client, and names and
-    shapes of its blocks."""
+    """Return the facts in which a checkpoint and a run must agree: for each group its first and
+    last client, and names and shapes of its blocks."""
     return [
         [[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]]
         for g in run.groups

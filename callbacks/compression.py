@@ -115,8 +115,8 @@ class TopK(Transform):
     share: PositiveShare = 0.1
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` beside `quantize`: each of the two counts a message's bytes as if it
-        were alone."""
+        """Raise `BadInput` if the run also has `quantize`: each of the two counts a message's bytes
+        as if the other did not change them."""
         super().on_fit_start(run)
         if any(isinstance(c, Quantize) for c in run.callbacks):
             raise BadInput("callbacks.topk", ..., "it cannot run with quantize; keep one of them")

@@ -50,8 +50,8 @@ def id_of_agent() -> str | None:
 
 
 def forget_other_runs(keep: tuple[str, ...] = ()) -> list[str]:
-    """Remove the variables `OF_ONE_RUN`, except `keep`, from this process's environment, before W&B
-    reads it; return the names of those removed."""
+    """Remove the environment variables that name a single run or its files (`OF_ONE_RUN`), except
+    those in `keep`, before W&B reads them; return the names of those removed."""
     names = [name for name in OF_ONE_RUN if name in os.environ and name not in keep]
     for name in names:
         del os.environ[name]

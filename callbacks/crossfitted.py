@@ -69,7 +69,8 @@ ROUND, STAGE, CHOICE, BEGUN = range(4)
 """Places in `cross.state`: the last round, the stage, the chosen candidate (in a trial the number
 of grouped candidates that earlier trials tried), the last round before the trial."""
 EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
-"""Columns `groups_NAME` of metrics.csv."""
+"""Names of the columns `groups_NAME` of metrics.csv: the separation d' of the cosines' two
+clusters, and the trial's z-scores (last layers over FedAvg, first over FedAvg, first over last)."""
 
 
 # ---------------------------------------------------------------- groups and their trial
@@ -102,8 +103,11 @@ def split(values: Tensor) -> tuple[float, float]:
 
 
 def class_gaps(tables: Tensor) -> Tensor:
-    """Return the distances of the clients' class means, (n, n): squared distance over its
-    expectation if they differ by noise alone, mean over the classes that both clients have.
+    """Return how far the clients' class means lie apart, (n, n), as a mean over the classes that
+    both clients have. 1: as far as the noise of finitely many samples explains.
+
+    A distance is the squared distance of two class means, divided by the expectation of this
+    squared distance between clients that differ by noise alone.
 
     Args:
         tables: (n, C, 2 + d): for each class the number of samples, the sum of their squared
@@ -143,24 +147,28 @@ def client_groups(near: Tensor) -> list[list[int]]:
 
 
 def candidates(clients: Tensor, t: int | Tensor) -> Tensor:
-    """Return the candidate that each of `clients` tries in round `t` (one round for all, or one for
-    each)."""
+    """Return the candidate (0, 1 or 2, see above) that each client tries, (k,).
+
+    Args:
+        clients: numbers of k clients, (k,).
+        t: the round, or a round for each client, (k,).
+    """
     return (clients + t) % 3
 
 
 def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
-    """Return the z-scores of the gains in mean loss (gain over standard error) of each candidate
-    over those before it.
+    """Estimate by how much each candidate lowers the mean loss in comparison with each candidate of
+    a lower number; return z-scores (gain over standard error).
 
     Least squares: loss = client + round + candidate + error, with equal errors.
 
     Args:
-        losses: (TRIED, N), of the rounds after `begun`; infinite: not measured.
+        losses: each client's loss in each round of the trial, (TRIED, N); infinite: not measured.
         begun: the last round before the trial.
 
     Returns:
-        By (candidate, candidate before it), positive if the former has the lower loss; empty if
-            there are too few losses.
+        By (candidate, candidate of a lower number), positive if the former has the lower loss;
+            empty if there are too few losses.
     """
     rounds, clients = losses.isfinite().nonzero(as_tuple=True)
     y = losses[rounds, clients]
@@ -192,11 +200,12 @@ def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
 
 @dataclass
 class CrossFittedCube(Relation):
-    """FedAvg's rows; after a trial that groups have won, rows of groups of clients in the last or
-    first layers.
+    """Mixes like FedAvg; if a trial shows that groups of clients do better, mixes within these
+    groups in the layers that won (the last or the first ones), like FedAvg in all others.
 
     Args:
-        guard: least separation d' of two clusters at which groups are tried.
+        guard: least separation d' (see `split`) of the two clusters of cosines at which groups are
+            tried.
     """
 
     per_layer = True
@@ -227,14 +236,18 @@ class CrossFittedCube(Relation):
             count *= 2
 
     def init_server(self, run: RunContext) -> Tensors:
-        """Return the state, whose names begin with `cross.`. Infinite: not measured yet.
+        """Return the relation's tensors on the server. Infinite: not measured yet.
 
-        `noise` (2, L): sums and counts of `add_noise_ratio`. `averaged` (N,): which clients'
-        uploads are in FedAvg's model. `told` (N,): which clients have received their share of
-        noise. `cosines` (2, N, N): sums and counts. `near` (N, N): which clients are of one group.
-        `losses` (2, TRIED, N): before and after training. `gaps` (N, N): from `class_gaps`. `state`
-        (4,): last round, stage, choice, last round before the trial. `evidence`: the values named
-        by `EVIDENCE`.
+        - `cross.noise` (2, L): the sums and counts that `add_noise_ratio` updates.
+        - `cross.averaged` (N,): 1 for clients whose uploads are in FedAvg's current model.
+        - `cross.told` (N,): 1 for clients that have received the share of noise in their steps.
+        - `cross.cosines` (2, N, N): sums of the cosines between two clients' steps, and their
+          numbers.
+        - `cross.near` (N, N): 1 for two clients of the same group.
+        - `cross.losses` (2, TRIED, N): held-out losses in the trial, before and after training.
+        - `cross.gaps` (N, N): the result of `class_gaps`.
+        - `cross.state` (4,): last round, stage, choice, last round before the trial.
+        - `cross.evidence` (4,): the values named by `EVIDENCE`.
         """
         n = run.clients
         return {
@@ -252,11 +265,12 @@ class CrossFittedCube(Relation):
     # ---------------------------------------------------------------- downloads
 
     def sent(self, server: Server) -> dict[int, Payload]:
-        """Return each client's download: FedAvg's model, or the client's own mix in a trial and
-        after one that groups have won.
+        """Return each client's download: the client's own mix during a trial and after groups have
+        won; FedAvg's model otherwise.
 
-        Once it also holds `share` (L,), the share of noise in the client's step, by which the
-        client shortens its steps; in a trial it holds `trial` (), which asks for losses.
+        After the first round and until the client has answered, the download also holds `share`
+        (L,), the share of noise in the client's step, by which the client shortens its steps.
+        During a trial it holds `trial` (), which asks the client for its held-out losses.
         """
         memory = server.memory
         _, stage, choice, _ = memory["cross.state"].tolist()
@@ -378,8 +392,8 @@ class CrossFittedCube(Relation):
             server.memory["cross.gaps"][index[:, None], index] = class_gaps(tables)
 
     def _conflict(self, memory: Tensors) -> tuple[Tensor, float]:
-        """Return which clients agree about classes, bool (N, N), and the separation d'; 0: no
-        conflict."""
+        """Return which pairs of clients have similar class means, bool (N, N), and the separation
+        d' of similar and different pairs; 0: no conflict."""
         gaps = memory["cross.gaps"]
         upper = torch.ones_like(gaps, dtype=torch.bool).triu(1)
         if not gaps[upper].isfinite().all():
@@ -508,8 +522,9 @@ class CrossFittedCube(Relation):
                 self._measured[f"groups_{name}"] = value
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """Return `noise_share_LAYER`, the share of noise in a client's step, mean over the round's
-        clients, and `groups_NAME` for the names of `EVIDENCE` that have been measured."""
+        """Return metrics of the round: `noise_share_LAYER`, the share of noise in a client's step
+        (mean over the round's clients); and, once measured, the separation of the cosines' clusters
+        and the z-scores of the trial, `groups_NAME` for each NAME in `EVIDENCE`."""
         return self._measured
 
     def chosen(self, run: RunContext) -> dict[str, Any]:
@@ -526,7 +541,8 @@ class CrossFittedCube(Relation):
 
 
 def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
-    """Return `rows`, with the rows of `otherwise` in place of those without any weight."""
+    """Return `rows`, with the same rows of `otherwise` in place of rows whose weights are all
+    0."""
     return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
 
 

@@ -35,16 +35,17 @@ def gradient(
     beta: float | Tensor,
     places: Tensor,
 ) -> Tensor:
-    """Return the gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred
-    parts (KAPC, AAAI, Eq. 12).
+    """Return the gradient of the objective that each row r of the cube minimises, 2 lam (r G - G_i)
+    + beta (r - p) (KAPC, AAAI, Eq. 12). It is computed from the centred Gram matrix, in which the
+    models' large common part costs no precision.
 
     Args:
-        R: rows (L, m, n).
-        gram: of the n sources.
+        R: rows r, (L, m, n).
+        gram: inner products G of the n sources' models.
         prior: p, (n,).
         lam: weight of the proximal term.
-        beta: weight of the prior, of all layers or of each (L, 1, 1).
-        places: which source each of the m rows belongs to, (m,).
+        beta: weight of the prior: a number, or one for each layer, (L, 1, 1).
+        places: for each of the m rows the index i of its client among the sources, (m,).
 
     Returns:
         Shape (L, m, n), float64.
@@ -57,8 +58,13 @@ def gradient(
 
 
 def normalised(R: Tensor, projection: str) -> Tensor:
-    """Return rows brought back to sum 1 after a step: by `simplex` (nearest point), `clamp`
-    (negatives to 0, then divided by the sum) or `divide`; `none` leaves them."""
+    """Return the rows after a gradient step, made to sum to 1.
+
+    Args:
+        R: rows (L, m, n).
+        projection: `simplex`: the nearest point of the simplex; `clamp`: negative weights to 0,
+            then division by the sum; `divide`: division by the sum; `none`: rows are not changed.
+    """
     if projection == "simplex":
         return to_simplex(R)
     if projection == "clamp":
@@ -112,8 +118,8 @@ class CubeSettings:
     """Settings of a learned relation.
 
     Args:
-        lam: weight of the coaching term, KAPC's proximal term towards the received mix. 1: the
-            ablation's middle value (the headline tables do not state it).
+        lam: weight of KAPC's proximal term, which pulls local training towards the received mix. 1:
+            the ablation's middle value (the headline tables do not state it).
         beta: weight of the prior on the relation. 0.01: the ablation's middle value at alpha = 0.1.
         eta_r: step size on the relation. 0.01: paper.
         relation_steps: steps on the relation in a round, E_r. 1: paper.
@@ -125,16 +131,17 @@ class CubeSettings:
             (`samples`).
         rho_units: `absolute` (paper), or rho in units of each layer's `spread`, its mean squared
             distance from the mean model (exact solver only).
-        partial: how a partial cohort's rows are written back into the cube: `preserve` keeps the
-            cohort's total weight in a row, `literal` is the journal's Alg. 5 (docs/decisions/0004).
+        partial: how the rows of a cohort, which have weights for its members only, are written back
+            into the cube: `preserve` keeps the sum of the members' weights in the cube's row,
+            `literal` is the journal's Alg. 5 (docs/decisions/0004).
         init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the
             papers). uniform: our choice, since with a step of 0.01 rows hardly move: random ones
             stay random (docs/decisions/0004).
         rho: strength of the prior in the exact problem; null: beta / (2 lam). If rho is given, lam
             may be 0: rows are learned without a proximal term.
-        sources: whose last-known models are mixed: those of the `cohort` (journal, Alg. 5; a client
-            that has not uploaded yet counts with the initial model), or of all that have `uploaded`
-            so far and of the receiver itself.
+        sources: the clients whose last uploads are mixed. `cohort`: the round's clients; the
+            initial model stands for a client that has not uploaded yet (journal, Alg. 5).
+            `uploaded`: all clients that have uploaded so far, and the receiver itself.
     """
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
@@ -185,8 +192,8 @@ class LearnedCube(Relation):
         """A line for the user with the first weights."""
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Prepare a log line that states rho. It is printed with the first weights, so that a
-        refused run does not print it."""
+        """Prepare a log line that states rho. It is printed when the first weights are computed, so
+        that a run whose settings are refused before does not print it."""
         settings = self.settings
         units = " of each layer's spread" if settings.rho_units == "spread" else ""
         name = "rho = beta / (2 lam)" if settings.rho is None else "rho"
@@ -198,7 +205,8 @@ class LearnedCube(Relation):
         """Return `relation`, the cube (N, layers, N): all 1/N, or rows drawn evenly from the
         simplex.
 
-        (Steps would never leave the identity.)
+        Rows do not begin at the identity (a client's own model alone), since gradient steps would
+        never leave it.
         """
         n = run.clients
         layers = len(run.layer_names) if self.per_layer else 1

@@ -71,8 +71,13 @@ def without_secrets(value: Any) -> Any:
 
 
 def relation_table(view: RelationView, names: Sequence[str]) -> Table:
-    """Return a row for each weight, for as many receivers as fit into `MOST_ROWS`. `names`: of the
-    clients; empty: numbers."""
+    """Return a table with a row for each weight of the relation (receiver, layer, source, weight),
+    for as many receivers as fit into `MOST_ROWS` rows.
+
+    Args:
+        view: the relation's weights.
+        names: the clients' names; empty: clients are named by their numbers.
+    """
     labels = names or range(max(*view.receivers, *view.sources) + 1)
     count = MOST_ROWS // max(len(view.layers) * len(view.sources), 1)
     receivers = [labels[client] for client in view.receivers[:count]]
@@ -89,12 +94,13 @@ def client_table(
     kinds: list[str],
     last: Mapping[int, Row],
 ) -> Table:
-    """Return a row for each client: its data, final score, and the entries of its last round.
+    """Return a table with a row for each client: its data, final score, and the entries of its last
+    round.
 
     Args:
         run: gives the clients' data.
-        scores: final score of each client.
-        kinds: kind of model that was scored, of each client.
+        scores: each client's final score.
+        kinds: for each client, the kind of model that was scored, such as `after`.
         last: by client, its last row of clients.csv.
     """
     data = run.data
@@ -115,7 +121,13 @@ def client_table(
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
-    """Return the run folder's files that a logger uploads; `rounds`: the run's number of rounds."""
+    """Return the run folder's files that a logger uploads, among them relation files of at most
+    `MOST_TABLES` rounds, spread evenly over the run.
+
+    Args:
+        folder: the run folder.
+        rounds: the run's number of rounds.
+    """
     names = "config.yaml columns.json final.csv split.csv metrics.csv clients.csv provenance.json"
     paths = [folder.path / name for name in [*names.split(), "environment.txt", "log.txt"]]
     paths += sorted((folder.path / "source").rglob("*.py"))

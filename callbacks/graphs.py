@@ -39,13 +39,13 @@ def cosines(G: Tensor) -> Tensor:
 
 @dataclass
 class CosineAttention(Relation):
-    """HeurFedAMP's message passing: the own weight is fixed, and others share the rest by
-    softmax(sigma cos).
+    """HeurFedAMP's relation: a client's weight on itself is fixed, and the other clients share the
+    rest by softmax(sigma cos).
 
     Args:
         own: the receiver's weight on itself, xi_ii.
         sigma: sharpness of the softmax.
-        sources: as in `Attention`.
+        sources: the clients whose last uploads are mixed, see `Relation.sources`.
     """
 
     several = True
@@ -74,10 +74,10 @@ class CollaborationGraph(Relation):
     cos_i the cosines between the changes of the clients' parameters since the initial model.
 
     Args:
-        alpha: weight of the distance from p. 0: as `WEAKEST`, so all weight is on the most similar
-            clients, divided by p among equals.
-        near: cosines above it count as 1.
-        sources: as in `Attention`.
+        alpha: weight of the distance from p. 0 counts as `WEAKEST`: the most similar clients get
+            all of the weight; clients equally similar share it in proportion to p.
+        near: threshold: greater cosines count as 1.
+        sources: the clients whose last uploads are mixed, see `Relation.sources`.
     """
 
     several = True

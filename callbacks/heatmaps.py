@@ -43,7 +43,7 @@ class Heatmaps(Observer):
         """Set the options.
 
         Args:
-            every: number of rounds between chosen ones (the last is always chosen); None: six
+            every: pictures are drawn in every so-many-th round, and in the last; None: in six
                 rounds spread over the run.
             clients: numbers of the receivers whose rows are drawn; None: 0, 1 and 2 if they take
                 part, else the first three of the cohort.

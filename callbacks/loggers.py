@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 PROJECT = "fl_lightning"
 MOST_OVERVIEWS, MOST_FURTHER = 700, 120
-"""Pictures that W&B gets, each a file: of the relation in at most so many rounds; of others about
-so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
+"""Limits on the pictures that are sent to W&B, each a file: the greatest number of rounds with a
+picture of the relation, and about the greatest number of other pictures in all. Together with its
+other files a run stays below the 1,000 files that W&B's documentation advises."""
 
 
 class TensorBoard(Observer):
@@ -58,7 +59,8 @@ class TensorBoard(Observer):
         self._so_far = CumulativeCosts()
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Open the event file and hide the events of rounds that will be run again."""
+        """Open the event file. In a resumed run, tell TensorBoard (`purge_step`) to hide the events
+        of rounds that will be run again."""
         if run.is_main:
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
@@ -105,9 +107,10 @@ class WandB(Observer):
     """Sends metrics and heatmaps to Weights & Biases; without a key or a network, writes a folder
     to upload later.
 
-    A round is one row of the history; `round` is its step and axis. By `wandb_id.txt` in the run
-    folder a resumed run continues under the same id; rounds that W&B does not have (an offline run
-    cannot be appended to) are sent again from the run folder.
+    Each round is a row of W&B's history; its number, `round`, is W&B's step and the x axis of
+    charts. The run's id at W&B is stored as `wandb_id.txt` in the run folder, so a resumed run
+    continues under the same id. Rounds that W&B does not have (an offline run cannot be appended
+    to) are sent again from the run folder.
     """
 
     stage = "send"
@@ -123,19 +126,19 @@ class WandB(Observer):
         notes: str | None = None,
         checkpoint: bool = False,
     ) -> None:
-        """Set the options; an argument that is None takes the environment's variable, if there is
-        one.
+        """Set the options. For those that are None, W&B's environment variables (WANDB_...) count.
 
         Args:
-            project: name of the project. fl_lightning: that of WANDB_PROJECT, if set.
+            project: name of the project. If it is fl_lightning, WANDB_PROJECT counts instead, if
+                set.
             entity: user or team that owns the project.
-            mode: auto: online if an API key is known and the server answers, else offline;
-                WANDB_MODE is heeded.
-            group: None: WANDB_RUN_GROUP, else the method and a name of its setting, equal for runs
-                that differ by their seed alone.
-            tags: of the run.
-            job_type: None: WANDB_JOB_TYPE, else the seed.
-            notes: of the run.
+            mode: auto: online if an API key is known and the server answers, else offline; or the
+                mode that WANDB_MODE names, if set.
+            group: name of the run's group. None: WANDB_RUN_GROUP, else the method and a name of its
+                setting, equal for runs that differ by their seed alone.
+            tags: tags of the run.
+            job_type: job type of the run. None: WANDB_JOB_TYPE, else the seed.
+            notes: notes on the run.
             checkpoint: also upload the last checkpoint.
         """
         modes = ("auto", "online", "offline", "disabled")
@@ -376,8 +379,8 @@ class WandB(Observer):
         t: int,
         images: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Return the pictures of round `t` that are sent: in long runs, those of rounds spread over
-        the run."""
+        """Return those of the pictures of round `t` that are sent; in long runs, pictures of some
+        rounds only, spread evenly over the run."""
         further = {name: image for name, image in images.items() if name != OVERVIEW}
         most = MOST_FURTHER // max(len(further), 1)
         rounds = evenly_spaced(run.rounds, most)

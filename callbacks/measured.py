@@ -74,15 +74,15 @@ def add_noise_ratio(
     step: Tensor,
     noise: Tensor,
 ) -> None:
-    """Add a client's ratio of noise, n v / ||step||^2, to the running `sums` (L,), and 1 to `count`
-    (L,), in place, in layers that have moved.
+    """Add a client's ratio of noise, n v / ||step||^2, to `sums` and 1 to `count`, in place, in
+    each layer in which its step is not 0.
 
     Args:
-        sums: sums of the ratios over clients.
-        count: number of those clients.
-        samples: n, the client's training samples.
-        step: squared norm of its step by layer, float64 (L,).
-        noise: v, the variance of its step by layer (L,).
+        sums: running sums of the ratios over clients, by layer (L,).
+        count: running number of the clients in these sums, by layer (L,).
+        samples: n, the client's number of training samples.
+        step: squared norm of the client's step by layer, float64 (L,).
+        noise: v, the variance that the choice of its samples gives the step, by layer (L,).
     """
     moved = step > 0
     sums += torch.where(moved, samples * noise.double() / step.clamp_min(1e-300), 0.0)
@@ -125,7 +125,8 @@ class MeasuredCube(Relation):
 
     Args:
         kappa: factor of the noise.
-        keep: share of the noise in a received model that is left after local training.
+        keep: share of a received model's noise that is still in the client's upload, after local
+            training (0: training removes all of it).
     """
 
     per_layer = measures = True
@@ -148,7 +149,8 @@ class MeasuredCube(Relation):
         }
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Print a warning that names the layers with fewer numbers than there are clients."""
+        """Print a warning if a layer has fewer numbers than there are clients, since noise may then
+        make the relation worse than FedAvg."""
         numbers = dict.fromkeys(run.layer_names, 0)
         for group in run.groups:
             for block in group.layout.blocks:
@@ -184,10 +186,11 @@ class MeasuredCube(Relation):
         return measured_rows(gram.centred, A @ A.mT, places, self.kappa)
 
     def learn(self, server: Server) -> None:
-        """Update A after a round's uploads, from the mixes that clients began from and their new
-        noise.
+        """Update the noise loadings A after a round's uploads, from the mixes that clients began
+        from and the noise v of their own steps.
 
-        With T the rows of those who answered (others: unchanged), A <- keep T A + diag(sqrt(v)).
+        For the clients that have answered, with T their rows of the mix, A <- keep T A +
+        diag(sqrt(v)); the other clients' rows of A stay.
         """
         weighed = server.only.weighed
         answered = server.answered

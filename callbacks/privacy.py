@@ -42,11 +42,12 @@ class LocalPrivacy(Transform, Observer):
     """Each client clips all that it uploads and adds noise: differential privacy against the server
     and all others.
 
-    The unit is a client with all of its data: epsilon compares runs with and without the client's
-    contribution to its uploads, composed over the rounds in which it took part, by dp-accounting's
-    privacy loss distributions. Whatever the server and other clients do with uploads afterwards
-    cannot raise it. An upload has one or more kinds, each with a clip and a noise: the model, a
-    further vector of the method, or a table such as class means.
+    The unit of privacy is a client with all of its data: epsilon compares runs with and without the
+    client's contribution to its uploads, composed over the rounds in which it took part, by
+    dp-accounting's privacy loss distributions. Nothing that the server or other clients do with
+    uploads afterwards raises epsilon. The tensors of an upload are of one or more kinds: the model,
+    a further vector of the method, a table such as class means. Each kind has its own clip and
+    noise.
 
     Args:
         clip: the greatest L2 norm of an upload, one for all kinds or `{model: 1.0, class_means:
@@ -143,8 +144,8 @@ class LocalPrivacy(Transform, Observer):
         """Return clip and noise of each kind.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             kinds: the kinds that clients upload.
             samples: number of training samples of all clients, which bounds delta.
 
@@ -201,8 +202,8 @@ class LocalPrivacy(Transform, Observer):
         reaches at most.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             sends_model: whether clients upload models.
             sizes: number of training samples of each client.
         """
@@ -269,8 +270,8 @@ class LocalPrivacy(Transform, Observer):
     # ---------------------------------------------------------------- at the end
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Return the epsilon of the client with the largest, its delta and unit, and what it
-        covers."""
+        """Return the summary's entries on privacy: the largest epsilon of any client, its delta and
+        unit, and what it covers."""
         return self._report(list(set(self._counts(run).values())))
 
     def _report(self, counts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -110,7 +110,8 @@ def neighbourhood(
 
 
 def uploaded_basis(client: Client) -> Tensor:
-    """Return the basis of the client's data that it uploads, in at least 32 bits."""
+    """Return the message in which a client tells the server about its data: their basis (see
+    `basis`), in at least 32 bits."""
     basis: Tensor = client.run.server.memory["fedora.bases"][client.id]
     return basis.to(torch.promote_types(client.run.dtype, torch.float32))
 
@@ -192,12 +193,12 @@ class Propagation(Relation):
         part: Part,
         labelled: bool,
     ) -> Tensor | None:
-        """Return the newcomer's weights (N,): the mean of all clients' rows, weighted by their
-        similarity to it. It is the fixed point for a client that has no model yet, sum_k w_k
-        Theta^_k / sum_k w_k.
+        """Return the weights (N,) of all clients' models in the newcomer's mix: the mean of the
+        clients' rows, weighted by their similarity to the newcomer.
 
-        None with random similarity: the newcomer's similarities are drawn when the federation grows
-        by it.
+        This is FEDORA's propagation carried to its fixed point for a client without a model, sum_k
+        w_k Theta^_k / sum_k w_k. With random similarity the result is None: the newcomer becomes
+        one more client of the federation, and its similarities are drawn then.
         """
         if self.similarity == "random":
             return None

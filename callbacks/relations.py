@@ -34,10 +34,10 @@ class Relation(Callback):
     pair_flops = 0
     """Operations of `weights` for each pair of sources, an exponential counted as one."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
-    """Whose last-received models are mixed: those of the `cohort`; of the cohort and all clients
-    that have uploaded so far (`known`); only of clients that have uploaded (`uploaded`); or of
-    `all`. A client that has not uploaded counts with the initial model; with `uploaded`, only in
-    its own row."""
+    """The clients whose last uploads are mixed. `cohort`: the round's clients; `known`: these and
+    all that have uploaded so far; `uploaded`: only clients that have uploaded; `all`: all clients.
+    The initial model stands for a client that has not uploaded yet; with `uploaded`, only in the
+    mix that this client itself receives."""
     fixed: ClassVar[str] = ""
     """Why rows must not be changed, in words; empty: `callbacks.blurrelation` may change them."""
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
@@ -70,18 +70,20 @@ class Relation(Callback):
     def learn(self, server: Server) -> None:
         """Update the relation after a round's uploads, on every rank.
 
-        `server.statistics` holds each client's tensors beside its model. Each of `server.groups`
-        has `weighed`, the weights of its last mix, and `gram(..., since="sent")`, inner products of
-        the clients' steps.
+        `server.statistics` holds the named tensors that each client has uploaded in addition to its
+        model. Each group of `server.groups` has `weighed`, the weights by which its downloads of
+        this round were mixed, and `gram(..., since="sent")`, the inner products of the clients'
+        steps from their downloads to their uploads.
         """
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """Return further metrics of the round.
 
         Args:
-            clients: rows of clients.csv, the same on every rank. With `measures` they hold
-                `gradient_norm`: the norm of the change of the client's parameters over lr times
-                steps. An entry that is removed here becomes no column.
+            clients: the round's rows of clients.csv, the same on every rank. If the class attribute
+                `measures` is true, they hold `gradient_norm`: the norm of the change of the
+                client's parameters, divided by learning rate times steps. Remove an entry from the
+                rows to keep it out of clients.csv.
         """
         return {}
 
@@ -93,13 +95,13 @@ class Relation(Callback):
     ) -> Tensor | None:
         """Return the weights (N,) of all clients' models in the mix that a new client receives.
 
-        None: the new client is added to the federation instead, with the mean of all models as its
-        last upload, and receives by `weights`.
+        If the result is None, the new client becomes one more client of the federation: the mean of
+        all models stands for its last upload, and `weights` computes its row.
 
         Args:
-            run: of the federation that it joins.
-            part: its training data.
-            labelled: whether these have labels.
+            run: the run of the federation that the new client joins.
+            part: the new client's training data.
+            labelled: whether the data have labels.
         """
         return None
 
@@ -135,7 +137,8 @@ class SampleCounts(Relation):
     AISTATS 2017).
 
     Args:
-        sources: `known`: the mean is over what the server last received of all clients, and kept.
+        sources: `cohort`: the mean of this round's uploads; `known`: the mean of the last uploads
+            of all clients that have uploaded so far, which the server then stores.
     """
 
     is_global = True
@@ -173,11 +176,12 @@ class Attention(Relation):
     has the rest.
 
     Args:
-        alpha: step size of the message passing; if `sigma` is None, in units of sigma.
+        alpha: step size of the message passing. If `sigma` is None, the step is alpha times the
+            sigma that the round gives, so the factor alpha/sigma is alpha itself.
         sigma: scale of squared distances; None: the mean squared distance between different sources
             in this round.
-        sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or
-            `uploaded`.
+        sources: the clients whose last uploads are mixed, see `Relation.sources`. `known` is the
+            paper's: its server stores every client's model.
     """
 
     several = True

@@ -73,8 +73,8 @@ class Krum(Aggregator):
     """The model nearest to its nearest neighbours, or the mean of several such models (Blanchard et
     al., NeurIPS 2017).
 
-    A model's score is the sum of its squared distances, over all that is sent, to the n - attackers
-    - 2 models nearest to it. Of equal scores the lower client number counts.
+    A model's score is the sum of its squared distances to the n - attackers - 2 models nearest to
+    it, over all blocks that are sent. Of two equal scores the lower client number comes first.
 
     Args:
         attackers: greatest number of malicious clients in a cohort, f; the cohort has at least 2 f
@@ -130,12 +130,12 @@ class Krum(Aggregator):
 
 @dataclass
 class NormBound(Transform):
-    """Bounds how far an upload may lie from the model that the server counts it from (Sun et al.,
-    Can You Really Backdoor FL?, 2019).
+    """Bounds the change that a client uploads: the difference of its upload from the received model
+    or, if the method starts from the client's own model, from its last upload (Sun et al., Can You
+    Really Backdoor FL?, 2019).
 
-    The bound is on the L2 norm of the difference, over all blocks of the model that are sent (not
-    tensors beside it, such as class means). The difference is from the received model or, if the
-    method starts from the client's own model, from the client's last upload.
+    The bound is on the difference's L2 norm over all blocks of the model that are sent. Other
+    tensors of the upload, such as class means, are not bounded.
 
     Args:
         bound: the greatest norm; it depends on model, learning rate and epochs.

@@ -26,7 +26,8 @@ from fl_lightning.foundation.errors import BadInput
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the layers in the bound: columns n_l and output widths d_l, l = 1..L."""
+    """Sizes of the L layers, which enter the generalisation bound of `bound_holds`: n_l, the number
+    of columns of each weight matrix, and d_l, the number of outputs of each layer; each (L,)."""
 
     columns: np.ndarray
     outputs: np.ndarray
@@ -41,11 +42,12 @@ def bound_holds(
     sizes: LayerSizes,
     classes: int,
 ) -> bool:
-    """Return whether the bound (Eq. 29) holds if only layers 1..omega are sent; computed in
-    logarithms.
+    """Return whether BLS's generalisation bound (Eq. 29) holds if only layers 1..omega are sent.
 
-    L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where M(l) = tau_l /
-    (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
+    The bound is L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where
+    M(l) = tau_l / (2 B_l) + sqrt(n_l) M(l - 1). B^ and M^ are computed from this round's norms, B
+    and M from the greatest norms so far. Logarithms are compared, since products reach e^65 and
+    more.
 
     Args:
         omega: number of layers that would be sent, 1..L.
@@ -53,8 +55,8 @@ def bound_holds(
         tau: greatest ||w^l - s^l|| so far, (L,).
         B_now: this round's ||w^l||, (L,).
         tau_now: this round's ||w^l - s^l||, (L,); 0 for a layer without regulariser.
-        sizes: of the layers.
-        classes: number of classes present on the client, c.
+        sizes: n_l and d_l of each layer.
+        classes: c, the number of classes in the client's data.
     """
     L = len(B)
     bound = (
@@ -93,18 +95,17 @@ def search(
     step_back: bool,
     largest: Literal["L-1", "L"],
 ) -> int:
-    """Return the number of layers to send, Omega, found in steps of one layer from the last answer.
-
-    `swapped` adds layers while the bound holds, and removes layers while it does not. `printed`
-    does the opposite, as the paper's algorithm has it, and ends at the least or the greatest Omega.
-    A search that stops at an Omega that violates the bound returns it or, with `step_back`, the one
-    before it.
+    """Return Omega, the number of layers to send. The search starts at the last round's Omega and
+    changes it by 1 until the bound begins, or ceases, to hold.
 
     Args:
-        omega: the last answer.
-        fits: whether the bound holds for 1..L layers, at [0] to [L - 1].
-        direction: `swapped` or `printed`.
-        step_back: whether to return the Omega before one that violates the bound.
+        omega: Omega of the client's last round.
+        fits: whether the bound holds for Omega = 1..L; `fits[0]` is for Omega 1.
+        direction: `swapped`: layers are added while the bound holds, removed while it does not.
+            `printed`: the opposite, as the paper's algorithm is printed; the search then often ends
+            at the least or the greatest Omega.
+        step_back: if the search stops at an Omega that violates the bound, return the Omega before
+            that.
         largest: the greatest Omega; the least is 1.
     """
     most = len(fits) if largest == "L" else max(len(fits) - 1, 1)
@@ -122,18 +123,20 @@ class LayerSelection(Transform):
     """Bidirectional layer selection: client and server each send only a part of the layers.
 
     Args:
-        mu: server side: layer l is not sent to client i if r_ii >= mu. 0.7: the journal's cost
-            study. null: send all.
-        client: client side: send only the first Omega layers.
-        search: direction in which Omega is searched; `printed`, as in the paper, ends at the least
-            or the greatest (docs/decisions/0010).
-        step_back: return the last Omega that satisfies the bound, not the first that violates it.
+        mu: on the server: a layer is not sent to a client whose weight on itself is at least mu in
+            this layer. 0.7: the journal's cost study. null: send all layers.
+        client: on clients: upload only the first Omega layers. If false, upload all.
+        search: direction in which Omega is searched. `printed`, as the paper prints the algorithm,
+            ends at the least or the greatest Omega; `swapped` does the opposite
+            (docs/decisions/0010).
+        step_back: take the last Omega that satisfies the bound, not the first that violates it.
         width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a
             sample (channels x height x width). channels: our choice, the paper leaves it open
             (docs/decisions/0010).
-        largest: the greatest Omega: `L-1`, or `L` (paper). With L - 1 a client learns its bounds B
-            and tau in its first round and never again; with L whenever it has sent all layers. L-1:
-            our choice (docs/results/layer-selection.md).
+        largest: the greatest Omega: `L-1`, or `L` (paper), with L layers. A client updates the
+            greatest norms in Eq. 29, B and tau, only if it sent all L layers in the round before:
+            with `L-1` never after its first round. L-1: our choice
+            (docs/results/layer-selection.md).
     """
 
     changes_download = changes_upload = client_memory = deployed = True
@@ -167,8 +170,8 @@ class LayerSelection(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Leave out layers in which the client's weight on itself is great, and those that it has
-        never uploaded."""
+        """Leave out layers in which the client's weight on itself is great, and layers that the
+        client has never uploaded."""
         send = np.ones(len(client.layout.layers), dtype=bool)
         if self.mu is not None:
             if payload.own_weights is None:
@@ -185,7 +188,7 @@ class LayerSelection(Transform):
         client: Client,
         payload: Payload,
     ) -> None:
-        """Choose Omega and leave out the layers behind it. Normalisation is always sent, as the
+        """Choose Omega and upload layers 1..Omega only. Normalisations are always sent, as the
         papers' byte counts show."""
         memory = client.memory
         L = len(client.layout.layers)

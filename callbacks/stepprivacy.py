@@ -99,7 +99,7 @@ class StepPrivacy(Transform, Observer):
         method: Any,
         sizes: Sequence[int],
     ) -> float:
-        """Return the noise of the run, in clips.
+        """Return the standard deviation of the run's noise, in multiples of the clip.
 
         Raises:
             BadInput: the method is not covered; delta is too large; no noise meets the target.
@@ -142,8 +142,8 @@ class StepPrivacy(Transform, Observer):
         reaches at most.
 
         Args:
-            config: of the run.
-            method: of the run.
+            config: the run's config.
+            method: the run's method.
             sends_model: whether clients upload models.
             sizes: number of training samples of each client.
         """
@@ -215,12 +215,12 @@ class StepPrivacy(Transform, Observer):
         run: RunContext,
         record: RoundRecord,
     ) -> None:
-        """Add epsilon so far, of the client with the largest, to the round's metrics."""
+        """Add the largest epsilon of any client so far to the round's metrics."""
         record.metrics["privacy_epsilon"] = self._epsilon(run.config, _taken(run))
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
-        """Return the epsilon of the client with the largest, its delta and unit, and what it
-        covers."""
+        """Return the summary's entries on privacy: the largest epsilon of any client, its delta and
+        unit, and what it covers."""
         return self._report(run.config, _taken(run))
 
     # ---------------------------------------------------------------- epsilon
@@ -266,8 +266,8 @@ def why_uncovered(method: Any) -> str | None:
 
 
 def undominated(lengths: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return the (sampling rate, steps) pairs that no other pair exceeds in both: the largest
-    epsilon is that of one of them."""
+    """Return the (sampling rate, steps) pairs that no other pair exceeds in both; the client with
+    the largest epsilon has one of these pairs."""
     clients: list[tuple[float, int]] = []
     most = 0
     for rate, steps in sorted(lengths, reverse=True):
@@ -285,7 +285,7 @@ def most_steps(
     """Return the greatest number of steps in a round of a client with `samples` training samples.
 
     Args:
-        config: of the run.
+        config: the run's config.
         phases: epochs of each of the method's phases; None: the run's local epochs or steps.
         samples: number of the client's training samples.
     """

@@ -29,10 +29,10 @@ def draw_scores(
     of model, and the worst tenth of the clients by the judge.
 
     Args:
-        rows: of `metrics.csv`.
-        metric: of the run.
-        judge: the kind of model that the run is judged by.
-        name: of the run.
+        rows: the rows of the run's `metrics.csv`.
+        metric: the run's metric.
+        judge: the kind of model by which the run is judged.
+        name: the run's name.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

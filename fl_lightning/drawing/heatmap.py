@@ -58,9 +58,9 @@ def heatmap(
         values: weights have the colours of `weight_scale`, the same in every picture.
         row_labels: a label for each row.
         col_labels: a label for each column.
-        title: of the picture.
-        x_label: of the columns.
-        y_label: of the rows.
+        title: title of the picture.
+        x_label: name of the axis below the columns.
+        y_label: name of the axis beside the rows.
         counts: values are counts, whose colours run from 0 to the greatest.
         numbers: write the values into the cells, if they are few; some 1 ms each.
     """
@@ -129,8 +129,8 @@ def save_png(image: np.ndarray, path: Path) -> None:
 
 
 class _Side(NamedTuple):
-    """One side of the cells, as far as the layout depends on it: pictures of other clients can have
-    the same."""
+    """The properties of an axis' labels on which the layout depends. Pictures of different clients
+    with equal properties share one layout."""
 
     places: int
     letters: int

@@ -49,7 +49,13 @@ def axis_labels(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]
 
 
 def draw_overview(view: RelationView, t: int, names: Sequence[str] = ()) -> np.ndarray:
-    """Draw receivers × sources, mean over the layers; uint8 (height, width, 3)."""
+    """Draw the weights of receivers × sources, mean over the layers; uint8 (height, width, 3).
+
+    Args:
+        view: the relation of a round.
+        t: number of the round, for the title.
+        names: names of all clients; empty: numbers.
+    """
     receivers, sources = axis_labels(view.receivers, names), axis_labels(view.sources, names)
     scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {t}: who receives from whom ({scope})"
@@ -70,7 +76,14 @@ def draw_client(
     names: Sequence[str] = (),
 ) -> np.ndarray:
     """Draw layers × sources: the weights with which `client` receives each layer; uint8 (height,
-    width, 3)."""
+    width, 3).
+
+    Args:
+        view: the relation of a round.
+        client: number of the receiver.
+        t: number of the round, for the title.
+        names: names of all clients; empty: numbers.
+    """
     values, sources = view.rows[view.receivers.index(client)], axis_labels(view.sources, names)
     [name] = axis_labels([client], names)
     title = f"Round {t}: how much client {name} receives of each client's layers"

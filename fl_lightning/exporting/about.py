@@ -12,14 +12,15 @@ from fl_lightning.data.federated import angle_of
 
 
 def described(data: FederatedData, client: int, fitted: bool = True) -> dict[str, Any]:
-    """Return the description as JSON-ready data; `plain.inputs` and `plain.names` read it.
+    """Return JSON-ready data that describe how a client's raw rows become inputs of the model and
+    what the classes are called; `plain.inputs` and `plain.names` follow them.
 
     Args:
-        data: of the run.
+        data: the run's data.
         client: number of the client among all clients of the data, held-out ones included, or
             `data.columns.NEWCOMER`.
-        fitted: include the client's fitted numbers for empty cells and scaling; else its own
-            `transformed` must have applied them.
+        fitted: include the client's fitted numbers for empty cells and scaling. If false, the
+            caller must have preprocessed the rows (`preprocessing.transformed`).
 
     Raises:
         BadInput: a transformer of the user's own does more than scale single columns.

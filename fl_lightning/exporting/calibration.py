@@ -44,7 +44,7 @@ class CalibrationRule:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anything is to be fitted."""
+        """Whether a temperature or a threshold is to be fitted."""
         return self.temperature or self.threshold is not None
 
     def fitted(
@@ -53,10 +53,10 @@ class CalibrationRule:
         """Return the fitted temperature and threshold, as `plain` reads them.
 
         Args:
-            scores: of validation data (n, classes), without temperature.
+            scores: class scores of validation data, (n, classes), without temperature.
             labels: class numbers (n,).
-            class_names: of the classes.
-            whose: the client in words.
+            class_names: names of the classes.
+            whose: the client, as it is named in errors.
 
         Raises:
             BadInput: there are no validation data, they have only one class, or the model has not

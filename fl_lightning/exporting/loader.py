@@ -115,10 +115,10 @@ def loader_source(
     """Return the text of the Python file that loads an exported model and predicts raw rows.
 
     Args:
-        folder: of the run.
-        whose: the client, in words.
-        out: the exported file, which lies beside it.
-        facts: returned by `run.export`.
+        folder: the run folder.
+        whose: the client, as it is named in the file's comments.
+        out: path of the exported model, which lies in the same folder.
+        facts: result of `run.export`.
         kind: the exported file's format.
     """
     scored = ""

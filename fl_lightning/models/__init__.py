@@ -81,10 +81,14 @@ def frozen_in(model: nn.Module) -> list[nn.Parameter]:
 
 
 def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that were frozen when the networks in `net` were built (a method may
-    have built several).
+    """Return the parameters that were frozen when `net`, or a network that it contains, was built
+    by `build`.
 
-    Parameters that a method has frozen afterwards are left out: each client has its own.
+    Parameters that a method has frozen afterwards are left out: each client has its own values of
+    them.
+
+    Args:
+        net: a model, or a method's module that contains several.
     """
     return [p for module in net.modules() for p in _FROZEN_AT_FIRST.get(module, [])]
 
@@ -164,15 +168,16 @@ def has_own_step(model: nn.Module) -> bool:
 
 
 def head_of(model: nn.Module) -> str:
-    """Return the dotted name of the classifier: the string `model.head`, if there is one, else the
-    module that the scores come from.
+    """Return the dotted name of the classifier, by the first of these rules that applies:
 
-    That module is known for models of `build`. For others, and if scores come from several modules,
-    it is the last `nn.Linear` in the order of definition (`why_head_is_doubtful`).
+    1. the string `model.head`;
+    2. the module that the scores come from, if `build` has traced the model and found a single one;
+    3. the last `nn.Linear` in the order of definition (`why_head_is_doubtful` warns if scores come
+       from several modules).
 
     Raises:
-        BadInput: there is no such module, or the last `nn.Linear` is none of those that the scores
-            come from.
+        BadInput: `model.head` names no module; or rule 3 applies, and there is no `nn.Linear`, or
+            scores come from several modules and the last `nn.Linear` is not among them.
     """
     name = type(model).__name__
     named = getattr(model, "head", None)
@@ -276,8 +281,8 @@ def _try_out(
 
 
 def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:
-    """Return what a model has returned instead of class scores of this `shape`, in words; None: it
-    has returned those."""
+    """Return a description of a model's output that is not class scores of this `shape`; None: the
+    output is class scores of this shape."""
     if not isinstance(output, Tensor):
         return (
             f"{_described(output)} instead of {shape}; have its forward return class scores alone"

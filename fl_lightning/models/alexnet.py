@@ -17,8 +17,8 @@ class AlexNet(nn.Module):
     pixels. 32x32 colour images and 10 classes make 23,272,266 parameters.
 
     Args:
-        width: of the two fully connected layers. 4096: Krizhevsky et al.
-        dropout: before each of them. 0.5: Krizhevsky et al.
+        width: number of outputs of each of the two fully connected layers. 4096: Krizhevsky et al.
+        dropout: probability of dropout before each of these layers. 0.5: Krizhevsky et al.
     """
 
     head = "classifier"

@@ -98,7 +98,14 @@ class SelfAttention(nn.Module):
         return self.out(y.transpose(-2, -3).flatten(-2))
 
     def forward(self, x: Tensor, *same: Any, **options: Any) -> tuple[Tensor, None]:
-        """Return the sequence after attention and None in place of attention weights, as torch's
-        `MultiheadAttention` is called: with one sequence three times, as queries, keys and
-        values."""
+        """Return the sequence after attention, and None in place of attention weights.
+
+        Arguments and result are those of torch's `MultiheadAttention`, whose place this module can
+        take.
+
+        Args:
+            x: the sequence.
+            *same: the same sequence again, as keys and as values; not read.
+            **options: further options of `MultiheadAttention`; not read.
+        """
         return self.attended(x), None

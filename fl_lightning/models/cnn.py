@@ -17,9 +17,9 @@ class CNN(nn.Module):
     after each convolution are those of McMahan et al. (2017).
 
     Args:
-        channels: of the two convolutions.
-        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and needs
-            16x16 pixels.
+        channels: numbers of output channels of the two convolutions.
+        padding: pixels of zeros around the input of each convolution. 0, as in LeNet, needs a third
+            of the operations of 2 (McMahan's), and images of at least 16x16 pixels.
         hidden: widths of the one or two layers before the classifier: PFLlib's four-layer CNN has
             (512,).
         norm: whether batch normalisation follows each convolution. KAPC's paper names none, but has
@@ -72,12 +72,12 @@ class CNN5(CNN):
     """Two 5x5 convolutions of 16 and 32 channels, then 120, 84 and the classes: FEDORA's CNN (Wu et
     al., KDD 2023).
 
-    The paper runs it on CIFAR-10 and GTSRB and gives the widths; 5x5, 2x2 max-pooling and no
-    padding are LeNet's, whose 120 and 84 it takes over. 121,182 parameters on colour 32x32 images
-    with 10 classes.
+    The paper runs it on CIFAR-10 and GTSRB and gives the widths; of these, 120 and 84 are LeNet's.
+    So 5x5 convolutions, 2x2 max-pooling and no padding are taken from LeNet, too. On colour 32x32
+    images with 10 classes it has 121,182 parameters.
 
     Args:
-        padding: of the two convolutions.
+        padding: pixels of zeros around the input of each convolution.
     """
 
     def __init__(

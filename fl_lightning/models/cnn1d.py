@@ -17,8 +17,8 @@ class CNN1D(nn.Module):
     Roggen, Sensors 2016, have four of 64 channels and width 5, and then recurrent layers).
 
     Args:
-        channels: of the convolutions.
-        width: of each, in samples.
+        channels: number of output channels of each convolution.
+        width: length of each convolution's kernel, in time steps.
     """
 
     head = "classifier"

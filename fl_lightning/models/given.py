@@ -21,12 +21,12 @@ def load(file: str) -> nn.Module:
 
 
 def keep(model: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write `model` to a file in `folder` that is named by its content; return it, and the settings
-    that load it.
+    """Write `model` to a file in `folder`, named by a hash of its content; return the file's path,
+    and the settings of a run that load the model from it.
 
     Raises:
-        BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a
-            function).
+        BadInput: `model` is no `nn.Module`, or cannot be pickled (such as a class that is defined
+            within a function).
     """
     name = type(model).__name__
     buffer = io.BytesIO()

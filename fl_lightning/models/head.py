@@ -20,12 +20,17 @@ def is_part_of_adapter(path: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
-    """Run `forward`, a forward pass of `model`, and return its output; store in the model, as
-    `TRACED`, the modules that the scores come from. Frozen parameters have gradients meanwhile.
+    """Run a forward pass of `model` and return its output; store the names of the modules that the
+    scores come from in the model's attribute `TRACED`.
 
     These are the last modules with weights on the way to the scores: only functions, normalisations
-    and scales follow them. A weight that is used without calling a module (as tied weights are)
-    counts by its own name.
+    and scales follow them. For a weight that is used without a call of its module (such as a tied
+    weight), the weight's own name is stored. To follow the graph through frozen parameters, they
+    require gradients during the pass.
+
+    Args:
+        model: the network.
+        forward: runs the forward pass and returns its output.
     """
     producers: dict[Any, str] = {}
     hooks = []
@@ -79,8 +84,14 @@ def _sources(
     module_of_node: dict[Any, str],
     model: nn.Module,
 ) -> list[str]:
-    """Return the names of the modules and weights that `scores` come from first, walking back
-    autograd's graph. `module_of_node`: the module that made each node."""
+    """Return the names of the last modules and weights on the way to `scores`, found by walking
+    back through autograd's graph.
+
+    Args:
+        scores: the model's output.
+        module_of_node: the module that made each node of the graph.
+        model: the network.
+    """
     weights = {id(p): name for name, p in model.named_parameters()}
     sources: dict[str, None] = {}
     visited = set()

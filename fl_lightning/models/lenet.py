@@ -14,7 +14,8 @@ class LeNet(CNN):
     10 classes.
 
     Args:
-        padding: of the two convolutions. 0: KT-pFL's code; it needs 16x16 pixels, and 2 needs 4x4.
+        padding: pixels of zeros around the input of each convolution. 0: KT-pFL's code; images need
+            at least 16x16 pixels (with padding 2, 4x4).
     """
 
     def __init__(

@@ -103,12 +103,13 @@ def targets_of(
 
     Args:
         model: the network.
-        ends: last parts of their names; None: the model's `adapter_targets`, else every
-            `nn.Linear`.
-        head: the classifier, which gets none.
+        ends: last parts of the modules' names; None: the model's `adapter_targets` or, if it has
+            none, every `nn.Linear`.
+        head: name of the classifier, which gets no adapter.
 
     Raises:
-        BadInput: a named module lies in one of torch's that reads its weights without calling it.
+        BadInput: a module that `ends` names is part of a torch module that reads its weights
+            without calling it (`CLOSED`), so an adapter would have no effect.
     """
     if ends is None:
         ends = getattr(model, "adapter_targets", None)

@@ -10,12 +10,15 @@ from fl_lightning.configuration.config import check
 
 
 class ResNet18(ResNet):
-    """ResNet-18; stem 7x7 with max-pooling is ImageNet's and, by its bytes, KAPC's on 32x32 images.
+    """ResNet-18. On colour images with 10 classes it has 11,181,642 parameters with the 7x7 stem
+    and 11,173,962 with the 3x3 stem.
 
-    `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR, and KT-pFL's. With 10 classes
-    and colour images the 7x7 stem has 11,181,642 parameters, the 3x3 stem 11,173,962. With
-    `representation` a linear layer of that width comes before the classifier: 64 is FedHKD's,
-    11,209,994 parameters.
+    Args:
+        stem: the first convolution. `7x7` (stride 2, then max-pooling): ImageNet's and, as the
+            bytes in its papers show, KAPC's on 32x32 images. `3x3` (stride 1, no max-pooling): the
+            usual one for CIFAR, and KT-pFL's.
+        representation: width of a linear layer before the classifier; null: no such layer. FedHKD's
+            is 64, with 11,209,994 parameters.
     """
 
     head = "fc"

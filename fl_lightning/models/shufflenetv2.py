@@ -11,12 +11,14 @@ from fl_lightning.configuration.config import check
 
 
 class ShuffleNetV2(Torchvision):
-    """ShuffleNetV2 x1.0; with `representation` a linear layer of that width comes before the
-    classifier.
+    """ShuffleNetV2 x1.0.
 
-    FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes. `stem: stride2`
-    with max-pooling is ImageNet's; `stride1` without it keeps the resolution of small images, as
-    KT-pFL's code does. Both have the same parameters.
+    Args:
+        representation: width of a linear layer before the classifier; null: no such layer. FedHKD's
+            on SVHN is 32: 1,286,734 parameters with 10 classes.
+        stem: the first convolution. `stride2` (then max-pooling): ImageNet's. `stride1` (without
+            max-pooling): KT-pFL's code; it keeps the resolution of small images. Both have the same
+            parameters.
     """
 
     head = "classifier"

@@ -16,9 +16,9 @@ class TextCNN(nn.Module):
 
     Args:
         embedding: width of a token's vector.
-        channels: of each convolution.
-        widths: of the convolutions, in tokens.
-        dropout: of the classifier's input.
+        channels: number of output channels of each convolution.
+        widths: lengths of the convolutions' kernels, in tokens.
+        dropout: probability of dropout at the classifier's input.
     """
 
     head = "classifier"

@@ -9,7 +9,7 @@ from fl_lightning.models.base import SelfAttention, check_heads
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron, each applied to the normalised input and added to it."""
+    """Attention and an MLP, each applied to the normalised input and added to it."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Transformer(nn.Module):
 
     Args:
         depth: number of layers.
-        width: of the tokens, a multiple of `heads`.
-        dropout: behind attention and perceptrons. 0: nanoGPT's on a CPU.
+        width: length of a token's vector, a multiple of `heads`.
+        dropout: probability of dropout after attention and MLPs. 0: nanoGPT's on a CPU.
     """
 
     head = "classifier"

@@ -14,16 +14,16 @@ class ViT(nn.Module):
     4x4 pixels.
 
     The architecture is Dosovitskiy et al.'s (ICLR 2021), with their ratio of 4 between the widths
-    of the perceptron and of the layers. Work on transformers for 32x32 pixels uses patches of 4x4
-    (Lee et al., 2021); depth and width are ours: adapters of rank 4 for queries and values have
-    12,288 numbers.
+    of the MLP and of the layers. Work on transformers for 32x32 pixels uses patches of 4x4 (Lee et
+    al., 2021); depth and width are our choice. With them, adapters of rank 4 for queries and values
+    have 12,288 numbers.
 
     Args:
         patch: side of a patch, in pixels, of which the image's sides are multiples.
         depth: number of layers.
-        width: of the tokens, a multiple of `heads`.
-        dropout: of the tokens and in the perceptrons. 0: our choice; small federations lack steps
-            rather than data.
+        width: length of a token's vector, a multiple of `heads`.
+        dropout: probability of dropout at the tokens and in the MLPs. 0: our choice; small
+            federations lack steps rather than data.
     """
 
     head = "net.heads.head"

@@ -55,7 +55,7 @@ class Mechanism:
 
 
 def sampling_rate(samples: int, batch_size: int) -> float:
-    """Return the probability that a sample is in a batch (Poisson sampling)."""
+    """Return the probability that a sample is in a batch (Poisson sampling); at most 1."""
     return min(1.0, batch_size / samples) if samples else 0.0
 
 
@@ -68,9 +68,10 @@ def epsilon(
     """Return epsilon at `delta` of all messages together; infinite if one has no noise, or almost
     none.
 
-    Cohorts drawn without replacement are always accounted for replacement, by Renyi divergences
-    (Wang, Balle, Kasiviswanathan, AISTATS 2019). A contribution of 0 is another contribution, so
-    the same epsilon holds for removing it.
+    If cohorts are drawn without replacement, neighbouring runs are always those in which a client's
+    contribution is replaced by another (Renyi divergences; Wang, Balle, Kasiviswanathan, AISTATS
+    2019). Their epsilon also holds for runs in which it is removed, since to remove a contribution
+    is to replace it by 0.
 
     Args:
         mechanisms: one for each kind of message.
@@ -160,8 +161,8 @@ def calibrated(
     delta: float,
     key: str,
 ) -> float:
-    """Return the least noise whose mechanisms `make(noise)` keep epsilon at `target`, by
-    dp-accounting's calibration.
+    """Return the least noise with which the mechanisms `make(noise)` have an epsilon of at most
+    `target`, by dp-accounting's calibration.
 
     Raises:
         BadInput: for `key`, if no noise up to `MOST_NOISE` does.

@@ -46,8 +46,8 @@ def _chance(
     epsilon: float,
     delta: float,
 ) -> float:
-    """Return the greatest probability of v or more right guesses out of r about m canaries, P[B >=
-    v] + 2 m delta max_i P[v > B >= v - i] / i."""
+    """Return the greatest probability, under (epsilon, delta)-privacy, that at least v of r guesses
+    about m canaries are right: P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i."""
     from scipy.stats import binom
 
     share = 1 / (1 + math.exp(-epsilon))

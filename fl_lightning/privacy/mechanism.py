@@ -2,8 +2,8 @@
 
 A kind is a name under which a clip and a noise are configured: `model`, the slot of an exchanged
 vector, or a kind that the method's `beside` declares. For each kind, all of its tensors together
-are one vector (of the model: the change from the model that the server counts it from). This is
-scaled down to the norm of the clip; then every number gets Gaussian noise. Numbers that are
+are one vector (for the model: the change that the client uploads, `Client.reference` subtracted).
+This is scaled down to the norm of the clip; then every number gets Gaussian noise. Numbers that are
 impossible after noise (a negative count, a variance below 0) are corrected from the noisy numbers
 alone.
 """
@@ -41,16 +41,17 @@ Draws = Callable[[str], torch.Generator]
 
 
 def kinds_of_run(run: RunContext) -> list[str]:
-    """Return the kinds that clients of `run` upload, without those that the method declares
-    public."""
+    """Return the kinds of tensors (see above) that clients of `run` upload and that need noise:
+    those that the method declares public, since they tell nothing of samples, are left out."""
     return kinds_of_method(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
 
 
 def kinds_of_method(method: Any, *, sends_model: bool) -> list[str]:
-    """Return the kinds of a method's uploads, without those that it declares public.
+    """Return the kinds of tensors in a method's uploads that need noise: those that it declares
+    public are left out.
 
     Args:
-        method: declares its slots and tensors beside the model.
+        method: declares its slots and the named tensors that travel with models (`beside`).
         sends_model: whether clients upload models.
     """
     slots = [name for name, slot in method.slots().items() if slot.exchanged]
@@ -71,7 +72,7 @@ def noisy(
     noise: Noise,
     draws: torch.Generator,
 ) -> Tensor:
-    """Return `x` (n,), clipped and with noise."""
+    """Return `x` (n,), scaled down to the clip, with Gaussian noise on each number."""
     normal = torch.randn(x.shape, generator=draws, dtype=torch.float32)
     return clipped(x, noise.clip) + (noise.multiplier * noise.clip * normal).to(x)
 
@@ -127,8 +128,8 @@ def with_protected_change(
     start: Tensor,
     protects: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return `start` (D,) plus the change from it to the upload, as changed by `protects`
-    (clipping, noise); blocks that are not sent stay as in `start`."""
+    """Protect the change from `start` to the upload by `protects` (clipping, noise); return `start`
+    plus the protected change, (D,). Blocks that are not sent stay as in `start`."""
     layout = client.layout
     segments = layout.segments(payload.sent)
     vector = start.clone()
@@ -144,8 +145,13 @@ def repaired(
     sent: np.ndarray,
     vector: Tensor,
 ) -> Tensor:
-    """Raise negative variances in the blocks `sent` (bool [B]) of `vector` (D,) to 0, in place;
-    return it."""
+    """Set negative running variances to 0, in place, and return the vector.
+
+    Args:
+        layout: tells which blocks are variances.
+        sent: which blocks are changed, bool [B].
+        vector: (D,).
+    """
     for block, travels in zip(layout.blocks, sent, strict=True):
         if travels and block.kind == "buffer" and block.name.endswith("running_var"):
             vector[block.columns].clamp_min_(0)
@@ -175,7 +181,8 @@ def _protect_beside(
     noises: Mapping[str, Noise],
     draws: Draws,
 ) -> set[str]:
-    """Clip the tensors beside the model and add noise, in place; return their kinds."""
+    """Clip the named tensors that travel with the model and add noise, in place; return their
+    kinds."""
     declared = client.run.method.beside()
     places = {name: part for part in (payload.statistics, payload.extra) for name in part}
     if undeclared := [name for name in places if name not in declared]:
@@ -255,7 +262,8 @@ def _dense(
 
 
 def _valid(x: Tensor, entry: Beside) -> Tensor:
-    """Return the possible value nearest to the noisy `x`, by its kind of values."""
+    """Return the nearest tensor to the noisy `x` that has values of its declared kind (such as
+    counts or shares)."""
     if entry.values == "nonnegative":
         return x.clamp_min(0)
     if entry.values == "class_counts":

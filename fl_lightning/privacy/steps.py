@@ -19,11 +19,11 @@ from fl_lightning.privacy.accounting import sampling_rate
 
 @dataclass(frozen=True)
 class Private:
-    """Protection of the steps of a client's phase.
+    """Settings of DP-SGD for the steps of a client's phase.
 
     Args:
         clip: the greatest norm of a sample's gradient.
-        noise: standard deviation of the noise on the sum, in multiples of `clip`.
+        noise: standard deviation of the noise on the sum of gradients, in multiples of `clip`.
         first_step: number of steps that the client has taken in this round before the phase.
         draws: returns the random generator for a purpose and a step of the round; no two steps
             share one.

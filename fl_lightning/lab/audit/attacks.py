@@ -45,7 +45,8 @@ FEW = 20
 
 
 class AttackResult(NamedTuple):
-    """One row of the audit: value of a measure by which a viewer learns something in an attack."""
+    """One row of the audit: how much a viewer learns by one attack, as the value of one measure
+    (such as the AUC of a membership attack)."""
 
     method: str
     viewer: str
@@ -55,8 +56,10 @@ class AttackResult(NamedTuple):
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    """Ends of a 95 % bootstrap interval of `value`; for an attack on the relation, of 95 % of the
-    values for permuted clients; for a control, of 95 % of the shuffles, whose mean is `value`."""
+    """Ends of the 95 % bootstrap interval of `value`. For an attack on the relation: ends of the
+    interval that holds 95 % of the values for permuted clients, which are values by chance. For a
+    control: of the interval that holds 95 % of the values for shuffled memberships; `value` is
+    their mean."""
     chance: float = 0.0
     """Value of a guess."""
     samples: int = 0
@@ -76,8 +79,9 @@ class AttackResult(NamedTuple):
         Args:
             measure: name of the measure.
             value: its value.
-            draws: values of bootstrap samples, permutations or shuffles, for the 95 % interval.
-            fields: further fields to change.
+            draws: values of the measure for bootstrap samples (or for permutations or shuffles),
+                whose 2.5 and 97.5 % quantiles become `low` and `high`; empty: no interval.
+            fields: values of further fields.
         """
         defined = [number for number in draws if not math.isnan(number)]
         low, high = math.nan, math.nan
@@ -291,8 +295,8 @@ def lira_ratios(
 
     Args:
         runs: runs of one method.
-        scores: each run's confidences.
-        members: each run's memberships.
+        scores: the score of each sample, by run: the model's confidence.
+        members: whether each sample was a training sample, by run.
     """
     # fewer than 10**6 clients a run
     client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
@@ -323,8 +327,9 @@ def lira_ratios(
 
 
 def relations(run: Observed) -> list[AttackResult]:
-    """Attack the last relation, layer by layer: infer which clients share a planted group, and how
-    similar two clients' label distributions are.
+    """Attack the last relation, layer by layer: infer how similar two clients' label distributions
+    are and, if the data were divided with planted groups (groups of clients made alike on purpose),
+    which clients are of the same group.
 
     The server sees the relation of all clients. Another client sees its own row, and its measure is
     the mean over clients.
@@ -370,8 +375,13 @@ def _label_shares(run: Observed) -> Array:
 
 
 def untestable_groups(run: Observed) -> list[str]:
-    """List a note that planted groups are not tested, if there are fewer than `FEWEST` ways to
-    divide the clients into groups of these sizes; otherwise nothing."""
+    """Return a note that planted groups are not tested, as a list of one line; empty if they are
+    tested or absent.
+
+    The test compares the planted groups with random divisions of the clients into groups of the
+    same sizes. If fewer than `FEWEST` divisions exist, even a perfect attack would lie within the
+    95 % of values by chance.
+    """
     sizes = sorted(Counter(run.groups).values())
     if not run.relation or len(sizes) < 2:
         return []
@@ -395,8 +405,18 @@ def _related(
     compare: Callable[[Array, Array], float],
     chance: float,
 ) -> list[AttackResult]:
-    """Measure how well a layer's relation follows `truth` (N, N), for the server and for another
-    client; `compare` computes the measure from parts of both."""
+    """Measure how well an attacker infers a property of pairs of clients from a layer's relation:
+    the server from the whole relation, another client from its own row.
+
+    Args:
+        run: the run.
+        layer: the layer, or `mean` over layers.
+        truth: the property of each pair, (N, N).
+        question: the attack, in words.
+        measure: name of the measure.
+        compare: computes the measure from true values and the weights of the same pairs.
+        chance: the measure's value by chance.
+    """
     R = run.relation[layer]
     apart, rng = ~np.eye(len(R), dtype=bool), np.random.default_rng(0)
     orders = [rng.permutation(len(R)) for _ in range(DRAWS)]
@@ -440,8 +460,12 @@ def _rank_correlation(a: Array, b: Array) -> float:
 
 
 def label_mixes(run: Observed) -> list[AttackResult]:
-    """Attack the last uploads: rank each client's classes by its classifier's bias minus the mean
-    over clients, and correlate these ranks with those of its label distribution."""
+    """Attack the last uploads: infer each client's label distribution from the bias of its
+    classifier.
+
+    The measure is the rank correlation, over classes, between the client's shares of labels and its
+    bias minus the mean bias over clients; it is the mean over clients.
+    """
     if run.heads is None:
         return []
     change = run.heads - run.heads.mean(0)

@@ -48,8 +48,9 @@ VIEWS = {
 
 @dataclass
 class AuditedSamples:
-    """Columns over the training and test samples of all clients that are not in
-    `Observed.flipped`."""
+    """The samples on which membership is attacked: training and test samples of all clients but
+    those that trained on flipped labels (`Observed.flipped`). Each field is an array with an entry
+    for each sample, or holds such arrays."""
 
     client: Array
     """Number of the client that has the sample."""

@@ -66,8 +66,8 @@ MEASURES = {
 
 
 def distance_words(run: RunResult) -> str:
-    """Phrase on the mean distances between its clients' data (label distributions and inputs, over
-    pairs of clients); empty if summary.json has none."""
+    """Phrase on how different the data of a run's clients are: mean distances over pairs of
+    clients, between label distributions and between inputs; empty if summary.json has none."""
     words = []
     for name, measure in MEASURES.items():
         mean = run.facts.get(f"heterogeneity_{name}")
@@ -84,10 +84,12 @@ def split_table(split: Split) -> DataFrame:
 
 
 def own_data_value(runs: Runs) -> DataFrame:
-    """Table of the value of a client's own data by layer (row) and run (column).
+    """Table of the value of a client's own data, by layer (row) and run (column): the share of a
+    client's step that is not noise.
 
-    It is 1 - `noise_share_LAYER` of metrics.csv, which relations such as `selfkapc`'s measure, in
-    the last round that has it. The table is empty if no run has such a relation.
+    The share is 1 - `noise_share_LAYER` of metrics.csv, in the last round that has this column.
+    Only runs whose relation measures noise, such as `selfkapc`'s, have it; the table is empty if
+    there is no such run.
     """
     last = {}
     for run in runs:

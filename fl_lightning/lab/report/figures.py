@@ -145,7 +145,8 @@ def score_curves(runs: Runs) -> Figures:
 
 
 def unmeasured(runs: Runs) -> list[str]:
-    """Say which axes (bytes, times) lack a value in some rounds, of which runs."""
+    """Return a sentence for each quantity (bytes, a time) that some runs, but not all, lack in one
+    or more rounds; it names these runs, whose curves are missing from the chart."""
     lines = []
     for axis, words in AXES.items():
         without = [run.name for run in runs if run.rows("metrics") and run.axis(axis) is None]
@@ -317,8 +318,12 @@ def newcomer_curve(runs: Runs) -> Figures:
 
 
 def certainty(run: RunResult, number: int) -> Figures:
-    """Draw calibration curves by client, and for two classes ROC curves; `number`: index of the
-    run, for the chart's name."""
+    """Draw a run's calibration curves by client and, if there are two classes, its ROC curves.
+
+    Args:
+        run: the run.
+        number: index of the run in the report, for the chart's name.
+    """
     from sklearn.calibration import calibration_curve
     from sklearn.metrics import roc_auc_score, roc_curve
 
@@ -410,11 +415,12 @@ def bytes_by_kind(runs: Runs) -> Figures:
 
 
 def words_if_constant(share: np.ndarray) -> str:
-    """Sentence that replaces the maps of which layers were sent, if these maps are constant; empty
-    if they are not.
+    """Sentence that replaces the maps of sent and received layers, if all layers were sent alike in
+    all rounds; empty if they were not.
 
     Args:
-        share: (2, layers, rounds) share of the cohort that received each layer, and that sent it.
+        share: (2, layers, rounds): share of the cohort that received each layer, and share that
+            sent it.
     """
     if not share.any():
         return "no layer was ever sent or received"

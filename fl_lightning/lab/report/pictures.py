@@ -61,10 +61,16 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
 
 
 def colour_end(values: np.ndarray, is_own: np.ndarray) -> float | None:
-    """Choose the end of a relation's colours: 1.5 times the greatest weight of another client.
+    """Choose the weight at which a relation's colour scale ends: 1.5 times the greatest weight that
+    a client gives another one. Clients' weights on themselves are often far greater; if the scale
+    ended there, all other weights would look alike.
 
-    Up to a client's own weight (`is_own`), often far greater, all others would have one colour.
-    None: the greatest value is less than that, and is the end.
+    Args:
+        values: weights.
+        is_own: which of them are clients' weights on themselves; bool, of the same shape.
+
+    Returns:
+        The end; None if no weight is greater, so that the scale ends at the greatest weight.
     """
     others = values[~is_own & np.isfinite(values)].max(initial=0.0)
     end = float(1.5 * others)

@@ -108,8 +108,9 @@ def remarks(runs: Runs) -> list[str]:
 
 
 def judges(runs: Runs) -> list[str]:
-    """List a sentence on the kind of model by which runs with different judges are compared; empty
-    if all have the same judge."""
+    """Return a note if the runs' scores are of different kinds of models (judges): it names each
+    run's kind and the kind by which all are compared. A list of one line; empty if all have the
+    same judge."""
     common = CommonScore.of(runs)
     if not common.differ:
         return []
@@ -161,11 +162,12 @@ def differences(runs: Runs) -> DataFrame:
 
 
 def targets(runs: Runs) -> list[float]:
-    """Choose round target scores (such as 0.8 and 0.85), at most `MOST_TARGETS`, from easy to hard.
+    """Choose target scores with few digits (such as 0.8 and 0.85), at most `MOST_TARGETS`, from
+    easy to hard.
 
-    At least one run reached each of them, and at least one run did not begin with it. Accuracies
-    are five points apart, or less if there would be none; errors are a round step apart, about an
-    eighth of the range.
+    At least one run has reached each target, and at least one run had not reached it in its first
+    scored round. Accuracies are five points apart, or less if there would be none; errors are about
+    an eighth of their range apart, by a step with few digits.
     """
     common = CommonScore.of(runs)
     curves = []
@@ -186,8 +188,8 @@ def targets(runs: Runs) -> list[float]:
 
 
 def _error_targets(greatest: float, least: float) -> list[float]:
-    """Choose round numbers between the greatest first error of a run and the least error of all,
-    descending."""
+    """Choose numbers with few digits between the greatest error of a run's first scored round and
+    the least error of all, in descending order."""
     if greatest <= least:
         return []
     rough = (greatest - least) / MOST_TARGETS
@@ -200,8 +202,17 @@ def _error_targets(greatest: float, least: float) -> list[float]:
 def reached(
     run: RunResult, target: float, column: str = "mean_accuracy"
 ) -> dict[str, float | None] | None:
-    """Find the first point on each of `AXES` at which the score in `column` was `target` or better;
-    None if there is none."""
+    """Find when a run first reached a target score: the round, the MiB and the seconds up to then.
+
+    Args:
+        run: the run.
+        target: the score to reach.
+        column: column of metrics.csv with the score.
+
+    Returns:
+        The value of each of `AXES` at the end of that round; a value is None if it was not measured
+            in all rounds. None if the run never reached the target.
+    """
     merit = COLUMNS[column].merit
     for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
@@ -486,6 +497,11 @@ def known(
     write: Callable[[float], str],
     unit: float = 1,
 ) -> str:
-    """Format a number divided by `unit` by the function `write`; a dash if it is no finite
-    number."""
+    """Return a number as text; a dash if it is no finite number.
+
+    Args:
+        value: the number.
+        write: function that makes text of the number.
+        unit: divisor of the number before `write` gets it.
+    """
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE

@@ -122,7 +122,15 @@ def curve(axes: Axes, x: Any, values: Any, label: str, look: Any) -> Any:
 
 
 def finish(axes: Axes, x: str, y: str, percent: bool = False) -> None:
-    """Name the axes, and draw a grid and a legend: above the axes if its names are many or long."""
+    """Complete a chart: name the axes, draw a grid and a legend, which lies above the axes if its
+    names are many or long.
+
+    Args:
+        axes: the chart.
+        x: label of the x axis.
+        y: label of the y axis.
+        percent: whether numbers on the y axis are shares, to be shown in per cent.
+    """
     from matplotlib.ticker import PercentFormatter
 
     axes.set(xlabel=x, ylabel=y)

@@ -32,7 +32,8 @@ def report(
         Lines with the paths of the page and of the folder of charts.
 
     Raises:
-        BadInput: a folder does not exist or has no run, or a file is in the way.
+        BadInput: a folder does not exist or has no run; or a file with the name of the page or of a
+            chart exists that no report has written, and so must not be overwritten.
     """
     check(
         "run",

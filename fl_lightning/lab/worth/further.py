@@ -1,4 +1,5 @@
-"""Measure more than the gain: newcomers, the absence of each silo, fewer samples, costs."""
+"""The candidates that `worth` compares (`Row`), and its results besides the gain: silos that join
+later, absence of single silos, fewer training samples, costs."""
 
 from __future__ import annotations
 
@@ -45,12 +46,15 @@ Points = Sequence[Mapping[str, float]]
 class Row:
     """A method trained for one length: a candidate that the tables compare.
 
+    One run serves the rows of all lengths of a method: its models are scored each time that a
+    length ends.
+
     Args:
-        config: config of its runs, with the rounds of the longest length.
-        kind: kind of model that is scored, such as "finetuned"; None: that of the run's judge.
+        config: config of that run, with the rounds of the longest length.
+        kind: kind of model that is scored, such as "finetuned"; None: the kind that judges the run.
         label: name of the method and its arguments.
         length: training length, in multiples of the configured rounds.
-        first: folder of its first run, relative to the folder of all results.
+        first: folder of the run with seed 0, relative to the folder of all results.
     """
 
     config: Config
@@ -66,16 +70,22 @@ class Row:
 
     @property
     def folder_name(self) -> str:
-        """Name of the folder of its runs."""
+        """Name of the folder of runs that train only this row: the row's `name` with commas in
+        place of spaces."""
         return folder_of(self.name)
 
     @property
     def rounds(self) -> int:
-        """Rounds of a training of its own length."""
+        """Number of rounds of a run that ends with this row's length."""
         return self.config.federation.rounds // LENGTHS[-1] * self.length
 
     def config_of(self, seed: int, **data: Any) -> Config:
-        """Config of a run of this length and seed; `data` overrides keys of `config.data`."""
+        """Config of a run that trains only this row: it ends with the row's length.
+
+        Args:
+            seed: the run's seed.
+            data: keys of `config.data` with other values.
+        """
         return replace(
             self.config,
             seed=seed,
@@ -95,10 +105,10 @@ class Row:
 
         Args:
             out: folder below which its run and scores are stored.
-            seed: seed of the run, which chooses the fold.
-            lengths: lengths after which it is scored; empty: its own.
+            seed: seed of the run; fold f of cycle c has seed c * `FOLDS` + f.
+            lengths: training lengths after which models are scored; empty: the row's length.
             plain: names of plain models that are fitted to the same samples.
-            data: overrides keys of `config.data`.
+            data: keys of `config.data` with other values.
         """
         run = out / "runs" / self.folder_name / f"seed-{seed}"
         return Task(
@@ -122,7 +132,8 @@ def newcomer_tasks(
     Args:
         out: folder of all results.
         method: row of the chosen method.
-        alone: row of the same length whose silos, and newcomers, train without others.
+        alone: for comparison, the row of the same length that trains each silo alone; its newcomers
+            train alone, too.
         silos: number of silos.
     """
     tasks: list[Task] = []
@@ -194,8 +205,12 @@ def curve_tasks(
 def newcomer_section(
     tasks: Sequence[Task], measured: Measured
 ) -> tuple[list[dict[str, Any]], Section]:
-    """Tabulate newcomers' mean scores by their number of labelled samples, with the others' model
-    and alone; returns a list for `worth.json` and a table for the page."""
+    """Tabulate newcomers' mean scores by their number of labelled samples: of the model that the
+    federation gives them, and of one that they train alone.
+
+    Returns:
+        A list for `worth.json`, and a table for the page.
+    """
     metric = measured.metric
     scores: dict[tuple[str, int], list[float]] = defaultdict(list)
     rows: list[Mapping[str, Any]] = []
@@ -261,8 +276,8 @@ def leave_one_out_section(
     """Tabulate how much each silo's score falls where another silo is absent.
 
     Returns:
-        A dict for `worth.json`, with the falls in `missed` [silo, absent silo], and a table for the
-        page.
+        A dict for `worth.json`, and a table for the page. The dict's `missed` is a matrix: row i,
+            column j is by how much silo i's score falls without silo j.
     """
     names, metric = list(facts.names), measured.metric
     count = len(names)
@@ -346,8 +361,8 @@ def _gain_by_presence(
 
 
 def _relation(out: Path, count: int, folder: str) -> Array | None:
-    """Last relation (silos, silos), mean over layers and the first cycle's runs; None if no run has
-    stored one, or if all its rows are equal."""
+    """Last relation, (silos, silos): the mean over layers and the first cycle's runs. None if no
+    run has stored a relation, or if all rows are equal."""
     relations = []
     for run_folder in sorted((out / "runs" / folder).glob("seed-[0-4]")):  # the first cycle
         run = RunResult(run_folder)
@@ -380,8 +395,13 @@ def _with_half(effect: float, half: float, metric: statistics.Name) -> str:
 def curve_section(
     out: Path, measured: Measured, facts: SiloFacts
 ) -> tuple[dict[str, Any], Section]:
-    """Tabulate the mean gain by share of the training samples, and up to which number of samples it
-    is positive; returns points for `worth.json` and a table for the page."""
+    """Tabulate the mean gain by share of the training samples, and estimate the number of samples
+    at which it falls to 0.
+
+    Returns:
+        A dict for `worth.json` with the points of the curve and this number, and a table for the
+            page.
+    """
     metric = measured.metric
     candidates = (
         _point(
@@ -464,8 +484,8 @@ def _point(
 
 
 def _crossing(points: Points, key: str) -> float | None:
-    """Number of samples from which on `key` is at most 0, interpolated over the logarithm of
-    samples; None if `key` is positive for the largest number, or nowhere."""
+    """Number of training samples at which the curve of `key` falls to 0, by linear interpolation
+    over the logarithm of the number; None if it is above 0 at the largest number, or nowhere."""
     for fewer, more in reversed(list(itertools.pairwise(points))):
         if more[key] > 0:
             return None

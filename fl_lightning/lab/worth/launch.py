@@ -66,8 +66,9 @@ class WorthPlan:
         leave_one_out: whether to train also without each silo in turn.
         curve: whether to train also on shares of each silo's samples.
         workers: number of worker processes; None: one per core, or one with a GPU.
-        again: command line that continues the work, printed where it stops.
-        begin: start on the monotonic clock, in seconds.
+        again: command line that continues the work; printed if the call ends before all is done.
+        begin: time at which the call began, on the monotonic clock in seconds; `minutes` count from
+            here.
     """
 
     layers: Sequence[Layer]
@@ -85,7 +86,8 @@ class WorthPlan:
 
     @property
     def entries(self) -> list[str | dict[str, Any]]:
-        """Entries for a study's `methods`: each method, then those with `CHOICES`."""
+        """Entries for a study's `methods`: each method with its default arguments, then again with
+        each set of arguments that `CHOICES` has for it."""
         choices = ({"name": name} | more for name in self.methods for more in CHOICES.get(name, []))
         return [*self.methods, *choices]
 
@@ -95,8 +97,12 @@ class WorthPlan:
         return math.inf if self.minutes is None else self.begin + 60 * SLACK * self.minutes
 
     def extra_ratio(self, silos: int) -> float:
-        """Divide the number of trainings of newcomers, leave-one-out and curve by that of one
-        cycle."""
+        """Return the number of trainings for newcomers, leave-one-out and learning curve, as a
+        multiple of the trainings of one cycle.
+
+        Args:
+            silos: number of silos.
+        """
         newcomers = 2 * min(silos, FOLDS)  # 2: the chosen method and training alone
         others = FOLDS * (silos * self.leave_one_out + 6 * self.curve)  # 6: these 2, 3 `SHARES`
         # 2: FedAvg and local
@@ -105,7 +111,14 @@ class WorthPlan:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan, with its trained rows by name, facts on the silos, and the metric."""
+    """A checked plan with all that it needs for training.
+
+    Args:
+        plan: the plan.
+        rows: the rows that are to be trained, by name (plain models are not among them).
+        facts: facts on the silos.
+        metric: metric in which gains are measured.
+    """
 
     plan: WorthPlan
     rows: Mapping[str, Row]
@@ -131,14 +144,15 @@ def worth(
     again: str = "",
     **keys: Any,
 ) -> Measured:
-    """Train what is missing in the folder `out`, measure gains, and write the result files.
+    """Check the arguments, run the trainings that have no scores yet in the folder `out`, measure
+    gains, and write the result files.
 
     Args:
         layers: layers of the config, as for `fit`; later ones win.
         out: folder for runs and results.
         methods: names of methods to try besides FedAvg; None: `default_methods`.
         repeats: trainings of each method, rounded up to whole cycles; None: `CYCLES` cycles.
-        again: command line that continues the work, printed where it stops.
+        again: command line that continues the work; printed if the call ends before all is done.
         keys: `minutes`, `metric`, `margin`, `leave_one_out`, `curve` and `workers` of `WorthPlan`.
 
     Raises:
@@ -182,7 +196,8 @@ def worth(
 
 
 def default_methods(layers: Sequence[Layer]) -> list[str]:
-    """Return `METHODS`, and the config's method unless it is among them, "local" or "fedavg"."""
+    """Return the methods that are tried by default: `METHODS`, and the method that the config names
+    if it is another one ("local" and "fedavg" are always trained)."""
     configured = [layer["method"] for layer in layers if "method" in layer]
     name = configured[-1] if configured else None
     if isinstance(name, dict):
@@ -192,7 +207,8 @@ def default_methods(layers: Sequence[Layer]) -> list[str]:
 
 
 def train_and_write(ready: Prepared) -> Measured:
-    """Train what is missing, measure gains, and write the result files."""
+    """Carry out a checked plan: run the trainings that have no scores yet, measure gains, and write
+    the result files."""
     from fl_lightning.lab.worth import output
     from fl_lightning.lab.worth.measure import measure
     from fl_lightning.lab.worth.scores import complete_folds, read
@@ -276,8 +292,8 @@ def prepare(plan: WorthPlan, may_skip_pooling: bool = False) -> Prepared:
 
     Args:
         plan: the plan.
-        may_skip_pooling: whether to leave out `partialpooling` where samples have more features
-            than it can model, instead of letting its runs fail.
+        may_skip_pooling: whether to leave out the method `partialpooling` if it cannot model these
+            data (no table, or one with too many features). If false, its runs will fail.
     """
     definition, base, runs = _resolved(plan, 1)  # before torch is imported
     from fl_lightning.lab.study.workers import in_a_process
@@ -372,8 +388,8 @@ def _named_metric(plan: WorthPlan, base: Config) -> Name | None:
 
 
 def _train(ready: Prepared) -> int:
-    """Train what is missing, with `minutes` cycle by cycle; returns the number of complete
-    cycles."""
+    """Run the trainings that have no scores yet; with `minutes`, cycle by cycle. Returns the number
+    of complete cycles."""
     from fl_lightning.lab.worth import words
 
     plan, facts = ready.plan, ready.facts
@@ -398,7 +414,8 @@ def _train(ready: Prepared) -> int:
 
 
 def _train_up_to(ready: Prepared, cycles: int) -> int:
-    """Train what is missing in the first `cycles` cycles; returns the number of trainings run."""
+    """Run the trainings of the first `cycles` cycles that have no scores yet; returns their
+    number."""
     from fl_lightning.lab.worth.runs import Task
 
     plan, out = ready.plan, ready.plan.folder.path

@@ -33,7 +33,7 @@ def measure(
         silos: silos with the scores of all rows.
         metric: metric in which gains are measured.
         margin: size of a gain that does not matter; None: `words.default_margin`.
-        cycles: number of complete cycles; 0: some folds of the first.
+        cycles: number of complete cycles; 0: only some folds of the first cycle are complete.
     """
     methods = [name for name in silos[0].rows if name not in ALONE]
     tables, sizes = _by_fold(silos, metric, methods)
@@ -73,10 +73,10 @@ def measure(
 def best_alone(silos: Sequence[Silo], metric: Name) -> list[tuple[Scores, str]]:
     """Choose the best row of `ALONE` for each silo by cross-validation.
 
-    Each fold is scored by the row that is best on the other folds of its cycle. The best row is
-    that with the largest sum of the silo's own score and the mean over silos: in a silo of 60
-    samples its own score is mostly chance, and by the mean alone large and small silos would get
-    the same row.
+    Each fold is scored by the row that is best on the other folds of its cycle. The best row has
+    the largest sum of the silo's own score and the mean score over silos. By its own score only,
+    the choice in a silo of 60 samples would be mostly chance; by the mean only, large and small
+    silos would get the same row.
 
     Returns:
         For each silo, the scores composed fold by fold, and the name of the row that is best over

@@ -89,7 +89,7 @@ def _silo(answer: Answer, end: float) -> dict[str, Any]:
 
 
 def _reaches(answers: Iterable[Answer]) -> list[float]:
-    """Distances between 0 and the far end of each interval."""
+    """Distance from 0 to the far end of each silo's interval."""
     return [
         max(abs(answer.low), abs(answer.high)) for answer in answers if answer.estimate is not None
     ]
@@ -104,7 +104,7 @@ def _end(measured: Measured) -> float:
 
 
 def _steps(end: float) -> list[float]:
-    """Three to five round values along the axis."""
+    """Three to five values with few digits along the axis."""
     least = end / 2.5
     unit = 10 ** np.floor(np.log10(least))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least * (1 - 1e-9))

@@ -27,7 +27,8 @@ INNER = 5
 
 
 def linear(x: Array, y: Array, units: Array) -> Any:
-    """Fit a ridge or logistic regression, with its penalty chosen by inner cross-validation.
+    """Fit a ridge or logistic regression, with its penalty chosen by inner cross-validation; return
+    scikit-learn's fitted model.
 
     Args:
         x: (n, features).

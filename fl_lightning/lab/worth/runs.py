@@ -38,8 +38,8 @@ class Task:
         config: config of the run, with the rounds of the longest of `lengths`.
         folder: folder of the run.
         out: folder below which scores are stored; None: no scores.
-        rows: kind of model that is scored (such as "finetuned"; None: that of the run's judge), by
-            label of the row.
+        rows: for each row, by its label, the kind of model that is scored, such as "finetuned";
+            None: the kind that judges the run.
         lengths: training lengths after which models are scored.
         plain: names of plain models that are fitted to the same samples.
     """
@@ -53,7 +53,7 @@ class Task:
 
     @property
     def length_by_round(self) -> dict[int, int]:
-        """Training length that ends with each scored round."""
+        """Rounds whose models are scored, each with the training length that ends there."""
         rounds = self.config.federation.rounds // max(self.lengths)
         return {rounds * length: length for length in self.lengths}
 
@@ -72,10 +72,12 @@ class Task:
         return ended and all(file.is_file() for file in self.files)
 
     def run(self, train: Any) -> None:
-        """Start or resume the run; a finished run, which lacks score files, is deleted first.
+        """Start or resume the run. If the run has ended (but score files are missing, or this task
+        would be `done`), delete it and train again.
 
         Args:
-            train: `fl_lightning.lab.study.launch.train`.
+            train: the function that trains a config in a folder,
+                `fl_lightning.lab.study.launch.train`.
         """
         if (self.folder / "summary.json").is_file():
             shutil.rmtree(self.folder)

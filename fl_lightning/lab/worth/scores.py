@@ -21,12 +21,14 @@ Table = dict[str, Array]
 
 
 def scores_path(out: Path, name: str, seed: int) -> Path:
-    """Path of the scores of the row `name` and a seed: an .npz file with a `Table`."""
+    """Path of the .npz file with the scores of the row `name` in the run of one seed: arrays with
+    an entry for each tested sample."""
     return out / "scores" / folder_of(name) / f"seed-{seed}.npz"
 
 
 def complete_folds(out: Path, names: Sequence[str]) -> list[int]:
-    """Folds of the first cycle for which all rows have scores."""
+    """Folds of the first cycle for which all rows have scores. (If time ends during the first
+    cycle, results are of these folds.)"""
     return [
         fold
         for fold in range(FOLDS)
@@ -78,8 +80,18 @@ def read_same_samples(
     names: Sequence[str],
     facts: SiloFacts,
 ) -> Silo:
-    """Read the first cycle's scores of the rows `names` from the folder `out`, on the samples of
-    `silo` only."""
+    """Read further scores of a silo, on exactly those samples that `silo` has, so that the two can
+    be compared sample by sample.
+
+    Args:
+        out: folder that contains the folder `scores`, such as that of runs without one silo.
+        silo: the silo whose samples are kept.
+        names: names of the rows to read.
+        facts: facts on the silos.
+
+    Returns:
+        The silo with the first cycle's scores of the rows `names`.
+    """
     tables = _tables(
         out,
         names,

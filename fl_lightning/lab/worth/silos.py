@@ -68,7 +68,8 @@ class Silo:
 
 @dataclass
 class Answer:
-    """Results for one silo: scores, gain, interval and verdict."""
+    """Result for one silo: its score alone and federated, the gain with its interval, and the
+    verdict."""
 
     silo: Silo
     alone: float
@@ -96,7 +97,7 @@ class Answer:
 
 @dataclass
 class Measured:
-    """Results for all silos."""
+    """The results of a call of `worth`: of each silo, and of the consortium of all silos."""
 
     answers: list[Answer]
     metric: Name
@@ -107,6 +108,6 @@ class Measured:
     picks: Mapping[str, int]
     """Number of folds for which each row was chosen."""
     cycles: int
-    """Number of complete cycles; 0: some folds of the first."""
+    """Number of complete cycles; 0: only some folds of the first cycle are complete."""
     consortium: dict[str, Any] = field(default_factory=dict)
     """Part of `worth.json` about all silos together."""

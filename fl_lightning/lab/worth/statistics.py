@@ -58,8 +58,8 @@ class Scores:
     """Scores of one row on a silo's samples.
 
     Args:
-        right: (C, n): for classification 1 or 0, for texts the share of positions predicted right,
-            for a regression the absolute error.
+        right: score of each sample, (C, n): for classification 1 if it is predicted right, else 0;
+            for texts the share of positions predicted right; for a regression the absolute error.
         outputs: (C, n, classes) class scores; None for texts and regressions.
     """
 
@@ -97,7 +97,7 @@ class ScoredSamples:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A gain with its variance, from which its interval follows."""
+    """A silo's gain with its variance, from which the interval of the gain follows."""
 
     gain: float
     variance: float
@@ -121,12 +121,13 @@ class Estimate:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Lower and upper end of the interval.
+        """Lower and upper end of the interval: the gain plus or minus the half-width, and the end
+        on the side of the skew moved outwards.
 
-        Between two models that rank nearly all pairs right, few samples make the difference, and
-        contributions are skewed. The end on the side of the skew therefore moves outwards, by the
-        shift of both ends in Hall's expansion of t (1992). The other end stays: moving it inwards,
-        too, would declare more gains.
+        Contributions are skewed if few samples make the difference, as between two models that rank
+        nearly all pairs right (AUROC). Hall's expansion of t (1992) would shift both ends by the
+        same distance; only the outward shift is applied, since the inward one would declare more
+        gains.
         """
         t = float(stats.t.ppf(1 - LEVEL / 2, self.degrees))
         shift = (2 * t**2 + 1) / 6 * self.skew
@@ -134,17 +135,19 @@ class Estimate:
 
     @property
     def training_std(self) -> float:
-        """Standard deviation of the gain between single trainings on the same samples."""
+        """Standard deviation that a single training of one fold gives the gain, with the samples
+        fixed."""
         return math.sqrt(self.common * self.fits)
 
     def half_after(self, cycles: int) -> float:
-        """Predict the half-width after `cycles` cycles in all; at best it falls with the root of
-        their number."""
+        """Predict the half-width after `cycles` cycles in all. It is never predicted to fall faster
+        than in proportion to 1 / sqrt(cycles)."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
     def samples_for(self, samples: int, half_width: float) -> int | None:
-        """Predict how many units the silo needs for a half-width, reached in 95 of 100 cases.
+        """Predict how many units the silo needs so that, with probability 95 %, its half-width is
+        at most `half_width`.
 
         Args:
             samples: number of units that the silo has.
@@ -152,7 +155,8 @@ class Estimate:
 
         Returns:
             The number, rounded up to two digits; `samples` if the half-width is reached already;
-            None if `common`, which more samples do not reduce, is too large.
+            None if no number suffices: the variance by chance in fitting models (`common`), which
+            more samples do not reduce, is too large.
         """
         if half_width >= self.half:
             return samples
@@ -173,15 +177,17 @@ class Estimate:
 
 
 def contributions(metric: Name, scores: Scores, samples: ScoredSamples) -> Array:
-    """Compute each tested sample's contribution to the metric, (C, n): larger is better, NaN is
-    undefined.
+    """Compute each tested sample's contribution to the metric, (C, n); larger is better, and NaN
+    means undefined.
 
-    Accuracy and mae are means over samples; balanced accuracy is the mean over classes of the means
-    over their samples. AUROC is that of each class against the rest, mean over classes; for two
-    classes that of the second. Its contributions are placements (DeLong et al., 1988): of a
-    positive, the share of negatives ranked below it; of a negative, the share of positives ranked
-    above it. They are placements within a fold, since scores of two models cannot be ranked
-    together. Positives sum up to the AUROC, and so do negatives: together to twice the AUROC.
+    - accuracy, mae: the metric is the mean over samples (mae with a negative sign).
+    - balanced_accuracy: the metric is the mean over classes of the means over their samples.
+    - auroc: the metric is the mean over classes of the AUROC of a class against the rest; for two
+      classes it is the AUROC of the second class. Contributions are placements (DeLong et al.,
+      1988). The placement of a positive is the share of negatives ranked below it, that of a
+      negative the share of positives ranked above it, both among the samples of one fold, since
+      scores of two models cannot be ranked together. Placements of the positives sum up to the
+      AUROC, and so do those of the negatives; so all contributions sum up to twice the AUROC.
     """
     n = len(samples)
     if metric == "mae":
@@ -196,7 +202,8 @@ def contributions(metric: Name, scores: Scores, samples: ScoredSamples) -> Array
 
 
 def scale(metric: Name) -> float:
-    """Factor that turns the sum of a cycle's `contributions` into the metric."""
+    """Factor that turns the sum of a cycle's `contributions` into the metric: 0.5 for the AUROC,
+    which they count twice, else 1."""
     return 0.5 if metric == "auroc" else 1.0
 
 
@@ -216,14 +223,16 @@ def _auroc(scores: Scores, samples: ScoredSamples) -> Array:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of the samples of one class with all others that one fold of a cycle tested.
+    """Comparisons from which the AUROC of a class is computed: each of its samples (positive) with
+    each other sample (negative) that the same fold of the same cycle has tested.
 
     Args:
         cycle: number of the cycle.
         positive: (p,) indices of the samples of the class.
         negative: (q,) indices of the others.
         above: (p, q): 1 where the positive is ranked above the negative, 0.5 for a tie, else 0.
-        weights: factors of a positive's and of a negative's placement in `contributions`.
+        weights: two numbers: the factors that turn placements of positives, and of negatives, into
+            `contributions`.
     """
 
     cycle: int
@@ -318,9 +327,16 @@ def estimate(
 ) -> Estimate | None:
     """Estimate the gain of `federated` over `alone`; None if the metric is undefined.
 
-    The variance is V_s + a + V_x. V_s is the variance of the sum of the units' contributions, class
-    by class. The term a is added for `MADE_UP` samples. V_x is the variance between fits, less the
-    part that their samples explain. Degrees of freedom follow Satterthwaite.
+    The variance is V_s + a + V_x:
+
+    - V_s, from the choice of samples: variance of the sum of the units' contributions, class by
+      class.
+    - a, for small silos: `MADE_UP` samples are added to each class as if the two models differed in
+      them, so that the variance is not 0 where they agree in all real samples.
+    - V_x, from the chance in training: variance between the fitted models' results, less the part
+      that the samples which each has tested explain.
+
+    Degrees of freedom follow Satterthwaite.
     """
     difference = _difference(
         metric,
@@ -483,13 +499,21 @@ def _over_cycles(values: Array) -> Array:
 
 
 def one_unit_dominates(alone: Array, federated: Array, samples: ScoredSamples) -> bool:
-    """Whether a single unit makes up too much of the variance of the errors (C, n) of training
-    alone, or of their difference to federated training.
+    """Whether one unit causes so much of a variance that no interval can be trusted: the variance
+    of the errors of training alone, or of the differences between these and the errors of federated
+    training.
 
-    The limit for the difference is `HEAVY`, and more below `LEAST` units, since the largest of few
-    shares is larger by chance. The limit for the errors, which are skewed, is twice that; above
-    `LEAST` units it falls as the largest share does for errors with three degrees of freedom. With
-    heavier tails, a single training set does not show how much its result is chance.
+    The limit is a share of the variance. For the difference it is `HEAVY`; with fewer than `LEAST`
+    units it is greater, since the largest of few shares is greater by chance. For the errors
+    themselves, which are skewed, it is twice that; with more than `LEAST` units it falls with their
+    number, as the largest share does for errors of a t distribution with three degrees of freedom.
+    If tails are heavier, the result of a single training set tells too little about other training
+    sets.
+
+    Args:
+        alone: absolute errors of training alone, (C, n).
+        federated: absolute errors of federated training, (C, n).
+        samples: the tested samples.
     """
     ratio = LEAST / len(np.unique(samples.units))
     limit = HEAVY * max(1.0, ratio)
@@ -518,9 +542,9 @@ def why_too_few(
     Args:
         metric: metric in which gains are measured.
         labels: (n,) class numbers.
-        size: number of different samples; None: n.
+        size: number of distinct samples, if some occur in `labels` more than once; None: n.
         units: number of groups of dependent samples; 0: all samples are independent.
-        kind: name of these groups.
+        kind: name of these groups, such as "persons".
     """
     n, needed = size or len(labels), LEAST_OF_CLASS[metric]
     _, counts = np.unique(labels, return_counts=True)
@@ -551,9 +575,9 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
 
 
 def choose_by_other_folds(tables: Array, sizes: Array) -> tuple[Array, int]:
-    """Choose a row for each fold of each cycle by the *other* folds of the cycle, for all silos at
-    once: no row is scored on the folds for which it was best. Silos without a value on these are
-    left out.
+    """Choose a row for each fold of each cycle: the best one on the *other* folds of the cycle, so
+    that no row is scored on folds by which it was chosen. The choice is common to all silos; silos
+    without a value on the other folds have no part in it.
 
     Args:
         tables: (rows, silos, C, folds) metric on each fold, as by `by_fold`.

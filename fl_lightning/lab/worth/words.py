@@ -38,8 +38,12 @@ ALONE_IN_WORDS = {
 
 
 def alone_is_as_good(row: str) -> str:
-    """Say why a silo with an interval above 0 gets no verdict: its `row` of `ALONE` scores as
-    high."""
+    """Say why a silo gets no verdict although its interval is above 0: a model that it trains alone
+    scores as high as the federated one.
+
+    Args:
+        row: name of this model, one of `ALONE`.
+    """
     return f"{ALONE_IN_WORDS[row]}, made of its own samples, is as good"
 
 
@@ -49,8 +53,8 @@ def default_margin(alone: float, metric: Name) -> float:
 
 
 def why_no_verdict(silo: Silo, metric: Name) -> str:
-    """Say why a silo gets no verdict: other silos have all its samples, or `why_too_few`; empty if
-    it gets one."""
+    """Say why a silo gets no verdict: all its samples are also in other silos, or they are too few
+    (`why_too_few`); empty if it gets a verdict."""
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
     size = min(silo.size, len(silo.samples))
@@ -215,8 +219,8 @@ def _on_the_whole(facts: Mapping[str, Any], measured: Measured) -> str:
 
 
 def best_alone(measured: Measured) -> str:
-    """Say for how many silos each row of `ALONE` is best, with a warning about silos for which it
-    is the longest training."""
+    """Say for how many silos each row of `ALONE` is best. For silos whose best row is the longest
+    training, warn that an even longer one may be better."""
     rows = [answer.alone_kind for answer in measured.answers]
     counts = ", ".join(
         f"{ALONE_IN_WORDS[row]} {rows.count(row)}" for row in ALONE_IN_WORDS if row in rows
