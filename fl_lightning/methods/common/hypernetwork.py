@@ -80,9 +80,9 @@ class Hypernetwork(nn.Sequential):
         them in place.
 
         Args:
-            memory: holds `momenta`.
+            memory: holds the buffers, as `momenta` returns them.
             lr: learning rate.
-            momentum: its factor.
+            momentum: factor on a buffer in each step.
             decay: weight decay.
         """
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)

@@ -105,7 +105,11 @@ def sum_to_one(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cosines(P: Tensor) -> Tensor:
-    """Return cosine similarities (m, m) of m clients' flattened predictions P (m, D, C); the
-    diagonal is 1."""
+    """Return the cosine similarities (m, m) between the predictions of m clients; the diagonal is
+    1.
+
+    Args:
+        P: predictions (m, n, C) on n samples; each client's are flattened to one vector.
+    """
     directions = normalize(P.flatten(1), dim=1)
     return (directions @ directions.T).clamp(-1, 1).fill_diagonal_(1.0)
