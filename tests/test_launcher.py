@@ -102,8 +102,7 @@ def test_processes_that_were_started_and_are_not_wanted_are_refused(monkeypatch,
         monkeypatch.setenv(name, value)
     assert run_line(f"fit {SMALL} --out {tmp_path / 'runs'}") == 2
     assert capsys.readouterr().err == (
-        "fl-train: error: fabric.devices=1: srun has started 2 processes: devices "
-        "times num_nodes must "
-        "be as many (if it has started none, unset SLURM_STEP_ID)\n"
+        "fl-train: error: fabric.devices=1: by SLURM_STEP_ID, srun has started 2 processes: "
+        "devices times num_nodes must be as many; if it has not, unset SLURM_STEP_ID\n"
     )
     assert not (tmp_path / "runs").exists()

@@ -237,7 +237,7 @@ def _as_mapping(head: str, value: Any) -> Layer:
     which arguments can be added."""
     if head in NAMED:
         return mapping(head, value)
-    requirement = f"{head}.ARG belongs to one {head}: give a list's items their own arguments"
+    requirement = "it is a list of several: give each item its own arguments"
     check(head, value, isinstance(value, str), requirement)
     return {"class_path": value}
 

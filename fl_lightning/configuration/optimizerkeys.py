@@ -65,7 +65,7 @@ def check_noise(
     """
     requirement = "it must be given: noise without a bound protects nothing"
     check(f"{key}.clip", None, clip is not None, requirement)
-    requirement = "give either noise or epsilon_target, not both"
+    requirement = "give exactly one of noise and epsilon_target"
     check(f"{key}.noise", noise, (noise is None) != (target is None), requirement)
     positive = "it must be above 0"
     for name, value, requirement in (

@@ -182,7 +182,7 @@ def _decoded(data: DataConfig, path: Path) -> str:
     first_line = text.partition("\n")[0]
     best = max(SEPARATORS, key=lambda name: first_line.count(SEPARATORS[name]))
     is_parted = SEPARATORS[data.separator] in first_line or SEPARATORS[best] not in first_line
-    requirement = f"the first line of {data.root} has none: set data.separator {best!r}"
+    requirement = f"the first line of {data.root} lacks it: set data.separator {best!r}"
     check("data.separator", data.separator, is_parted, requirement)
     return text
 

@@ -158,8 +158,8 @@ def check_launched(launch: Launch, devices: int | str, ranks: int) -> None:
     """
     variable = TORCHRUN[0] if launch.by == "torchrun" else SRUN[0]
     requirement = (
-        f"{launch.by} has started {launch.size} processes: devices times num_nodes must be as many "
-        f"(if it has started none, unset {variable})"
+        f"by {variable}, {launch.by} has started {launch.size} processes: devices times num_nodes "
+        f"must be as many; if it has not, unset {variable}"
     )
     check("fabric.devices", devices, launch.size == ranks, requirement)
     if launch.by == "torchrun":

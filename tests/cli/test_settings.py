@@ -330,7 +330,7 @@ def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned):
     )
     assert settings.models[0].component.init_args == {"hidden": [3]}
     assert settings.callbacks["quantize"].init_args == {"bits": 4}
-    with refuses(r"^model=.*give a list's items their own arguments"):
+    with refuses(r"^model=.*give each item its own arguments"):
         layer_of("own.yaml", {"model": ["cnn", "mlp"], "model.hidden": [3]})
 
 

@@ -285,7 +285,7 @@ def test_parts_that_do_not_fit_are_refused(federation, settings, other, says):
 
 WRONG = {
     NOISE: "clip: it must be given: noise without a bound",
-    CLIP: "noise=None.*either noise or epsilon_target",
+    CLIP: "noise=None.*exactly one of noise and epsilon_target",
     f"{CLIP} --callbacks.centralprivacy.noise 0": "noise=0.0.*above 0: without noise there is no epsilon",
     f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1": r"quantile=1.* \(0, 1\)",
     f"{CLIP} {NOISE} --method kapc": "='kapc'.*receives its own mix",

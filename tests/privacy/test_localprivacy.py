@@ -180,8 +180,8 @@ def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation,
 
 WRONG = {
     "noise 1": "clip: it must be given: noise without a bound",
-    "clip 1": "noise=None.*either noise or epsilon_target",
-    "clip 1 noise 1 epsilon_target 2": "noise=1.0.*either noise or epsilon_target",
+    "clip 1": "noise=None.*exactly one of noise and epsilon_target",
+    "clip 1 noise 1 epsilon_target 2": "noise=1.0.*exactly one of noise and epsilon_target",
     "clip 1 noise 0": "noise=0.0.*above 0: without noise there is no epsilon",
     "clip 0 noise 1": "clip=0.0.*above 0",
     "clip 1 noise 1 delta 0.01": r"delta=0.01.*one over the \d+ training samples",

@@ -266,8 +266,8 @@ def test_steps_of_a_refused_upload_count(fit, monkeypatch):
 
 WRONG = {
     "noise 1": "clip: it must be given: noise without a bound",
-    "clip 1": "noise=.*either noise or epsilon_target",
-    "clip 1 noise 1 epsilon_target 2": "noise=1.0.*either noise or epsilon_target",
+    "clip 1": "noise=.*exactly one of noise and epsilon_target",
+    "clip 1 noise 1 epsilon_target 2": "noise=1.0.*exactly one of noise and epsilon_target",
     "clip 1 noise 0": "noise=0.0.*without noise there is no epsilon",
     "clip -1 noise 1": "clip=-1.0.*above 0",
     "clip 1 noise 1 delta 0.1": r"delta=0.1.*one over the \d+ training samples",
