@@ -69,8 +69,8 @@ class FedAPA(Method):
         return "shared"
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send the mixes; keep the cohort's models until the weights have learned from the
-        round."""
+        """Send each client its mix, and keep copies of the cohort's last models: the server learns
+        the mixing weights from these copies after the round's uploads have replaced the models."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {

@@ -81,8 +81,13 @@ class FedEM(Method):
         module: Module,
         batch: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Return sum_k mean q_k CE_k, shape (), of labels weighted by q, (batch, K, C). A
-        component's cross entropy gives no gradient to the other components."""
+        """Return the sum over components k of the batch's mean of q_k CE_k, shape (). A component's
+        cross entropy gives no gradient to the other components.
+
+        Args:
+            module: holds the mixture.
+            batch: inputs, and targets (batch, K, C): the one-hot label, times q_k for component k.
+        """
         x, target = batch
         logs: Tensor = module.model.log_probabilities(x)
         return -(target * logs).sum() / len(target)

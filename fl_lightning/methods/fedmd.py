@@ -51,8 +51,9 @@ LAYER = "predictions"
 
 
 class Teachers(Alone):
-    """Relation for methods that exchange predictions: every client keeps its own model. The rows
-    are recorded and drawn as weights of predictions in each client's teacher (`FedMD.weigh`)."""
+    """Relation of methods that exchange predictions: every client keeps its own model. Tables and
+    heatmaps show, as its rows, the weights of the predictions in each client's teacher
+    (`FedMD.weigh`)."""
 
     fixed = ""
 
@@ -112,9 +113,10 @@ class FedMD(WithoutModels):
         return Teachers()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The last uploads, none at first: `public.predictions` (m, |D_r|, C) on the public subset
-        D_r; `public.told` (m,), the numbers of the clients that sent them; `public.rows` (N, m),
-        their weights in each client's teacher."""
+        """The last round's uploads, none at first. `public.predictions` (m, n, C): predictions of m
+        clients on the n samples of the round's public subset. `public.told` (m,): the numbers of
+        these clients. `public.rows` (N, m): the weights of their predictions in each client's
+        teacher."""
         return {
             "public.predictions": torch.zeros(0, 0, run.data.num_classes),
             "public.told": torch.zeros(0, dtype=torch.int64),
@@ -122,7 +124,8 @@ class FedMD(WithoutModels):
         }
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send each client its teacher (|D_r|, C), once predictions have been uploaded."""
+        """Send each client its teacher, (n, C) for n public samples, once predictions have been
+        uploaded."""
         payloads = super().broadcast(server)
         memory = server.memory
         cohort = server.cohort
@@ -219,7 +222,7 @@ class FedMD(WithoutModels):
 
         Args:
             server: of the round.
-            P: predictions (m, |D_r|, C), float64.
+            P: predictions (m, n, C) on n public samples, float64.
             uploaders: numbers of the m clients that sent them.
         """
         shape = (server.clients, len(uploaders))

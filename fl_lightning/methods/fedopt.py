@@ -57,7 +57,8 @@ class Adaptive(ServerOptimizer, ABC):
         return 1.0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With `update code`, the number of steps, 0 at first."""
+        """`server.steps`, only with `update code`: the number of steps that the server has taken, 0
+        at first."""
         memory = super().init_server(run)
         if self.update == "code":
             memory[STEPS] = torch.zeros((), dtype=torch.int64)

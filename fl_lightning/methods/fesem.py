@@ -72,8 +72,10 @@ class FeSEM(KClusters):
         self.average(server, cluster, uploaders)
 
     def admit(self, server: Server, client: Client) -> None:
-        """Give a newcomer with training samples a cluster of its own, whose model is the mean of
-        all centres by samples. Without samples, it joins the largest cluster."""
+        """Give a newcomer with training samples a cluster of its own for the start, as it has no
+        upload yet whose nearest centre would tell its cluster. The cluster's model is the mean of
+        all centres by samples; the E-step after the newcomer's upload moves the newcomer to the
+        nearest centre. Without samples, it joins the largest cluster."""
         if not len(client.data.train):
             return super().admit(server, client)
         group = server.only

@@ -70,8 +70,8 @@ class PFedLA(OwnStatistics):
         return LayerRows(self.embedding, self.hidden, self.local_layers, self.hyper_lr)
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send the mixes; keep the cohort's models until the networks have learned from the
-        round."""
+        """Send each client its mix, and keep copies of the cohort's last models: the networks learn
+        from these copies after the round's uploads have replaced the models."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
