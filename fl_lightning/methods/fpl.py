@@ -119,8 +119,8 @@ def finch(points: Tensor) -> Tensor:
     repeatedly.
 
     Returns:
-        The coarsest partition (n,) with more than one cluster; the first partition, if that has
-        one.
+        The coarsest partition (n,) with more than one cluster. If the first partition already has a
+        single cluster, that partition.
     """
     clusters = first_neighbour_clusters(points)
     while int(clusters.max()):

@@ -41,9 +41,10 @@ class PFedLA(OwnStatistics):
     Args:
         embedding: width of a client's embedding. 100: a public reimplementation (the authors' code
             was not found).
-        hidden: width of the network's hidden layers. 100: the same.
-        hyper_lr: learning rate of the networks (SGD). 0.005: the same. Rows hardly move with it,
-            since a network's outputs are divided by their sum (docs/methods.md).
+        hidden: width of the network's hidden layers. 100: the same reimplementation.
+        hyper_lr: learning rate of the networks (SGD). 0.005: the same reimplementation. Mixing
+            weights hardly move with it, since a network's outputs are divided by their sum
+            (docs/methods.md).
         local_layers: number of layers that stay the client's own, those in which its own weight is
             greatest (HeurpFedLA's K). 0: pFedLA.
     """
