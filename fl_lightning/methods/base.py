@@ -220,7 +220,7 @@ class Method:
 
         Args:
             group: the server's handle of the clients that share the client's architecture.
-            client: its number.
+            client: number of the client.
         """
         is_sent = group.group.down_mask[group.layout.is_parameter].all()
         is_shared = is_sent or self.traits.still
@@ -238,7 +238,7 @@ class Method:
         Args:
             client: whose model is scored.
             vector: the model, (D,).
-            kind: of the model: `before`, `after`, `global`, ... as in `outputs`.
+            kind: kind of the model: `before`, `after`, `global`, ... as in `outputs`.
         """
         return {}
 
@@ -254,8 +254,8 @@ class Method:
         Args:
             client: whose network it is.
             x: a batch of inputs.
-            kind: of the scored model: `before` or `after` local training, `global`, `distilled` or
-                `finetuned`.
+            kind: kind of the scored model: `before` or `after` local training, `global`,
+                `distilled` or `finetuned`.
         """
         scores: Tensor = client.module.model(x)
         return scores

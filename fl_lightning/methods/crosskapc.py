@@ -44,7 +44,7 @@ class CrossKAPC(Method):
     and dissimilar ones by the cosine of their steps. The separation d' is the distance between the
     mean cosines of both kinds of pairs, over the standard deviation within the kinds. In round 3
     clients also upload their mean features of each class. If these conflict, and separate the pairs
-    with a greater d', the groups are theirs.
+    with a greater d', they take the place of the cosines. Clients that are similar form a group.
 
     If d' is above `guard`, rounds 4 to 6 try the groups. Each client starts one of these rounds
     from FedAvg's model, one from this model with the last layer replaced by the mean of the

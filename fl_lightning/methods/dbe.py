@@ -40,8 +40,8 @@ class DBE(PersonalPart):
     vector m_i, which is never sent. The running mean u_i starts each round at 0, and each batch
     sets u_i <- (1 - momentum) u_i + momentum (mean z of the batch). In the first round all clients
     train the initial model on CE alone, and upload only u_i; u is their mean by samples. Training
-    begins with the second round. An incomplete batch, the last of an epoch, trains on CE alone and
-    leaves u_i unchanged.
+    begins with the second round. If the last batch of an epoch is incomplete, it trains on CE alone
+    and leaves u_i unchanged.
 
     Args:
         kappa: weight of the distance between the means. 50: the authors' run script for a CNN.

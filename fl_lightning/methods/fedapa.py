@@ -39,7 +39,7 @@ class FedAPA(Method):
 
     Args:
         eta: step size of the weights. 0.01: the authors' config.
-        momentum: of that step. 0: the paper's update; 0.9: the authors' code.
+        momentum: momentum of the steps on a_ij. 0: the paper's update; 0.9: the authors' code.
         classifier: each client's `own` (the authors' code), or `mixed` with the body.
     """
 
@@ -85,8 +85,9 @@ class SteppedRows(Relation):
     and each row is divided by its sum before mixing.
 
     Args:
-        eta: step size.
-        momentum: of the step, over the rounds in which a client takes part.
+        eta: step size of the weights.
+        momentum: momentum of the steps; a client's changes only in rounds in which the client takes
+            part.
     """
 
     sources = "uploaded"

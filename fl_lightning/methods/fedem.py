@@ -143,8 +143,8 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
     E-step.
 
     Args:
-        client: its model is a `Mixture`, used in evaluation mode.
-        weights: of the components, (K,).
+        client: the client, whose model is a `Mixture`, used in evaluation mode.
+        weights: weights of the components, (K,).
 
     Returns:
         q (n, K), proportional to weights_k p_k(y|x), with rows that sum to 1; and the labels as

@@ -165,11 +165,11 @@ def epsilon_greedy(
     `epsilon`, any remaining one.
 
     Args:
-        scores: of all clients, (N,).
+        scores: scores of all clients, (N,).
         among: numbers of the clients to choose from.
         count: how many are chosen.
         epsilon: probability of a random choice.
-        rng: of the choices and of ties.
+        rng: random generator of the choices, and of the order of equal scores.
     """
     remaining = rng.permutation(sorted(among)).tolist()
     remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties keep their random order
@@ -194,9 +194,9 @@ def first_order_gains(
 
     Args:
         client: computes the losses.
-        part: its validation data.
+        part: the client's validation data.
         start: a model (D,).
-        models: of shape (D,) each.
+        models: models, (D,) each.
         norm: 2: Euclidean; 1: sum of absolute values.
     """
     base = client.loss(part, start)

@@ -177,7 +177,7 @@ class FedGen(Method):
         Args:
             G: computes features from the parameters in `memory`.
             memory: the tensors of `Generator.initial_tensors`, or of this method's last call.
-            heads: as from `uploaded_heads`.
+            heads: the clients' classifiers, as `uploaded_heads` returns them.
             labels: samples of each class, by client, (k, C).
             draws: random generator of classes and noise.
         """

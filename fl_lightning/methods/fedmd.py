@@ -70,8 +70,8 @@ class FedMD(WithoutModels):
     Args:
         samples: number of public samples, drawn anew each round. 5000: FedMD's authors' code; 3000:
             KT-pFL's paper.
-        epochs: of the distillation in a round. 1: the authors' code.
-        batch_size: of the distillation. 256: the authors' code.
+        epochs: epochs of the distillation in a round. 1: the authors' code.
+        batch_size: batch size of the distillation. 256: the authors' code.
         loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code,
             its paper leaves it open; kl: KT-pFL.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
@@ -221,7 +221,7 @@ class FedMD(WithoutModels):
         each row sums to 1. Here all weights are equal.
 
         Args:
-            server: of the round.
+            server: the round's server.
             P: predictions (m, n, C) on n public samples, float64.
             uploaders: numbers of the m clients that sent them.
         """

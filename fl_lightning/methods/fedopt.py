@@ -43,7 +43,7 @@ class Adaptive(ServerOptimizer, ABC):
 
         Args:
             server: keeps v.
-            square: of the mean change, (P,).
+            square: elementwise square of the mean change, (P,).
         """
 
     @property

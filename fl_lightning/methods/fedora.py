@@ -38,7 +38,7 @@ class FEDORA(OwnStatistics):
         alpha: weight of propagation; kappa = alpha / (1 + alpha). 1: paper (the authors' code has
             4). Beyond 1e15 kappa is rounded to 1, and the client's own model no longer counts.
         directions: number p of singular vectors that represent a client's data. 1: paper.
-        steps: of the iterative propagation; null: its fixed point, in closed form (paper).
+        steps: iterations of the propagation; null: its fixed point, in closed form (paper).
         sharpness: null: similarities are used as they are (paper). Otherwise exp(sharpness
             similarity) replaces them, for the most similar clients only. 10: the authors' code.
         neighbours: with `sharpness`: number of other clients that count. 2: the authors' code.

@@ -84,7 +84,7 @@ class FedRoD(Method):
         return scores if kind == "global" else scores + module.model.personal(module.features)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """Return the server's model (D,). It has body and classifier g of all clients; its personal
+        """Return the server's model (D,). All clients share its body and classifier g; its personal
         classifier is not used for the kind `global` (see `outputs`)."""
         return group["model"]
 

@@ -42,8 +42,8 @@ class FedTGP(Prototypes):
             with `distance squared`.
         distance, predict: as for `fedproto`. `squared` and `prototype`: the authors' code.
         threshold: upper bound on the margin. 100: the authors' code.
-        server_epochs: over the uploaded class means, in batches as large as the clients'. 100: the
-            authors' run script (their program's own default: 1,000).
+        server_epochs: epochs of the server's SGD over the uploaded class means, in batches as large
+            as the clients'. 100: the authors' run script (their program's own default: 1,000).
         server_lr: learning rate of the server's SGD. null: the clients', as in the authors' code.
     """
 
@@ -128,7 +128,7 @@ def adaptive_margin(uploaded: Tensor, classes: Tensor, cap: float) -> float:
 
     Args:
         uploaded: clients' class means (n, d).
-        classes: of the uploaded means, (n,).
+        classes: class of each uploaded mean, (n,).
         cap: greatest margin.
     """
     centres = torch.stack([uploaded[classes == c].mean(0) for c in classes.unique()])
@@ -148,7 +148,7 @@ def margin_loss(
     Args:
         centres: prototypes (C, d).
         uploaded: class means (n, d).
-        classes: of the uploaded means, (n,).
+        classes: class of each uploaded mean, (n,).
         margin: see `adaptive_margin`.
     """
     distance = torch.cdist(uploaded, centres, compute_mode="donot_use_mm_for_euclid_dist")

@@ -33,9 +33,9 @@ class FeSEM(KClusters):
 
     Args:
         clusters: number of centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
-        distance: over all parameters of the `model` (the paper), or of the `head` (the authors'
-            code).
-        weighting: of the mean: `uniform` (the paper), or by `samples`.
+        distance: distance to a centre: over all parameters of the `model` (the paper), or of the
+            `head` (the authors' code).
+        weighting: weights of clients in the mean: `uniform` (the paper), or by `samples`.
     """
 
     traits = replace(

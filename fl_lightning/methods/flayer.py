@@ -153,8 +153,8 @@ def layer_rates(
     is the mean of ln(1 + 1 / ||g||) over the gradients g of the layer's tensors.
 
     Args:
-        layout: of the model.
-        gradient: of a batch, (D,).
+        layout: layout of the model.
+        gradient: gradient on a batch, (D,).
         top: factor of the last layer.
         middle: factor of the layers between the first and the last.
     """
@@ -185,7 +185,7 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
     one parameter of each vector or kernel is uploaded.
 
     Args:
-        layout: of the model.
+        layout: layout of the model.
         change: change of the parameters in training, (D,).
     """
     mask = torch.ones_like(change, dtype=torch.bool)

@@ -136,7 +136,7 @@ def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
     its class, `clusters.classes` (K,), ascending.
 
     Args:
-        uploads: of each client, `classes` and `features`, a row for each class.
+        uploads: for each client `classes` and `features`, a row for each class.
         like: (C, d); gives the type of the prototypes.
     """
     labels = [torch.empty(0, dtype=torch.int64)]
@@ -174,7 +174,7 @@ def cluster_losses(
         features: z, (batch, d).
         labels: (batch,).
         prototypes: (K, d).
-        classes: of the prototypes, (K,).
+        classes: class of each prototype, (K,).
         tau: temperature.
     """
     z = wide(features)

@@ -42,9 +42,10 @@ class KTPFL(FedMD):
             pull is as before.
         step: step size of the coefficients. 0.01: paper. With `update code`: the mean absolute step
             of a row is between this and 5 times this.
-        update: `paper` (KL, Eq. 7) or `code` (mean squared error, rescaled steps, softmax).
-        projection: of rows after the paper's update: onto the `simplex` (ours), or `none` (as
-            printed; rows leave the simplex).
+        update: update of the coefficients: `paper` (KL, Eq. 7) or `code` (mean squared error,
+            rescaled steps, softmax).
+        projection: projection of rows after the paper's update: onto the `simplex` (ours), or
+            `none` (as printed; rows leave the simplex).
     """
 
     traits = replace(

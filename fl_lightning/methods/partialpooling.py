@@ -62,8 +62,8 @@ class PartialPooling(WithoutModels):
     lam is chosen among candidates, by losses on samples left out. A candidate is a value of
     `PENALTIES` for lam, and a factor of `INTERCEPTS` on the intercept's lam. It is fitted six
     times: to all samples, and without each of five parts of every client's samples. (The samples of
-    one unit, such as a patient, are in one part.) Clients score the fit to all samples of the
-    candidate with the least summed loss on the parts left out. Scored: v_i.
+    one unit, such as a patient, are in one part.) The best candidate has the least summed loss on
+    the parts left out. Scored: v_i of its fit to all samples.
 
     A linear model replaces the configured one.
     """

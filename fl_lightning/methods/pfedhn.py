@@ -53,9 +53,9 @@ class PFedHN(OwnStatistics):
             there).
         hyper_lr: learning rate of the hypernetwork (SGD), for one client a round. 0.01: the
             authors' code.
-        hyper_momentum: its momentum. 0.9: the authors' code.
-        hyper_decay: its weight decay. 0.001: the authors' code.
-        clip: greatest norm of its gradient. 50: the authors' code.
+        hyper_momentum: momentum of the hypernetwork's SGD. 0.9: the authors' code.
+        hyper_decay: weight decay of the hypernetwork. 0.001: the authors' code.
+        clip: greatest norm of the hypernetwork's gradient. 50: the authors' code.
     """
 
     traits = Traits(

@@ -144,9 +144,9 @@ class LayerRows(Relation):
         network's parameters.
 
         Args:
-            network: of the client.
+            network: the client's network.
             clients: N.
-            client: its number.
+            client: number of the client.
             sources: clients whose models are mixed.
         """
         places = torch.tensor(sources)

@@ -55,7 +55,7 @@ class ServerOptimizer(Method, ABC):
 
         Args:
             server: keeps the vector.
-            name: of v.
+            name: name of v.
             share: factor on the last v: below 1 a decay, 1 for a sum.
             value: to add, (P,).
             first: initial value of all entries.

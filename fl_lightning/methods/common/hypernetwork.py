@@ -109,9 +109,9 @@ class Hypernetwork(nn.Sequential):
         Jacobian of `output` by the parameters.
 
         Args:
-            output: of this network, with its graph.
-            gradient: of a loss by `output`.
-            optimizer: of this network.
+            output: output of this network, with its autograd graph.
+            gradient: gradient of a loss by `output`.
+            optimizer: optimiser of this network.
             clip: greatest norm of the gradient of all parameters together.
         """
         optimizer.zero_grad()

@@ -44,7 +44,8 @@ def subset_size(run: RunContext, samples: int | None) -> int:
 
     Args:
         run: with public data.
-        samples: as configured; None: all of them. With `--smoke` at most as many as there are.
+        samples: configured number; None: all public samples. With `--smoke` at most as many as
+            there are.
     """
     size = run.data.public_size
     if samples is None or run.config.smoke:
