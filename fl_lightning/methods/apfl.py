@@ -59,7 +59,7 @@ class APFL(PlainSteps):
         return [Phase(step=self.step, by_gradient=True)]
 
     def step(self, client: Client, batch: Batch) -> Tensor:
-        """Take one step of w, v and alpha; return the task loss at w, as FedAvg reports it."""
+        """Take one step of w, v and alpha; return the task loss at w before the step, shape ()."""
         w = client["model"]
         v = client["personal"]
         mixture = self.personal(client)
@@ -77,8 +77,11 @@ class APFL(PlainSteps):
         return loss
 
     def personal(self, client: Client) -> Tensor:
-        """Return the mixture; it equals w bit for bit for alpha 0, and v for alpha 1. Its running
-        statistics come from the mixture's own forward passes, and are stored with v."""
+        """Return the mixture alpha v + (1 - alpha) w, (D,).
+
+        Its parameters equal w's bit for bit if alpha is 0, and v's if alpha is 1. Its running
+        statistics are those of the mixture's own forward passes, which `step` stores in v's vector.
+        """
         mixture = client["personal"].clone()
         columns = client.layout.parameters
         w = client["model"][columns]

@@ -102,7 +102,7 @@ class Method:
     # ---------------------------------------------------------------- the server: on every rank
 
     def relation(self) -> Relation:
-        """Return the `Relation`, which gives the weights of each client's model in what each client
+        """Return the `Relation`: the weights of each client's model in the model that each client
         receives. The default `broadcast` and `aggregate` mix by it."""
         return SampleCounts()
 
@@ -145,11 +145,12 @@ class Method:
         return {}
 
     def receive(self, client: Client, payload: Payload) -> Phases | None:
-        """Install what the client has received in its model, before the model is scored as
-        `before`.
+        """Write the client's download into its model, which is then scored as `before` (before
+        local training).
 
         A method that trains before this score yields its phases, as in `phases`. The default
-        overwrites the received blocks if the trait `starts` is `server`.
+        overwrites the blocks of the client's model that the server has sent; if the trait `starts`
+        is not `server`, it leaves the model as it is.
         """
         if self.traits.starts == "server":
             client.overwrite(payload)
@@ -165,20 +166,24 @@ class Method:
         return Payload(client.layout, client["model"], client.group.up_mask.copy())
 
     def beside(self) -> dict[str, Beside]:
-        """Declare each named tensor of `Payload.statistics` and `Payload.extra` in the client's
-        uploads. Local privacy refuses to run with tensors that are not declared."""
+        """Declare the tensors that a client uploads beside its model, in `Payload.statistics` and
+        `Payload.extra`: by name, their content and the kind of their values.
+
+        Local privacy refuses to run with tensors that are not declared.
+        """
         return {}
 
     def private_phases(self) -> tuple[float | None, ...] | str:
-        """Tell whether DP-SGD (`optimizer.privacy`) covers the method.
+        """Return the epochs of each phase of a round, by which DP-SGD (`optimizer.privacy`) counts
+        the client's steps, or the reason why DP-SGD cannot protect the method's clients.
 
-        It does if everything that the client keeps and uploads follows from the optimiser's steps
-        on the task loss, with all of the client's samples.
+        DP-SGD protects them if everything that a client keeps and uploads follows from the
+        optimiser's steps on the task loss, with all of the client's samples.
 
         Returns:
-            If it does, the epochs of each phase of a round (None: as configured for local
-            training). If not, a text that names the method's other use of samples: the run is
-            refused with it.
+            A tuple with the epochs of each phase (None: as configured for local training). Or a
+            text that names the method's other use of samples: the run is then refused with this
+            text.
         """
         if not is_shipped(self):
             return "is a class of your own whose private_phases does not say how it uses samples"
@@ -215,7 +220,7 @@ class Method:
 
         Args:
             group: the server's handle of the clients that share the client's architecture.
-            client: its number.
+            client: number of the client.
         """
         is_sent = group.group.down_mask[group.layout.is_parameter].all()
         is_shared = is_sent or self.traits.still
@@ -227,8 +232,14 @@ class Method:
         vector: Tensor,
         kind: str,
     ) -> Tensors:
-        """Return tensors that `outputs` needs to score `vector` (D,) as `kind`. They are computed
-        once for each scoring, and kept in `client.prepared`."""
+        """Return tensors that `outputs` needs to score a model, such as the features of stored
+        samples. They are computed once for each scoring, and kept in `client.prepared`.
+
+        Args:
+            client: whose model is scored.
+            vector: the model, (D,).
+            kind: kind of the model: `before`, `after`, `global`, ... as in `outputs`.
+        """
         return {}
 
     def outputs(
@@ -243,7 +254,8 @@ class Method:
         Args:
             client: whose network it is.
             x: a batch of inputs.
-            kind: the model that is scored: before, after, global, ...
+            kind: kind of the scored model: `before` or `after` local training, `global`,
+                `distilled` or `finetuned`.
         """
         scores: Tensor = client.module.model(x)
         return scores
@@ -255,8 +267,8 @@ class Method:
 
 @dataclass(frozen=True)
 class WithoutModels(Method):
-    """Base: clients and server never exchange models; a subclass may exchange other tensors, such
-    as predictions."""
+    """Base: clients and server never exchange models, so all blocks are personal; a subclass may
+    exchange other tensors, such as predictions."""
 
     def relation(self) -> Relation:
         """Return the relation in which every client keeps its own model."""
@@ -306,8 +318,8 @@ def move_on(group: GroupServer, old: Tensor, size: float) -> None:
     """Apply the server's learning rate: replace the parameters of the group's new global model by
     old + size (new - old).
 
-    Exact for `size` 0 and 1. Running statistics stay as aggregated: extrapolated variances could
-    become negative.
+    The result is exact for `size` 0 and 1. Running statistics stay as aggregated: extrapolated
+    variances could become negative.
 
     Args:
         group: whose global model has just been aggregated.

@@ -241,8 +241,13 @@ def distance_to_means(
 
 
 def by_class(labels: Tensor, classes: int) -> Tensor:
-    """Count the labels of each class, (classes,). Unlike `bincount`, it works under
-    `torch.func.vmap`."""
+    """Return the number of labels of each class, (classes,). Unlike `bincount`, this works under
+    `torch.func.vmap`.
+
+    Args:
+        labels: class indices, (n,).
+        classes: number of classes.
+    """
     return labels.new_zeros(classes).index_add(0, labels, torch.ones_like(labels))
 
 

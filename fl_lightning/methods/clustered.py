@@ -67,7 +67,7 @@ class Clustered(Method, ABC):
         uploads.
 
         Args:
-            server: of the round.
+            server: the round's server.
             cluster: the new cluster of each client, (N,), int64.
             uploaders: clients whose uploads are averaged. A cluster without any of them keeps its
                 model.

@@ -30,8 +30,9 @@ class ConFREE(PlainMean):
     Let D_i be the clients' updates. The guidance vector d is the mean of the D_i, after subtracting
     from each its projections on all D_j with <D_i, D_j> < 0. The server sets w <- w + d + c ||d||
     D_v / ||D_v||, with D_v = sum_j v_j D_j; v minimises <d, D_v> + c ||d|| ||D_v|| over the
-    simplex. Of all steps within the distance c ||d|| of d, this is the step whose least <step, D_j>
-    is greatest. Running statistics are the plain mean.
+    simplex. A client's gain from a step is the inner product of the step and the client's update.
+    No other step within the distance c ||d|| of d gives the client that gains least a greater gain.
+    Running statistics are the plain mean.
 
     Args:
         c: radius of the ball around d, in units of ||d||. 0.5: our choice, the middle of the
@@ -105,8 +106,8 @@ def guidance_weights(G: Tensor) -> Tensor:
 
 
 def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
-    """Return the weights w (n,) on the simplex that minimise <d, D_w> + c ||d|| ||D_w||, with D_w =
-    sum_j w_j D_j.
+    """Return the weights w (n,) of the mix of updates D_w = sum_j w_j D_j that gains least, even
+    from the best step near d: those on the simplex that minimise <d, D_w> + c ||d|| ||D_w||.
 
     ||D_w|| is the minimum over s > 0 of ||D_w||^2 / (2 s) + s / 2, at s = ||D_w||. Bisection finds
     s; for each s the weights solve a quadratic problem.
@@ -135,8 +136,12 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
 
 
 def length(G: Tensor, weights: Tensor) -> float:
-    """Return the norm of the sum of updates weighted by `weights` (n,), given their inner products
-    `G` (n, n)."""
+    """Return the norm of a weighted sum of updates, ||sum_j weights_j D_j||.
+
+    Args:
+        G: inner products of the updates D_j, (n, n).
+        weights: (n,).
+    """
     return float((weights @ G @ weights).clamp_min(0).sqrt())
 
 

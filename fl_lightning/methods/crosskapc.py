@@ -37,26 +37,34 @@ from fl_lightning.methods.common.halves import (
 
 @dataclass(frozen=True)
 class CrossKAPC(Method):
-    """FedAvg until clients turn out to conflict; then one layer, the first or the last (in deeper
+    """FedAvg, unless the clients conflict; then one layer, the first or the last (in deeper
     networks: several), is mixed within groups of clients.
 
-    Rounds 1 to 3 look for groups, by the cosines of clients' steps or, in round 3, by the mean
-    features of each class if those separate groups better. Rounds 4 to 6 try the groups, if they
-    are distinct: each client starts one round from FedAvg's model, one with the last layer replaced
-    by its group's mean, and one with the first, where the group's mean leaves out the client's own
-    model. In each it reports losses on samples that were not used in training. The grouped start is
-    kept if these losses are clearly below those of FedAvg's start. If not, three more rounds try
-    the last and the first 2 layers, then 4 and so on, up to half of all layers. If the means of
-    classes conflict, the better grouped start of the last trial is kept in any case. Scored: the
-    received model plus the client's step, shrunk by the share of noise in it, which training on two
-    halves of the samples measures in round 1.
+    Rounds 1 to 3 are FedAvg's, and look for groups. All pairs of clients are divided into similar
+    and dissimilar ones by the cosine of their steps. The separation d' is the distance between the
+    mean cosines of both kinds of pairs, over the standard deviation within the kinds. In round 3
+    clients also upload their mean features of each class. If these conflict, and separate the pairs
+    with a greater d', they take the place of the cosines. Clients that are similar form a group.
+
+    If d' is above `guard`, rounds 4 to 6 try the groups. Each client starts one of these rounds
+    from FedAvg's model, one from this model with the last layer replaced by the mean of the
+    client's group, and one with the first layer replaced; all these means leave out the client's
+    own model. In each round it uploads its losses on samples that were not used in training. A
+    grouped start is kept if its losses are lower than those of FedAvg's start by more than 2
+    standard errors. If neither is, three more rounds try the last 2 and the first 2 layers, then 4
+    and so on, up to half of all layers. If the mean features of classes conflict, the better
+    grouped start of the last trial is kept in any case.
+
+    Scored: the received model plus the client's step. In each layer the step is shrunk by its share
+    of noise, which is measured in round 1 by training on two halves of the samples.
 
     Args:
-        guard: least separation d' of the groups for which they are tried (a single normal sample
-            has 2.7); no group passes a very large value, and the method is then FedAvg with shrunk
-            steps. 4: our choice, on validation data (docs/decisions/0031).
-        exponent: a step is multiplied by (1 - share of noise)^exponent. 1: James and Stein's; 0:
-            steps are scored as trained. 0.5: our choice, likewise.
+        guard: the groups are tried if d' is above this (numbers from one normal distribution have a
+            d' of 2.7). With a very large value none are tried: the method is then FedAvg with
+            shrunk steps. 4: our choice, on validation data (docs/decisions/0031).
+        exponent: in each layer a step is multiplied by (1 - share of noise)^exponent. 1: James and
+            Stein's; 0: steps are scored as trained. 0.5: our choice, on validation data
+            (docs/decisions/0031).
     """
 
     traits = Traits(
@@ -88,8 +96,9 @@ class CrossKAPC(Method):
         return CrossFittedCube(self.guard)
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send FedAvg's model or the client's own mix; once also its share of noise, and in trial
-        rounds the request for losses."""
+        """Send each client FedAvg's model or the client's own mix. Also send, once, the share of
+        noise in the client's step by layer, and in rounds that try groups a flag that asks the
+        client for its losses."""
         return cast(CrossFittedCube, server.run.relation).sent(server)
 
     def aggregate(self, server: Server) -> None:

@@ -40,13 +40,13 @@ class DBE(PersonalPart):
     vector m_i, which is never sent. The running mean u_i starts each round at 0, and each batch
     sets u_i <- (1 - momentum) u_i + momentum (mean z of the batch). In the first round all clients
     train the initial model on CE alone, and upload only u_i; u is their mean by samples. Training
-    begins with the second round. A batch that is smaller than the others trains on CE alone and
-    leaves u_i unchanged.
+    begins with the second round. If the last batch of an epoch is incomplete, it trains on CE alone
+    and leaves u_i unchanged.
 
     Args:
         kappa: weight of the distance between the means. 50: the authors' run script for a CNN.
-        momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last
-            complete batch).
+        momentum: weight of a batch's mean in u_i. 1: the authors' run script; at the end of a round
+            u_i is then the mean of the last complete batch.
     """
 
     traits = Traits(
@@ -118,16 +118,17 @@ class DBE(PersonalPart):
 
 
 class MeanPull:
-    """A local loss: the task loss + kappa / 2 mean_d (u_i - u)^2, with the running mean u_i of the
-    batches' features (DBE: Zhang et al., NeurIPS 2023).
+    """The local loss of a phase: the task loss + kappa / 2 mean_d (u_i - u)^2. Each call also
+    updates u_i, the running mean of the batches' features, which is kept in `running` (DBE: Zhang
+    et al., NeurIPS 2023).
 
     Args:
         kappa: weight of the distance.
         momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which starts at 0.
-        u: (d,); None: u_i is measured, and the loss is the task loss.
-        complete: samples of a complete batch. A smaller batch neither changes u_i nor adds to the
-            loss: with mu = 1, u_i would be the mean of a remainder, perhaps of a single sample (the
-            authors drop such batches).
+        u: the global mean (d,). None: the loss is the task loss, and u_i is only measured.
+        complete: number of samples in a complete batch. A smaller batch neither changes u_i nor
+            adds the distance to the loss: with mu = 1, u_i would be the mean of a remainder,
+            perhaps of a single sample (the authors drop such batches).
     """
 
     def __init__(

@@ -41,12 +41,14 @@ class FedALA(Method):
     Args:
         eta: step size of W. 1: the authors' code.
         share: share of the client's data on which W is learned in a round. 0.8: the authors' code.
-        layers: number of top layers that are mixed. 1: the authors' code, which counts two tensors.
-        threshold: in a client's second round, W is learned until the standard deviation of the last
-            passes' losses is below this. 0.1: the authors' code.
-        window: number of last passes that `threshold` compares. 10: the authors' code.
-        looks_at: loss of a pass: the `mean` over its batches (our choice), or its `last` batch's
-            (the authors' code).
+        layers: number of layers next to the output that are mixed. 1: the authors' code, whose 2
+            counts tensors: weight and bias.
+        threshold: in a client's second round, passes over the data learn W until the standard
+            deviation of the last passes' losses is below this. 0.1: the authors' code.
+        window: number of last passes whose losses `threshold` is compared with. 10: the authors'
+            code.
+        looks_at: which loss of a pass is compared with `threshold`: the `mean` over the pass's
+            batches (our choice), or that of its `last` batch (the authors' code).
         most: greatest number of passes in a client's second round; in later rounds there is one
             pass. 50: our choice, the authors' code has no bound.
     """

@@ -42,10 +42,11 @@ class FedAlign(Method):
     """FedAvg whose local loss pulls the Lipschitz constant of a slimmed last block towards the
     whole block's.
 
-    Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k). k is the spectral norm of
-    a b^T / (H W), for a block's input a and output b. The slim block consists of the first channels
-    of the block, and takes the first channels of its input. Neither that input nor k of the whole
-    block has a gradient.
+    Local loss: CE + mu s L, with L = MSE(k_slim, k). The scale s = CE / L has no gradient, so the
+    term's value is mu CE. k is the block's Lipschitz constant, estimated as the spectral norm of a
+    b^T / (H W), for the block's input a and output b, images of H W pixels. k_slim is that of the
+    slim block: the first channels of the block, on the first channels of its input. Neither that
+    input nor k of the whole block has a gradient.
 
     Args:
         mu: weight of the term, whose value is mu times CE; 0 is FedAvg. 0.45: paper.
@@ -186,13 +187,13 @@ def stretch_gap(
     width: float,
     name: str,
 ) -> Tensor:
-    """Return the mean squared difference between the Lipschitz constants (`stretch`) of the slimmed
+    """Return L, the mean squared difference between the Lipschitz constants (`stretch`) of the slim
     block and of the whole block, shape ().
 
     Args:
         block: the whole block.
-        a: its input.
-        b: its output.
+        a: its input (n, c, ...).
+        b: its output (n, k, ...).
         width: share of the channels in the slim block, which takes the first channels of `a`.
         name: the block's dotted name, for messages.
     """
@@ -245,10 +246,14 @@ def slim_channels(channels: int, width: float) -> int:
 
 
 def transmitting(a: Tensor, b: Tensor) -> Tensor:
-    """Return T = a b^T / (H W) of each sample, (n, c, k), of a block's input `a` (n, c, ...) and
-    output `b` (n, k, ...).
+    """Return the transmitting matrix T = a b^T / (H W) of each sample, (n, c, k), for a block's
+    input and output with H W pixels.
 
     An input image that is larger than the output is pooled to the output's size.
+
+    Args:
+        a: input (n, c, ...).
+        b: output (n, k, ...).
     """
     if a.ndim == 4 and a.shape[2] > b.shape[2]:
         a = adaptive_avg_pool2d(a, (b.shape[2], b.shape[3]))
@@ -258,8 +263,13 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
 
 
 def stretch(a: Tensor, b: Tensor) -> Tensor:
-    """Return the spectral norm (n,) of `transmitting`, by ten steps of power iteration on T T^T
-    from a vector of ones."""
+    """Return a block's estimated Lipschitz constant for each sample, (n,): the spectral norm of the
+    matrix T of `transmitting`, by ten steps of power iteration on T T^T from a vector of ones.
+
+    Args:
+        a: the block's input (n, c, ...).
+        b: its output (n, k, ...).
+    """
     # squares of products overflow in half precision
     with torch.autocast(a.device.type, enabled=False):
         T = transmitting(wide(a), wide(b))

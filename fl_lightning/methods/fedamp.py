@@ -28,17 +28,20 @@ class FedAMP(OwnStatistics):
     """Every client has a proximal term towards its own mix of all models, in which similar models
     weigh more.
 
+    In client i's mix u, the model of another client j has the weight (alpha / sigma) exp(-||w_i -
+    w_j||^2 / sigma), and the client's own model has the rest.
+
     Args:
         lam: weight of the proximal term (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With
-            sigma null, alpha has no unit, nor has lam.)
-        alpha: step of the message passing, in units of sigma if sigma is null. 0.05: with ten
-            clients the own weight stays above one half.
+            sigma null, alpha and lam have no unit.)
+        alpha: step size of the server's mixing (the paper's message passing); with sigma null, in
+            units of sigma. 0.05: with ten clients a client's own weight stays above one half.
         sigma: scale of squared distances between models; null: the round's mean squared distance.
             (With the sigma = 1 of popular code every weight underflows and FedAMP is local
             training.)
-        sources: clients whose models are mixed: `known`: the cohort and all that have ever uploaded
-            (paper); `cohort`; `uploaded`: as `known`, but a client that has not uploaded yet, whose
-            model is the initial one, counts in its own mix only.
+        sources: clients whose models are mixed. `known`: the cohort and all that have ever uploaded
+            (paper). `cohort`: the cohort alone. `uploaded`: as `known`, but the model of a client
+            that has not uploaded yet, which is the initial one, counts in its own mix only.
     """
 
     traits = Traits(family="mixing", judge="after", starts="own")

@@ -39,7 +39,7 @@ class FedAPA(Method):
 
     Args:
         eta: step size of the weights. 0.01: the authors' config.
-        momentum: of that step. 0: the paper's update; 0.9: the authors' code.
+        momentum: momentum of the steps on a_ij. 0: the paper's update; 0.9: the authors' code.
         classifier: each client's `own` (the authors' code), or `mixed` with the body.
     """
 
@@ -69,8 +69,8 @@ class FedAPA(Method):
         return "shared"
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send the mixes; keep the cohort's models until the weights have learned from the
-        round."""
+        """Send each client its mix, and keep copies of the cohort's last models: the server learns
+        the mixing weights from these copies after the round's uploads have replaced the models."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
@@ -85,8 +85,9 @@ class SteppedRows(Relation):
     and each row is divided by its sum before mixing.
 
     Args:
-        eta: step size.
-        momentum: of the step, over the rounds in which a client takes part.
+        eta: step size of the weights.
+        momentum: momentum of the steps; a client's changes only in rounds in which the client takes
+            part.
     """
 
     sources = "uploaded"

@@ -38,16 +38,17 @@ class FedAS(OwnClassifier):
     """FedPer whose clients first align the received body with their old one, and whose server
     weighs bodies by Fisher information.
 
-    Before local training a client trains the received body for an epoch on sum_k mean ||z -
-    mu_k||^2 / d over the classes k of a batch, with mu_k the class's mean features under the
-    client's old body. The server weighs bodies by t_i, the sum over the client's batches of
-    ||grad||^2 of the mean loss after training. Scored: after local training.
+    Before local training a client trains the received body for `align_epochs` on the sum over the
+    classes k of a batch of mean ||z - mu_k||^2 / d, with features z of width d and the class's mean
+    features mu_k under the client's old body. The server weighs bodies by t_i: the sum over the
+    client's batches of ||gradient of the batch's mean loss||^2, after training. Scored: after local
+    training.
 
     Args:
-        align_epochs: epochs of the alignment; 0: none. 1: the authors' code, as the next two.
-        align_lr: learning rate of the alignment, with the run's optimiser. 0.01.
-        align_batch_size: samples of its batches. 16.
-        weighting: of bodies: `fisher` (paper) or `samples` (FedPer's).
+        align_epochs: epochs of the alignment; 0: none. 1: the authors' code.
+        align_lr: learning rate of the alignment, with the run's optimiser. 0.01: the authors' code.
+        align_batch_size: samples in a batch of the alignment. 16: the authors' code.
+        weighting: weights of the bodies: `fisher`: by t_i (paper), or `samples`: as in FedPer.
         batches: batches in t_i: `all`, or only `whole` ones (the authors' code drops an incomplete
             last one).
     """

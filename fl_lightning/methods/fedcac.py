@@ -43,18 +43,20 @@ class FedCAC(Method):
     After local training, a client's critical parameters are those whose |(w_i - w) w_i| is among
     the greatest share tau of their tensor; the mask M_i marks them. A client receives FedAvg's
     mean, with its critical parameters replaced by a plain mean over itself and all clients j whose
-    overlap O_ij = 1 - |M_i - M_j| / (2 |M_i|) is at least mean O + (t / beta) (max O - mean O);
-    after beta rounds this is nearly its own model. Models and masks are the last uploaded ones; a
+    overlap O_ij = 1 - |M_i - M_j| / (2 |M_i|) reaches a threshold. The threshold rises with the
+    rounds: from the mean of all overlaps in round 1 to the greatest one after beta rounds, when the
+    plain mean is nearly the client's own model. Models and masks are the last uploaded ones; a
     client that has never uploaded receives FedAvg's mean. The server combines both means, so one
     model is sent to each client. Scored: after local training.
 
     Args:
         tau: share of critical parameters. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100);
             0 is FedAvg.
-        beta: rounds until the threshold is the greatest overlap. 100: the authors' code for
-            CIFAR-10 (for CIFAR-100: 170).
-        statistics_of: BatchNorm's running statistics are the `server`'s mean, as FedAvg's, or each
-            `client`'s own and never sent (the authors' code); the paper does not say.
+        beta: number of rounds after which the threshold is the greatest overlap. 100: the authors'
+            code for CIFAR-10 (for CIFAR-100: 170).
+        statistics_of: whose running statistics (of BatchNorm) a client's model has: those of the
+            `server`, a mean as in FedAvg, or the `client`'s own, which are never sent (the authors'
+            code). The paper does not say.
     """
 
     traits = Traits(
@@ -81,13 +83,14 @@ class FedCAC(Method):
         return "personal" if block.kind == "buffer" and self.statistics_of == "client" else "shared"
 
     def relation(self) -> Relation:
-        """Return the relation without mixing: `broadcast` builds each client's model, which no
-        weights of whole tensors can describe."""
+        """Return the relation without mixing: a relation has one weight for a whole layer, while
+        `broadcast` mixes parameter by parameter."""
         return Alone()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """`critical` (N, ceil(D / 8)): the clients' masks, eight bits to a byte; `told`: numbers of
-        the clients whose models the next mean averages, none at first."""
+        """`critical` (N, ceil(D / 8)): the clients' masks, eight bits to a byte. `told`: the
+        numbers of the clients that answered in the last round, whose models the next mean averages;
+        none at first."""
         size = run.groups[0].layout.size
         masks = torch.zeros(run.clients, -(-size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}

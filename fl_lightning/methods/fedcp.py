@@ -37,11 +37,12 @@ class FedCP(PersonalPart):
     """A gate divides each sample's features between a classifier of the client's own and a frozen
     global one.
 
-    (r, s) = softmax over the two of gate(z v / ||v||), where v is the sum of the rows of the
-    client's own classifier h at the start of the round. Loss: CE(h(r z) + g(s z)) + lam MMD(z,
-    z_g), where z_g are the features under the received body. Body, gate and (h + g) / 2 are
-    uploaded and averaged by samples; h is never sent. Scored with v of the current h, before
-    training.
+    Let h be the client's own classifier, g the global one, and v the sum of h's rows at the start
+    of the round. For each feature the gate gives two numbers, computed from z v / ||v||; their
+    softmax gives the shares r and s of the feature. Loss: CE(h(r z) + g(s z)) + lam MMD(z, z_g),
+    where z_g are the features under the received body. Body, gate and (h + g) / 2 are uploaded and
+    averaged by samples; h is never sent. Scored: the model before local training, with the v of its
+    own h.
 
     Args:
         lam: weight of the MMD. 5: the authors' run script (their program's own default: 0).
@@ -102,8 +103,8 @@ class Separated(ContextClassifier):
     """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen
     global one g (FedCP).
 
-    (r, s) is the softmax over the two of gate(z v / ||v||), by feature. The context v is set by
-    `using`; without it, v is the sum of h's current rows.
+    The gate gives two numbers for each feature, computed from z v / ||v||; their softmax is (r, s).
+    The context v is set by `using`; without it, v is the sum of h's current rows.
 
     Args:
         classifier: the initial value of both classifiers.

@@ -42,8 +42,9 @@ class FedDF(Method):
     of the client's architecture.
 
     Args:
-        steps: of the distillation; 0 is FedAvg. 1000: our choice (the authors': up to 10,000, until
-            the server's validation set, which ours does not have, has seen no gain for 1,000).
+        steps: steps of the distillation in a round; 0 is FedAvg. 1000: our choice (the authors': up
+            to 10,000, until the server's validation set, which ours does not have, has seen no gain
+            for 1,000).
         samples: number of public samples, drawn anew each round; null: all of them (paper).
         server_lr: initial learning rate of Adam; it falls to 0 along a cosine. 0.001: the authors'
             code.
@@ -51,8 +52,8 @@ class FedDF(Method):
         ensemble: whether the teachers' `scores` are averaged (paper), or their `probabilities`,
             which has the gradient of the mean of each teacher's KL (the default of the authors'
             code, which their commands change).
-        weighting: of models in the mean that is distilled: by `samples` (FedAvg's), or `uniform`
-            (the authors' code).
+        weighting: weights of models in the mean that is distilled: by `samples` (FedAvg's), or
+            `uniform` (the authors' code).
     """
 
     traits = Traits(family="prototypes and distillation", classes=True)
@@ -105,7 +106,7 @@ class FedDF(Method):
         Rank 0 takes the steps for all ranks.
 
         Args:
-            group: of the student's architecture.
+            group: handle of the clients of the student's architecture.
             x: public inputs (n, ...).
             teacher: probabilities (n, C).
             steps: number of batches; they run through x in a random order, then in another, and so

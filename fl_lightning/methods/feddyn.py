@@ -41,8 +41,9 @@ class FedDyn(PlainMean):
     Args:
         alpha: weight of the regulariser. 0.01: the best of the paper's {0.1, 0.01, 0.001} in most
             of its settings.
-        alphas: of clients: `equal` (paper), or by `samples`: alpha times the clients' mean number
-            of training samples over the client's own number (the authors' code).
+        alphas: weights alpha of the clients: `equal` (paper), or by `samples`: alpha times the
+            clients' mean number of training samples over the client's own number (the authors'
+            code).
         scored: model that is scored as the global model: the `server`'s w, which clients receive,
             or the plain `mean` of the round's uploads, without - h / alpha (the authors' code).
     """

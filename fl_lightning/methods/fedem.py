@@ -81,8 +81,13 @@ class FedEM(Method):
         module: Module,
         batch: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Return sum_k mean q_k CE_k, shape (), of labels weighted by q, (batch, K, C). A
-        component's cross entropy gives no gradient to the other components."""
+        """Return the sum over components k of the batch's mean of q_k CE_k, shape (). A component's
+        cross entropy gives no gradient to the other components.
+
+        Args:
+            module: holds the mixture.
+            batch: inputs, and targets (batch, K, C): the one-hot label, times q_k for component k.
+        """
         x, target = batch
         logs: Tensor = module.model.log_probabilities(x)
         return -(target * logs).sum() / len(target)
@@ -138,8 +143,8 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
     E-step.
 
     Args:
-        client: its model is a `Mixture`, used in evaluation mode.
-        weights: of the components, (K,).
+        client: the client, whose model is a `Mixture`, used in evaluation mode.
+        weights: weights of the components, (K,).
 
     Returns:
         q (n, K), proportional to weights_k p_k(y|x), with rows that sum to 1; and the labels as

@@ -40,21 +40,22 @@ class FedFomo(Method):
     """Every client receives a few other clients' models and moves towards those that do better on
     its validation data.
 
-    With theta the model before the client's last training, and candidates theta_j (the received
-    models and its own trained one): a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, and theta
-    <- theta + sum_j w_j (theta_j - theta) with w = max(a, 0) over its sum. If no a_j is above 0,
-    theta stays. The server sends a client the models with the greatest sums of a_j so far.
+    Let theta be the model before the client's last training. The candidates theta_j are the
+    received models and the client's own trained one. The gain of a candidate is a_j = (L(theta) -
+    L(theta_j)) / ||theta_j - theta||, and theta <- theta + sum_j w_j (theta_j - theta) with w_j =
+    max(a_j, 0) / sum_k max(a_k, 0). If no gain is above 0, theta stays. The server adds up each
+    client's gains over the rounds, and sends it the models with the greatest sums.
 
     Args:
-        models: number of other clients' models that a client receives. 4: the authors' readme's "5
-            models" (--num_update_clients 4), with the client's own as the fifth (the default of
-            their code, before any command, is 8).
+        models: number of other clients' models that a client receives. 4: the readme of the
+            authors' code, whose "5 models" count the client's own (--num_update_clients 4; 8 where
+            the option is not given).
         epsilon: probability of a random model in place of the best remaining one. 0.3: the authors'
             readme.
         epsilon_decay: subtracted from epsilon in each round. 0.05: the authors' readme.
-        gains: how a_j and their sums are computed: as in the `paper` (Euclidean norm), or as in the
-            authors' `code`: with the 1-norm, and in each round a client's a_j are divided by |sum_k
-            a_k| before they are added.
+        gains: how gains are computed: `paper`: with the Euclidean norm. `code`, as in the authors'
+            code: with the 1-norm, and a client's gains of a round are divided by the absolute value
+            of their sum before they are added up.
     """
 
     traits = Traits(
@@ -164,11 +165,11 @@ def epsilon_greedy(
     `epsilon`, any remaining one.
 
     Args:
-        scores: of all clients, (N,).
+        scores: scores of all clients, (N,).
         among: numbers of the clients to choose from.
         count: how many are chosen.
         epsilon: probability of a random choice.
-        rng: of the choices and of ties.
+        rng: random generator of the choices, and of the order of equal scores.
     """
     remaining = rng.permutation(sorted(among)).tolist()
     remaining.sort(key=lambda j: -float(scores[j]))  # stable: ties keep their random order
@@ -193,9 +194,9 @@ def first_order_gains(
 
     Args:
         client: computes the losses.
-        part: its validation data.
+        part: the client's validation data.
         start: a model (D,).
-        models: of shape (D,) each.
+        models: models, (D,) each.
         norm: 2: Euclidean; 1: sum of absolute values.
     """
     base = client.loss(part, start)

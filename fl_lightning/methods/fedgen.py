@@ -44,28 +44,32 @@ class FedGen(Method):
     """FedAvg with a generator of features: the server trains it with the clients' classifiers, and
     its features help to train clients.
 
-    Client, from the second round on: CE + ratio alpha CE(head(G(y', e)), y') + beta KL(head(G(y,
-    e)) || model(x)), with classes y' drawn as often as in the cohort that trained the generator,
-    and the batch's classes y. Server: Adam on the cross entropy of the mean scores of the cohort's
-    classifiers on G(y', e), + eta exp(-mean |e_a - e_b|^2 |G_a - G_b|).
+    The generator G makes features from a class and noise e. A client's loss, from the second round
+    on: CE + ratio alpha CE(head(G(y', e)), y') + beta KL(head(G(y, e)) || model(x)). y are the
+    batch's classes; classes y' are drawn as often as the cohort that trained G has them. The server
+    trains G by Adam on the cross entropy of the mean scores of the cohort's classifiers on G(y',
+    e), plus the diversity loss eta exp(-mean |e_a - e_b|^2 |G_a - G_b|).
 
     Args:
-        alpha, beta, decay: weights of generated samples and of the distillation, and the factor on
-            both from round to round. 1, 0 and 1: paper (Eq. 5); the authors' code: 10, 10 and 0.98.
-        ratio, eta: generated samples for each sample of the batch, and the weight of the diversity
-            loss. 1: the authors' code.
-        teacher: cross entropy of the clients' `mean` scores (paper, Eq. 4), or the `weighted` mean
-            of each client's cross entropy, by their shares of the class's samples (the authors'
-            code).
+        alpha: weight of a generated sample. 1: paper (Eq. 5); the authors' code: 10.
+        beta: weight of the distillation. 0: paper (Eq. 5); the authors' code: 10.
+        decay: factor on alpha and beta from round to round. 1: paper (Eq. 5); the authors' code:
+            0.98.
+        ratio: number of generated samples for each sample of the batch. 1: the authors' code.
+        eta: weight of the diversity loss. 1: the authors' code.
+        teacher: loss of the generator: cross entropy of the clients' `mean` scores (paper, Eq. 4),
+            or the `weighted` mean of each client's cross entropy, by the clients' shares of the
+            class's samples (the authors' code).
         generator: `paper` (normal noise, classes drawn as often as the cohort has them), or as in
             the authors' `code`: uniform noise, BatchNorm after the hidden layer, all classes of the
             cohort drawn equally often, and for Adam a weight decay of 0.01 and a learning rate that
             falls by 0.98 a round.
-        generator_lr, generator_steps, generator_batch: learning rate, steps and batch size of Adam
-            in a round. 3e-4, 50 and 32: the authors' code. A batch has 2 samples at least, since
-            the diversity loss compares them.
-        noise, hidden: widths of e, and of the generator's hidden layer. 32 and 256: the authors'
-            code (MNIST).
+        generator_lr: learning rate of Adam. 3e-4: the authors' code.
+        generator_steps: steps of Adam in a round. 50: the authors' code.
+        generator_batch: samples in a step of Adam. 32: the authors' code. 2 at least, since the
+            diversity loss compares them.
+        noise: width of e. 32: the authors' code (MNIST).
+        hidden: width of the generator's hidden layer. 256: the authors' code (MNIST).
     """
 
     traits = Traits(
@@ -112,7 +116,7 @@ class FedGen(Method):
 
     def phases(self, client: Client, payload: Payload) -> Phases:
         """Return one phase; its loss has the generator's terms if the client has received a
-        generator and a term has a weight."""
+        generator, and alpha or beta is above 0."""
         if "generator" not in payload.extra or not (self.alpha or self.beta):
             return [Phase()]
         return [Phase(objective=Objective(loss=self.local_loss(client, payload)))]
@@ -173,9 +177,9 @@ class FedGen(Method):
         Args:
             G: computes features from the parameters in `memory`.
             memory: the tensors of `Generator.initial_tensors`, or of this method's last call.
-            heads: as from `uploaded_heads`.
+            heads: the clients' classifiers, as `uploaded_heads` returns them.
             labels: samples of each class, by client, (k, C).
-            draws: generator of classes and noise.
+            draws: random generator of classes and noise.
         """
         adam = {key: memory[f"adam.{name}"].clone() for key, name in ADAM.items()}
         count = len(adam["exp_avg"])
@@ -274,7 +278,8 @@ class Generator:
             theta: the generator's parameters.
             prior: relative frequencies of the classes, (C,).
             count: number of samples.
-            draws: random generator; None: the training step's own.
+            draws: random generator of classes and noise. None: torch's global one, which the engine
+                has seeded for the client's training.
             moving: as in `features_of`.
         """
         y = torch.multinomial(prior, count, replacement=True, generator=draws)
@@ -292,9 +297,11 @@ class Generator:
         Args:
             theta: the generator's parameters.
             y: classes, (batch,).
-            draws: random generator of the noise; None: the training step's own.
-            moving: running means and variances of BatchNorm, (2 hidden,): it normalises by the
-                batch, and updates them in place. None: it normalises by those in `theta`.
+            draws: random generator of the noise. None: torch's global one, which the engine has
+                seeded for the client's training.
+            moving: running means and variances of BatchNorm, (2 hidden,). If given, BatchNorm
+                normalises by the batch and updates them in place. None: it normalises by those in
+                `theta`.
         """
         noise = torch.rand if self.code else torch.randn
         eps = noise(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)

@@ -43,19 +43,20 @@ class FedHKD(ClassMeans):
         gamma: weight of the features' term. 0.05: paper; 0 is FedHKD*.
         temperature: T of soft predictions. 0.5: paper.
         nu: least share of a client's samples that a class must have for its means to be uploaded.
-            0.25: paper, where it cannot have been in use on CIFAR-100
+            0.25: paper, whose results on CIFAR-100 cannot come from this value
             (docs/results/class-knowledge.md).
-        sigma: standard deviation of the noise, in units of the class's sensitivity 2 zeta / N. 7:
-            paper. 0: none.
-        zeta: bound on a sample's feature. 3: paper.
-        clip: whether features are clipped to the bound before they are averaged. Our addition:
-            without it nothing guarantees the bound.
-        bound: quantity that zeta bounds: a feature's `norm`, or each `coordinate` (paper, Lemma 1
-            and section 4.3). norm: our choice, since epsilon then covers the whole vector; a
-            coordinate's epsilon covers that coordinate alone, and for all d together the noise
-            counts sqrt(d) times less (docs/decisions/0014).
-        delta: for which the privacy report gives epsilon. 1e-5: our choice, below one over the
-            samples of any client.
+        sigma: standard deviation of the noise on a class's mean feature, in units of its
+            sensitivity 2 zeta / N, with N samples of the class. 7: paper. 0: no noise.
+        zeta: bound on a sample's features, as `bound` says. 3: paper.
+        clip: whether features are clipped to zeta before they are averaged. Our addition: without
+            it nothing guarantees the bound.
+        bound: quantity that zeta bounds: the `norm` of a sample's feature vector, or each
+            `coordinate` of it (paper, Lemma 1 and section 4.3). norm: our choice, since epsilon
+            then holds for the whole vector. With `coordinate` it holds for a single coordinate; for
+            all d together the noise is sqrt(d) times smaller in units of the sensitivity
+            (docs/decisions/0014).
+        delta: the delta at which the privacy report gives epsilon. 1e-5: our choice, below one over
+            the number of samples of any client.
     """
 
     names = ("features", "predictions")
@@ -79,6 +80,7 @@ class FedHKD(ClassMeans):
 
     @property
     def uses_means(self) -> bool:
+        """Whether `lam` or `gamma` is above 0."""
         return self.lam > 0 or self.gamma > 0
 
     def loss(
@@ -130,14 +132,14 @@ class FedHKD(ClassMeans):
         return features * (self.zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
     def summary(self, run: RunContext) -> dict[str, Any]:
-        """Return the privacy report at `privacy_delta`, for one round (`..._round`) and for the
-        run.
+        """Return the privacy report: epsilon at `privacy_delta`, for one round (`..._round`) and
+        for the run.
 
         `privacy_epsilon` covers a class's whole mean feature. With `bound: coordinate`,
         `privacy_epsilon_coordinate` covers one of its coordinates and ignores the others (the
         paper's count). `privacy_covers` states this in words, and names the uploads without
-        protection. Without noise or clipping, epsilon is infinite. Nothing is reported if a
-        callback accounts for the whole upload.
+        protection. Without noise or clipping, epsilon is infinite. The report is empty if a
+        callback, such as `localprivacy`, gives an epsilon for all that clients upload.
         """
         if any(getattr(callback, "accounts", False) for callback in run.callbacks):
             return {}
@@ -177,7 +179,7 @@ def noisy(
         counts: N of each class, (C,).
         sigma: see `FedHKD`.
         zeta: see `FedHKD`.
-        draws: generator of the noise.
+        draws: random generator of the noise.
     """
     scale = 2 * zeta * sigma / counts.clamp_min(1)
     noise = torch.randn(features.shape, generator=draws, dtype=features.dtype)
@@ -185,12 +187,13 @@ def noisy(
 
 
 def noise_multiplier(sigma: float, width: int, bound: Literal["norm", "coordinate"]) -> float:
-    """Return the noise's standard deviation on a class's mean feature over the mean's L2
-    sensitivity, if one of the class's N samples is replaced.
+    """Return the noise multiplier of a class's mean feature: the noise's standard deviation divided
+    by the L2 sensitivity, the greatest change of the mean if one of the class's N samples is
+    replaced.
 
-    The standard deviation is sigma 2 zeta / N on each of the `width` coordinates. The mean changes
-    by at most 2 zeta / N if zeta bounds norms, and by 2 zeta sqrt(width) / N if it bounds
-    coordinates. A sample belongs to one class only, so classes do not add up.
+    The standard deviation is sigma 2 zeta / N on each of the `width` coordinates. The sensitivity
+    is 2 zeta / N if zeta bounds norms, and 2 zeta sqrt(width) / N if it bounds coordinates. A
+    sample belongs to one class only, so classes do not add up.
     """
     return sigma if bound == "norm" else sigma / math.sqrt(width)
 

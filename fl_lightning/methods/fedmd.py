@@ -51,8 +51,9 @@ LAYER = "predictions"
 
 
 class Teachers(Alone):
-    """Relation for methods that exchange predictions: every client keeps its own model. The rows
-    are recorded and drawn as weights of predictions in each client's teacher (`FedMD.weigh`)."""
+    """Relation of methods that exchange predictions: every client keeps its own model. Tables and
+    heatmaps show, as its rows, the weights of the predictions in each client's teacher
+    (`FedMD.weigh`)."""
 
     fixed = ""
 
@@ -69,8 +70,8 @@ class FedMD(WithoutModels):
     Args:
         samples: number of public samples, drawn anew each round. 5000: FedMD's authors' code; 3000:
             KT-pFL's paper.
-        epochs: of the distillation in a round. 1: the authors' code.
-        batch_size: of the distillation. 256: the authors' code.
+        epochs: epochs of the distillation in a round. 1: the authors' code.
+        batch_size: batch size of the distillation. 256: the authors' code.
         loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code,
             its paper leaves it open; kl: KT-pFL.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
@@ -112,9 +113,10 @@ class FedMD(WithoutModels):
         return Teachers()
 
     def init_server(self, run: RunContext) -> Tensors:
-        """The last uploads, none at first: `public.predictions` (m, |D_r|, C) on the public subset
-        D_r; `public.told` (m,), the numbers of the clients that sent them; `public.rows` (N, m),
-        their weights in each client's teacher."""
+        """The last round's uploads, none at first. `public.predictions` (m, n, C): predictions of m
+        clients on the n samples of the round's public subset. `public.told` (m,): the numbers of
+        these clients. `public.rows` (N, m): the weights of their predictions in each client's
+        teacher."""
         return {
             "public.predictions": torch.zeros(0, 0, run.data.num_classes),
             "public.told": torch.zeros(0, dtype=torch.int64),
@@ -122,7 +124,8 @@ class FedMD(WithoutModels):
         }
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send each client its teacher (|D_r|, C), once predictions have been uploaded."""
+        """Send each client its teacher, (n, C) for n public samples, once predictions have been
+        uploaded."""
         payloads = super().broadcast(server)
         memory = server.memory
         cohort = server.cohort
@@ -218,8 +221,8 @@ class FedMD(WithoutModels):
         each row sums to 1. Here all weights are equal.
 
         Args:
-            server: of the round.
-            P: predictions (m, |D_r|, C), float64.
+            server: the round's server.
+            P: predictions (m, n, C) on n public samples, float64.
             uploaders: numbers of the m clients that sent them.
         """
         shape = (server.clients, len(uploaders))

@@ -24,10 +24,11 @@ from fl_lightning.methods import (
 
 
 class Normalised(SampleCounts):
-    """Weights p_i / a_i, made to sum to 1: shares of the samples over each client's number of
-    steps.
+    """The relation of FedNova's mean. The weights are p_i / a_i divided by their sum, with the
+    clients' shares p_i of the samples and numbers of steps a_i.
 
-    Within a round it stores the uploaded a_i and the factor `step_factor`.
+    Within a round it holds the uploaded a_i and `step_factor`, by which the server multiplies the
+    mean change.
     """
 
     step_factor = 1.0

@@ -43,7 +43,7 @@ class Adaptive(ServerOptimizer, ABC):
 
         Args:
             server: keeps v.
-            square: of the mean change, (P,).
+            square: elementwise square of the mean change, (P,).
         """
 
     @property
@@ -57,7 +57,8 @@ class Adaptive(ServerOptimizer, ABC):
         return 1.0
 
     def init_server(self, run: RunContext) -> Tensors:
-        """With `update code`, the number of steps, 0 at first."""
+        """`server.steps`, only with `update code`: the number of steps that the server has taken, 0
+        at first."""
         memory = super().init_server(run)
         if self.update == "code":
             memory[STEPS] = torch.zeros((), dtype=torch.int64)

@@ -28,32 +28,33 @@ from fl_lightning.methods import (
 
 @dataclass(frozen=True)
 class FEDORA(OwnStatistics):
-    """A proximal term towards models propagated over a graph of clients with similar data, weighted
-    by its gain on validation data.
+    """A proximal term pulls each client towards a model propagated over a graph of clients with
+    similar data; the more that model gains on the client's validation data, the stronger the pull.
 
-    Client k minimises f_k(w) + lambda_k ||w - w^_k||^2 with lambda_k = max(epsilon, L_val(w_k) -
-    L_val(w^_k)).
+    Client k minimises f_k(w) + lambda_k ||w - w^_k||^2, with the received model w^_k and lambda_k =
+    max(epsilon, L_val(w_k) - L_val(w^_k)), where w_k is the client's own model.
 
     Args:
         alpha: weight of propagation; kappa = alpha / (1 + alpha). 1: paper (the authors' code has
             4). Beyond 1e15 kappa is rounded to 1, and the client's own model no longer counts.
         directions: number p of singular vectors that represent a client's data. 1: paper.
-        steps: of the iterative propagation; null: its fixed point, in closed form (paper).
-        sharpness: null: similarities are used as they are (paper); 10: exp(10 similarity), for the
-            most similar clients only (authors' code).
-        neighbours: number of other clients that count, with `sharpness`. 2: the authors' code.
-        selection: how lambda_k is chosen: `paper`; `code`: 0, or exp((L_own - L_received) / 2) if
-            the received model is better, with half the paper's gradient; `constant`: `lam` for all
-            clients (its Table 5); `always`: 1 for all clients.
-        lam: lambda_k of `constant`. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
-        similarity: similarity of clients: `subspace`: by the angles between their data's subspaces
-            (paper); `random`: FedU's random graph (Table 4's first row), with the same similarity
-            of a client to itself as for `subspace`. Table 4's parameter and gradient similarities
-            are left out: their formulas were not available.
-        epsilon: least lambda_k of `paper`. 1e-8: paper.
-        sources: clients whose models are propagated: `all` (paper, where all take part; a client
-            that has not uploaded yet counts with the initial model), or those that have `uploaded`
-            so far, and the receiver.
+        steps: iterations of the propagation; null: its fixed point, in closed form (paper).
+        sharpness: null: similarities are used as they are (paper). Otherwise exp(sharpness
+            similarity) replaces them, for the most similar clients only. 10: the authors' code.
+        neighbours: with `sharpness`: number of other clients that count. 2: the authors' code.
+        selection: how lambda_k is chosen. `paper`: as above. `code`, as in the authors' code: 0 if
+            the received model has the greater validation loss, otherwise exp((L_own - L_received) /
+            2) / 2 (the code's gradient of the term is half the paper's). `constant`: `lam` for all
+            clients (Table 5). `always`: 1 for all clients.
+        lam: with selection `constant`: lambda_k. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
+        similarity: similarity of two clients. `subspace`: by the angles between their data's
+            subspaces (paper). `random`: drawn at random, as the edges of FedU's graph (Table 4's
+            first row); a client's similarity to itself is that of `subspace`. Table 4's parameter
+            and gradient similarities are left out: their formulas were not available.
+        epsilon: with selection `paper`: least lambda_k. 1e-8: paper.
+        sources: clients whose models are propagated. `all` (paper, where all take part); the model
+            of a client that has not uploaded yet is the initial one. `uploaded`: those that have
+            uploaded so far, and the receiver.
     """
 
     traits = Traits(
@@ -119,7 +120,8 @@ class FEDORA(OwnStatistics):
         return basis if self.similarity == "subspace" else {}
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Upload the model; with the first upload also the basis of the client's data."""
+        """Upload the model and, in the client's first round, the singular vectors of its data, from
+        which the server computes similarities."""
         upload = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
             upload.extra["basis"] = uploaded_basis(client)

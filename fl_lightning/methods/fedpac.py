@@ -42,11 +42,13 @@ class FedPAC(ClassMeans):
     for each client.
 
     A client trains the classifier first, then the body on CE + lam MSE(z, mean of the class). The
-    server averages bodies by samples. Client i's classifier is the sum of a_ij times the
-    classifiers of all clients j that have uploaded; a_i minimises a^T (diag V + D_i) a over the
-    simplex, with D_i[j, l] = <H_i - H_j, H_i - H_l>. H_j (class means times class shares) and V_j
-    (variance) describe the features of j's data under the body that it last received. A client that
-    has not uploaded yet keeps its own classifier.
+    server averages bodies by samples. Client i's classifier is sum_j a_ij times client j's, over
+    all clients j that have uploaded. The weights a_i minimise a^T (diag V + D_i) a over the
+    simplex, with D_i[j, l] = <H_i - H_j, H_i - H_l>.
+
+    H_j and V_j describe the features of client j's data, before it trains the received body: H_j
+    holds the mean of each class times the class's share of the samples, V_j is the variance of this
+    estimate. A client that has not uploaded yet keeps its own classifier.
 
     Args:
         lam: weight of the alignment. 1: paper.
@@ -72,6 +74,7 @@ class FedPAC(ClassMeans):
 
     @property
     def uses_means(self) -> bool:
+        """Whether `lam` is above 0."""
         return self.lam > 0
 
     def relation(self) -> Relation:

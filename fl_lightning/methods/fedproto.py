@@ -25,13 +25,13 @@ class FedProto(Prototypes):
             `norm`: the mean over samples of ||feature - prototype||; `squared`: the mean over
             samples and coordinates of the square (the authors' code, to which their lam belongs: on
             the digits it does better, docs/results/switches.md).
-        predict: by the nearest global `prototype` (paper), or by the client's own `classifier`.
-            Until there are prototypes, the classifier predicts.
+        predict: what predicts: the nearest global `prototype` (paper), or the client's own
+            `classifier`. Until there are prototypes, the classifier predicts.
         among: classes that may be predicted: `all` with a prototype (paper, as we read it), or the
             client's `own`, of which it has training samples (the authors' code; all, if none of
             these has a prototype).
-        weighting: of clients in the server's mean of a class: by `samples` of the class (paper) or
-            `uniform` (the authors' code).
+        weighting: weights of clients in the server's mean of a class: by `samples` of the class
+            (paper) or `uniform` (the authors' code).
     """
 
     traits = replace(

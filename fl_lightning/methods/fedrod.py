@@ -84,8 +84,8 @@ class FedRoD(Method):
         return scores if kind == "global" else scores + module.model.personal(module.features)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """Return the shared vector: scored as `global`, the model uses only its body and generic
-        classifier."""
+        """Return the server's model (D,). All clients share its body and classifier g; its personal
+        classifier is not used for the kind `global` (see `outputs`)."""
         return group["model"]
 
 

@@ -33,16 +33,17 @@ class FedTGP(Prototypes):
     Prototypes are F(e_c), with a trained embedding e_c of each class and two linear layers F. The
     server minimises, by SGD, the cross entropy of minus the distances of all uploaded class means
     to all prototypes; the distance to the prototype of the mean's own class is lengthened by
-    min(margin, threshold). The margin is computed from the mean upload of each class: the greatest
-    of all distances to the nearest other class.
+    min(margin, threshold). For the margin, the uploads of each class are averaged, and the distance
+    from each average to the nearest other one is computed; the margin is the greatest of these
+    distances.
 
     Args:
         lam: weight of the distance to prototypes in the clients' loss. 10: the authors' run script,
             with `distance squared`.
         distance, predict: as for `fedproto`. `squared` and `prototype`: the authors' code.
-        threshold: greatest margin. 100: the authors' code.
-        server_epochs: over the uploaded class means, in batches as large as the clients'. 100: the
-            authors' run script (their program's own default: 1,000).
+        threshold: upper bound on the margin. 100: the authors' code.
+        server_epochs: epochs of the server's SGD over the uploaded class means, in batches as large
+            as the clients'. 100: the authors' run script (their program's own default: 1,000).
         server_lr: learning rate of the server's SGD. null: the clients', as in the authors' code.
     """
 
@@ -112,19 +113,22 @@ linear layers with a ReLU between them."""
 
 
 def prototypes(theta: Tensors) -> Tensor:
-    """Compute the global prototypes (C, d) from the trained tensors `theta`, whose names are
-    `LEARNED`."""
+    """Compute the global prototypes (C, d).
+
+    Args:
+        theta: the trained tensors, by the names in `LEARNED`.
+    """
     hidden = linear(theta["embedding"], theta["inner"], theta["inner_bias"]).relu()
     return linear(hidden, theta["outer"], theta["outer_bias"])
 
 
 def adaptive_margin(uploaded: Tensor, classes: Tensor, cap: float) -> float:
-    """Return the greatest distance of a class's mean upload to the nearest other class's; `cap` if
-    it is greater, or if there is only one class.
+    """Return the margin: the greatest distance from a class's mean upload to the nearest other
+    class's mean upload. The margin is `cap` if it would be greater, or if there is only one class.
 
     Args:
         uploaded: clients' class means (n, d).
-        classes: of these, (n,).
+        classes: class of each uploaded mean, (n,).
         cap: greatest margin.
     """
     centres = torch.stack([uploaded[classes == c].mean(0) for c in classes.unique()])
@@ -144,7 +148,7 @@ def margin_loss(
     Args:
         centres: prototypes (C, d).
         uploaded: class means (n, d).
-        classes: of these, (n,).
+        classes: class of each uploaded mean, (n,).
         margin: see `adaptive_margin`.
     """
     distance = torch.cdist(uploaded, centres, compute_mode="donot_use_mm_for_euclid_dist")

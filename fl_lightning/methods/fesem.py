@@ -33,9 +33,9 @@ class FeSEM(KClusters):
 
     Args:
         clusters: number of centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
-        distance: over all parameters of the `model` (the paper), or of the `head` (the authors'
-            code).
-        weighting: of the mean: `uniform` (the paper), or by `samples`.
+        distance: distance to a centre: over all parameters of the `model` (the paper), or of the
+            `head` (the authors' code).
+        weighting: weights of clients in the mean: `uniform` (the paper), or by `samples`.
     """
 
     traits = replace(
@@ -72,8 +72,10 @@ class FeSEM(KClusters):
         self.average(server, cluster, uploaders)
 
     def admit(self, server: Server, client: Client) -> None:
-        """Give a newcomer with training samples a cluster of its own, whose model is the mean of
-        all centres by samples. Without samples, it joins the largest cluster."""
+        """Give a newcomer with training samples a cluster of its own for the start, as it has no
+        upload yet whose nearest centre would tell its cluster. The cluster's model is the mean of
+        all centres by samples; the E-step after the newcomer's upload moves the newcomer to the
+        nearest centre. Without samples, it joins the largest cluster."""
         if not len(client.data.train):
             return super().admit(server, client)
         group = server.only

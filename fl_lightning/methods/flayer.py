@@ -38,14 +38,15 @@ class FLAYER(PlainSteps):
     rates differ by layer, and the parameters that change most are uploaded.
 
     A client starts from w = a w_i + (1 - a) w^ in the top layers and w^ below, with the received
-    model w^ and its last model w_i, and trains the top layers alone for an epoch. The accuracy of
-    the result is the next round's a (0 at first). Then it takes plain steps with learning rates by
-    layer (`layer_rates`), computed anew in each epoch. The server averages each parameter over the
-    clients that uploaded it (`most_changed`); without any, the parameter stays.
+    model w^ and its last model w_i, and trains the top layers alone for an epoch. Then its accuracy
+    is measured (`own_accuracy`), which is a in the client's next round; a is 0 in the first. Then
+    the client takes plain steps with learning rates by layer (`layer_rates`), computed anew in each
+    epoch. The server averages each parameter over the clients that uploaded it (`most_changed`); a
+    parameter that none uploaded stays.
 
     Args:
-        layers: number of top layers that are mixed and trained first. 1: the authors' script (2
-            tensors).
+        layers: number of layers next to the output that are mixed and trained first. 1: the
+            authors' script (2 tensors).
         top_rate: factor on the learning rate of the last layer. 0.2: the authors' code.
         middle_rate: factor on the learning rates of the layers between the first and the last. 1:
             the authors' code for ResNet and fastText; 20: for its CNN.
@@ -125,8 +126,8 @@ class FLAYER(PlainSteps):
         """Average each parameter over the clients that uploaded it; a parameter that none uploaded
         stays.
 
-        The base's mean counts the old value for clients that did not upload a parameter; it is
-        rescaled by the uploaders' share.
+        The other clients upload the received value in its place. So the change of the base's mean
+        is divided by the weight of the clients that uploaded the parameter.
         """
         old = server["model"]
         super().aggregate(server)
@@ -148,12 +149,12 @@ def layer_rates(
 ) -> Tensor:
     """Return the factor on the learning rate of each parameter, (D,).
 
-    Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from
-    the second layer on times `middle`; the last layer: `top`.
+    With layers 0 to L: 1 in layer 0, middle (1 + s_l l / L) in layer l, and `top` in layer L. s_l
+    is the mean of ln(1 + 1 / ||g||) over the gradients g of the layer's tensors.
 
     Args:
-        layout: of the model.
-        gradient: of a batch, (D,).
+        layout: layout of the model.
+        gradient: gradient on a batch, (D,).
         top: factor of the last layer.
         middle: factor of the layers between the first and the last.
     """
@@ -175,13 +176,17 @@ def layer_rates(
 
 
 def most_changed(layout: Layout, change: Tensor) -> Tensor:
-    """Return the mask (D,) of parameters that FLAYER uploads (the authors' code), by the `change`
-    (D,) in training.
+    """Return the mask (D,) of the parameters that a client uploads, as in the authors' code.
 
-    In the k-th of n parameter tensors (k = 0, 1, ...), the share 1 - k / n of entries with the
-    least |change| is left out, with k / n clipped to [0.1, 0.9]; in a convolution this share of
-    each kernel. At least one entry of each kernel or vector is uploaded. Matrices, the classifier
-    and running statistics are uploaded whole.
+    Matrices, the classifier and running statistics are uploaded whole. Of all other tensors, which
+    are vectors and convolutions, the parameters that changed least are left out: the share 1 - k /
+    n of each vector, and of each kernel of a convolution. n is the number of the model's parameter
+    tensors, k = 0, 1, ... the tensor's place among them; k / n is clipped to [0.1, 0.9]. At least
+    one parameter of each vector or kernel is uploaded.
+
+    Args:
+        layout: layout of the model.
+        change: change of the parameters in training, (D,).
     """
     mask = torch.ones_like(change, dtype=torch.bool)
     blocks = [block for block in layout.blocks if block.kind == "parameter"]

@@ -119,8 +119,8 @@ def finch(points: Tensor) -> Tensor:
     repeatedly.
 
     Returns:
-        The coarsest partition (n,) with more than one cluster; the first partition, if that has
-        one.
+        The coarsest partition (n,) with more than one cluster. If the first partition already has a
+        single cluster, that partition.
     """
     clusters = first_neighbour_clusters(points)
     while int(clusters.max()):
@@ -136,7 +136,7 @@ def cluster_prototypes(uploads: Iterable[Tensors], like: Tensor) -> Tensors:
     its class, `clusters.classes` (K,), ascending.
 
     Args:
-        uploads: of each client, `classes` and `features`, a row for each class.
+        uploads: for each client `classes` and `features`, a row for each class.
         like: (C, d); gives the type of the prototypes.
     """
     labels = [torch.empty(0, dtype=torch.int64)]
@@ -174,7 +174,7 @@ def cluster_losses(
         features: z, (batch, d).
         labels: (batch,).
         prototypes: (K, d).
-        classes: of the prototypes, (K,).
+        classes: class of each prototype, (K,).
         tau: temperature.
     """
     z = wide(features)

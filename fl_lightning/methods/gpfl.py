@@ -36,20 +36,15 @@ from fl_lightning.methods.common.classifiers import (
 
 @dataclass(frozen=True)
 class GPFL(PersonalPart):
-    """A personal classifier takes features conditioned on the client; class embeddings guide the
-    features conditioned globally.
-
-    f(z, k) = ReLU((gamma(k) + 1) z + beta(k)) are features z under a condition k. The global
-    condition g is the mean of the class embeddings e; the client's condition q_i is their mean by
-    its class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z, g), e)) + lam
-    ||f(z, g) - e_y|| (e as received) + (mu / 2) ||e, gamma, beta||^2. All but the classifier h_i is
-    averaged by samples.
+    """Each client's personal classifier takes features conditioned on the client; class embeddings
+    that all share are targets of features conditioned globally.
 
     Args:
         lam: weight of the distance. 0.01: the authors' run script for a CNN.
-        mu: weight decay of e, gamma and beta. 0.1: the same.
-        norm: of each `sample`'s distance, averaged (paper), or of the whole `batch`'s (the authors'
-            code, which also takes g and q_i of the client's own e before it receives the new one).
+        mu: weight decay of e, gamma and beta. 0.1: the authors' run script for a CNN.
+        norm: how the distances ||f(z, g) - e_y|| of a batch are taken: `sample`: one for each
+            sample, averaged (paper). `batch`: one norm of the whole batch (the authors' code, which
+            also computes g and q_i before the client receives the new e, from its own last e).
     """
 
     traits = Traits(
@@ -126,8 +121,12 @@ class Conditioned(ContextClassifier):
         )
 
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
-        """Return ReLU((gamma(k) + 1) z + beta(k)) of features z (batch, d) and a condition k
-        (d,)."""
+        """Return features under a condition k, ReLU((gamma(k) + 1) z + beta(k)), (batch, d).
+
+        Args:
+            z: features (batch, d).
+            condition: k, (d,).
+        """
         scaled = (self.gamma(condition) + 1) * z
         return torch.relu(scaled + self.beta(condition))
 

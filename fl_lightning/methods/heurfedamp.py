@@ -20,8 +20,8 @@ class HeurFedAMP(FedAMP):
     Args:
         sigma: sharpness of the softmax. 10: our choice; models of ten clients have cosines of 0.6
             to 0.98.
-        self_weight: xi_ii. 0.5: our choice, since FedAMP's own weight with its defaults is never
-            below; the paper's is not known.
+        self_weight: xi_ii. 0.5: our choice (the paper's value is not known): with FedAMP's defaults
+            and ten clients, a client's own weight is never below this.
     """
 
     sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")

@@ -30,8 +30,8 @@ class IFCA(KClusters):
 
     Args:
         clusters: number of models, k. 4: the paper's rotated MNIST.
-        weighting: of the mean: `uniform` (the paper), or by `samples`: with one cluster that is
-            FedAvg.
+        weighting: weights of clients in the mean: `uniform` (the paper), or by `samples`: with one
+            cluster that is FedAvg.
     """
 
     traits = replace(

@@ -29,10 +29,11 @@ class KAPC(Method, CubeSettings):
 
     A client minimises f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l
     constant (journal version, Eq. 16). The server takes steps on the rows r of R down lam ||r W -
-    w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10, 12), or solves for them. No factor m_i / m weighs
-    a client's part (AAAI, Eq. 11; Eq. 9 has one): see docs/decisions/0004.
+    w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10, 12), or solves for them. A step is not multiplied
+    by the client's share of the samples m_i / m (as in AAAI, Eq. 11; Eq. 9 has this factor): see
+    docs/decisions/0004.
 
-    The relation's arguments are those of `CubeSettings`.
+    The relation's arguments, from `lam` to `rho`, are those of `CubeSettings`.
 
     Args:
         start: a client starts its round from its `own` model (journal version, Eq. 17) or from the

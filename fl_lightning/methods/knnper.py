@@ -135,7 +135,7 @@ def vote(
         classes: C.
         k: number of samples that vote; at most n do.
         scale: s of the kernel.
-        kernel: its name.
+        kernel: name of the kernel.
 
     Returns:
         Shape (m, C), rows summing to 1, also where all weights would underflow.

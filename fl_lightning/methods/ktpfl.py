@@ -36,14 +36,16 @@ class KTPFL(FedMD):
     Args:
         rho: weight of the pull of the coefficients towards 1/N. 0.7: implied for EMNIST and
             Fashion-MNIST by the paper's tables.
-        divergence: KL of teachers and students in the problem for the coefficients: the `mean` over
-            the round's public samples (ours), or their `sum` (paper, Eq. 2), whose gradient, but
-            not rho's, is as many times larger.
-        step: step size of the coefficients. 0.01: paper. With `update code`, a row's mean step is
-            between this and 5 times this.
-        update: `paper` (KL, Eq. 7) or `code` (mean squared error, rescaled steps, softmax).
-        projection: of rows after the paper's update: onto the `simplex` (ours), or `none` (as
-            printed; rows leave the simplex).
+        divergence: KL of teachers and students in the problem that the coefficients solve: its
+            `mean` over the round's public samples (ours), or its `sum` over them (paper, Eq. 2).
+            With `sum` the gradient of the KL is larger by the number of samples, and that of the
+            pull is as before.
+        step: step size of the coefficients. 0.01: paper. With `update code`: the mean absolute step
+            of a row is between this and 5 times this.
+        update: update of the coefficients: `paper` (KL, Eq. 7) or `code` (mean squared error,
+            rescaled steps, softmax).
+        projection: projection of rows after the paper's update: onto the `simplex` (ours), or
+            `none` (as printed; rows leave the simplex).
     """
 
     traits = replace(
@@ -180,8 +182,9 @@ def restored_rows(
     """Write the updated coefficients between m clients back into `c` (N, N), scaled to the sums
     that they had before; return `c`.
 
-    If a row of `c` has no weight on these m clients, m / N of its weight is moved to them: updates
-    scaled to a sum of 0 could never bring any back.
+    If the m clients had no weight in a row, they get the share m / N of the row's weight, and the
+    other clients' weights are multiplied by 1 - m / N: scaled to a sum of 0, the m weights would
+    stay 0 forever.
 
     Args:
         c: all coefficients, changed in place.

@@ -29,7 +29,8 @@ class LGFedAvg(Method):
     Args:
         layers: number of last layers that are global. 2: the authors' script for CIFAR-10 (3 for
             MNIST).
-        weighting: of the mean: by `samples` (the paper), or `uniform` (the authors' code).
+        weighting: weights of clients in the mean: by `samples` (the paper), or `uniform` (the
+            authors' code).
     """
 
     traits = Traits(family="partial sharing", judge="before")

@@ -52,14 +52,18 @@ class PartialPooling(WithoutModels):
     """A linear or multinomial logistic model w + d_i with a penalty (lam/2) ||d_i||^2 for each
     client. No model is sent; clients upload moments of samples, which the server adds up.
 
-    Client: its loss is bounded from above by a parabola at its last weights v_i (in a regression
-    the loss is the parabola), and v_i <- argmin of parabola + (lam/2) ||v - w||^2. It uploads the
-    minimum over v as a quadratic function of w: its Hessian and its target. Server: w <- minimum of
-    the sum of these functions, an exact step of the joint fit. A candidate is a value of lam with a
-    factor for the intercept, from `PENALTIES` and `INTERCEPTS`. Each candidate has six fits: on all
-    samples, and without each of five parts of every client's samples. (The samples of one unit,
-    such as a patient, are in one part.) Clients score the candidate with the least summed loss on
-    the parts left out. Scored: v_i.
+    Each client has weights v_i = w + d_i. It bounds its loss from above by a parabola that touches
+    the loss at its last v_i (in a regression the loss is the parabola), and sets v_i to the minimum
+    of parabola + (lam/2) ||v - w||^2 over v. The value of this minimum is a quadratic function of
+    the shared weights w, w^T H w / 2 - t^T w + const. The client uploads H (`hessians`) and t
+    (`targets`). The server sets w to the minimum of the sum of these functions, which is an exact
+    step of the joint fit.
+
+    lam is chosen among candidates, by losses on samples left out. A candidate is a value of
+    `PENALTIES` for lam, and a factor of `INTERCEPTS` on the intercept's lam. It is fitted six
+    times: to all samples, and without each of five parts of every client's samples. (The samples of
+    one unit, such as a patient, are in one part.) The best candidate has the least summed loss on
+    the parts left out. Scored: v_i of its fit to all samples.
 
     A linear model replaces the configured one.
     """
@@ -146,15 +150,15 @@ class PartialPooling(WithoutModels):
         }
 
     def upload(self, client: Client, payload: Payload) -> Payload:
-        """Upload the Hessian and target of each candidate's fits, and the candidates' held-out
-        losses."""
+        """Upload H and t of each candidate's fits (`hessians`, `targets`; see the class), and the
+        candidates' `losses` on samples left out."""
         upload = super().upload(client, payload)
         upload.extra |= client.scratch
         return upload
 
     def aggregate(self, server: Server) -> None:
-        """Solve for the shared weights that minimise the sum over clients, and choose the candidate
-        with the least loss."""
+        """Solve (sum of H + a weak penalty) w = sum of t for the shared weights w of each
+        candidate's fits, and choose the candidate with the least loss."""
         super().aggregate(server)
         sums = {}
         for name in self.beside():
@@ -231,8 +235,10 @@ class ClientFits:
         """Return the tensors that the server sums over clients.
 
         Returns:
-            `hessians` and `targets` of the minimum over the client's weights, as a function of the
-            shared weights; `losses` of each candidate on the samples that its fits leave out.
+            `hessians` H and `targets` t of the client's minimum as a function of the shared
+            weights, w^T H w / 2 - t^T w + const: (candidates, fits, features, features) and
+            (candidates, fits, outputs, features). `losses` (candidates,): summed over the samples
+            that a candidate's fits leave out.
         """
         _, losses = self._residuals(weights)
         hessians = self.penalties - self.penalty.mT * (self.inverse * self.penalty)

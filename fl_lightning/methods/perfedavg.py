@@ -72,7 +72,13 @@ class PerFedAvg(PlainSteps, PlainMean):
         batch: Batch,
     ) -> Tensor:
         """Take one step of w; return the task loss at w~. Running statistics come from the passes
-        at w and w~."""
+        at w and w~.
+
+        Args:
+            draws: random generator of the further batches D and D''.
+            client: whose w is stepped.
+            batch: D'.
+        """
         w = client["model"]
         inner = w.clone()
         buffers = slice(client.layout.parameters.stop, None)

@@ -42,16 +42,16 @@ class PFedFDA(OwnClassifier):
 
     The classifier is the Gaussians' linear discriminant: W = mu S^-1 and b = -diag(W mu^T) / 2 +
     log pi, with the client's class shares pi. It is fixed while the body trains. Then the client
-    estimates mu and S of its own features and uploads beta times these plus (1 - beta) times the
-    received ones. beta in [0, 1]^2, one number for mu and one for S, minimises the cross entropy of
-    two folds. The server averages by samples. Scored: the classifier of Gaussians that are
-    estimated and mixed anew for the scored body; a class with one or two samples keeps the server's
-    mean (the authors' code).
+    estimates mu and S of its own features, and uploads beta times these plus (1 - beta) times the
+    received ones. beta has one number for mu and one for S, both in [0, 1]. The client chooses them
+    by the cross entropy in a twofold cross-validation. The server averages by samples. Scored: the
+    classifier of Gaussians that are estimated and mixed anew for the scored body; a class with one
+    or two samples keeps the server's mean (the authors' code).
 
     Args:
-        ridge: this multiple of I is added to an estimated S. 1: the authors' code adds I (and 1e-4
-            to every entry, which is left out). With 1e-4 I, which it may mean, the classifier blows
-            up; 0.1 does better on the digits (docs/methods.md).
+        ridge: ridge I is added to an estimated S. 1: the authors' code (which also adds 1e-4 to
+            every entry: left out here). With 1e-4, which that code may mean, the classifier's
+            weights blow up; 0.1 does better on the digits (docs/methods.md).
         beta: both numbers of beta; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0
             uses the server's Gaussians alone.
     """

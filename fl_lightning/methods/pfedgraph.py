@@ -46,10 +46,10 @@ class PFedGraph(Method):
             every client trains alone.
         lam: weight of the cosine, which the loss subtracts, as in the paper. 0.01: the authors'
             code, which adds the cosine: a lam below 0 does the same.
-        near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
-        sources: clients whose models are mixed: all that have `uploaded` so far; `known`: also the
-            rest of the cohort, with the initial model; or only the `cohort` (the authors' code: the
-            cohort before).
+        near: cosines above this count as 1. 1: none (paper); 0.9: the authors' code.
+        sources: clients whose models are mixed. `uploaded`: all that have uploaded so far. `known`:
+            these and the rest of the cohort, with the initial model. `cohort`: this round's cohort
+            alone (the authors' code mixes the models of the previous round's cohort).
     """
 
     traits = Traits(

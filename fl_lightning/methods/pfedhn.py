@@ -35,13 +35,14 @@ from fl_lightning.methods.common.hypernetwork import Hypernetwork
 
 @dataclass(frozen=True)
 class PFedHN(OwnStatistics):
-    """A hypernetwork on the server makes each client's model from an embedding; both learn from the
-    client's update.
+    """A hypernetwork on the server makes each client's model from an embedding of the client;
+    hypernetwork and embedding learn from how training changes the model.
 
     theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i -
-    theta'_i), one client of the cohort after the other. The authors have one client a round; a
-    cohort of m divides hyper_lr by m, since all of its models come from the same phi, and m whole
-    steps overshoot. Scored: the model that the hypernetwork generates after these steps.
+    theta'_i), one client of the cohort after the other. The authors have one client a round. With a
+    cohort of m clients the steps' learning rate is hyper_lr / m: all m models come from the same
+    phi, and m steps of the full length would overshoot. Scored: the model that the hypernetwork
+    generates after these steps.
 
     Args:
         embedding: width of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
@@ -52,9 +53,9 @@ class PFedHN(OwnStatistics):
             there).
         hyper_lr: learning rate of the hypernetwork (SGD), for one client a round. 0.01: the
             authors' code.
-        hyper_momentum: its momentum. 0.9: the authors' code.
-        hyper_decay: its weight decay. 0.001: the authors' code.
-        clip: greatest norm of its gradient. 50: the authors' code.
+        hyper_momentum: momentum of the hypernetwork's SGD. 0.9: the authors' code.
+        hyper_decay: weight decay of the hypernetwork. 0.001: the authors' code.
+        clip: greatest norm of the hypernetwork's gradient. 50: the authors' code.
     """
 
     traits = Traits(
@@ -132,8 +133,8 @@ class PFedHN(OwnStatistics):
         network.write_model(client.id, model)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """Return the client's generated model, with the client's running statistics. The initial
-        ones stand in on ranks that do not store the client."""
+        """Return the client's generated model (D,). Its running statistics are the client's own; on
+        ranks that do not store the client, they are the initial model's."""
         server = group.server
         state = server.run.states.get(client)
         model = group.initial if state is None else state.vectors["model"]

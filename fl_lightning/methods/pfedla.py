@@ -41,9 +41,10 @@ class PFedLA(OwnStatistics):
     Args:
         embedding: width of a client's embedding. 100: a public reimplementation (the authors' code
             was not found).
-        hidden: width of the network's hidden layers. 100: the same.
-        hyper_lr: learning rate of the networks (SGD). 0.005: the same. Rows hardly move with it,
-            since a network's outputs are divided by their sum (docs/methods.md).
+        hidden: width of the network's hidden layers. 100: the same reimplementation.
+        hyper_lr: learning rate of the networks (SGD). 0.005: the same reimplementation. Mixing
+            weights hardly move with it, since a network's outputs are divided by their sum
+            (docs/methods.md).
         local_layers: number of layers that stay the client's own, those in which its own weight is
             greatest (HeurpFedLA's K). 0: pFedLA.
     """
@@ -70,8 +71,8 @@ class PFedLA(OwnStatistics):
         return LayerRows(self.embedding, self.hidden, self.local_layers, self.hyper_lr)
 
     def broadcast(self, server: Server) -> Payloads:
-        """Send the mixes; keep the cohort's models until the networks have learned from the
-        round."""
+        """Send each client its mix, and keep copies of the cohort's last models: the networks learn
+        from these copies after the round's uploads have replaced the models."""
         payloads = super().broadcast(server)
         group = server.only
         server.scratch |= {
@@ -143,9 +144,9 @@ class LayerRows(Relation):
         network's parameters.
 
         Args:
-            network: of the client.
+            network: the client's network.
             clients: N.
-            client: its number.
+            client: number of the client.
             sources: clients whose models are mixed.
         """
         places = torch.tensor(sources)

@@ -40,6 +40,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
 
     @property
     def uses_means(self) -> bool:
+        """Whether `lam` is above 0."""
         return self.lam > 0
 
     def init_server(self, run: RunContext) -> Tensors:

@@ -62,8 +62,8 @@ class SCAFFOLD(PlainMean):
         )
 
     def slots(self) -> dict[str, Slot]:
-        """The control variate c_i, 0 at first. Clients upload its change, so the server's copy is
-        the last change, not c_i."""
+        """The control variate c_i, 0 at first. Clients upload the change of c_i in a round, so the
+        vector that the server keeps for a client is this change, not c_i."""
         return {"control": Slot("zeros", exchanged=True)}
 
     def broadcast(self, server: Server) -> Payloads:

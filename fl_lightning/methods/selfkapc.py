@@ -35,7 +35,7 @@ class SelfKAPC(OwnStatistics):
         kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data
             (docs/decisions/0024).
         keep: share of the received model's noise that is left after local training. 0.4: our
-            choice, likewise.
+            choice, on validation data (docs/decisions/0024).
     """
 
     traits = Traits(

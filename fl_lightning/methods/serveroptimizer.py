@@ -50,13 +50,13 @@ class ServerOptimizer(Method, ABC):
         value: Tensor,
         first: float = 0.0,
     ) -> Tensor:
-        """Update a vector that the server keeps, to share * vector + value; return its parameters
+        """Update a vector v that the server keeps, v <- share v + value; return its parameters
         (P,).
 
         Args:
             server: keeps the vector.
-            name: of the vector.
-            share: factor on its last value, 1 for a sum.
+            name: name of v.
+            share: factor on the last v: below 1 a decay, 1 for a sum.
             value: to add, (P,).
             first: initial value of all entries.
         """

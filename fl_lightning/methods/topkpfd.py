@@ -32,8 +32,14 @@ class TopKPFD(SimPFD):
 
 
 def nearest(S: Tensor, k: int) -> Tensor:
-    """Return rows with 1/k for the client itself and the other clients of its `k` greatest entries
-    of `S` (m, m); of equal entries, those with the lower numbers."""
+    """Return the weights (m, m) of a plain mean over each client and the k - 1 other clients that
+    are most similar to it: 1/k each.
+
+    Args:
+        S: similarities (m, m), cosines.
+        k: number of clients in the mean. Of equally similar clients, those with lower numbers
+            count.
+    """
     k = min(k, len(S))
     similarities = S.clone().fill_diagonal_(2.0)  # above any cosine
     order = similarities.round(decimals=12).sort(dim=1, descending=True, stable=True).indices

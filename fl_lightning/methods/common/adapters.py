@@ -37,8 +37,9 @@ def check_adapters(run: RunContext) -> None:
 
 
 class AdapterError(Observer):
-    """Adds `adapter_error` to a round's metrics; attached automatically to every run whose networks
-    have adapters."""
+    """Observer that adds `adapter_error` to a round's metrics: the error of averaging the factors A
+    and B of low-rank adapters separately (see `on_aggregate`). It is attached automatically to
+    every run whose networks have adapters."""
 
     config_key = "model.adapters"
 

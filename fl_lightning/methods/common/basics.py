@@ -15,7 +15,7 @@ def check_batches(run: RunContext, **sizes: int) -> None:
 
     Args:
         run: whose networks are checked.
-        sizes: arguments of the method, by name, which bound the samples of a batch.
+        sizes: the method's arguments, by name, that limit the number of samples in a batch.
     """
     normalised = any(group.whole_last for group in run.groups)
     for name, size in sizes.items():

@@ -22,8 +22,8 @@ class NewClassifier(nn.Module):
         model: the network; its classifier must be one linear layer.
         make: returns the new classifier, given the old one.
         method: the method's name, for messages.
-        inner: dotted name of the module within the new classifier that counts as the network's
-            head; empty: the whole new classifier.
+        inner: dotted name, within the new classifier, of the module whose parameters count as the
+            network's head and whose inputs count as its features; empty: the whole new classifier.
 
     Raises:
         BadInput: the classifier is not one linear layer, or the network defines a `training_step`,

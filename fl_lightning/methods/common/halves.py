@@ -93,11 +93,12 @@ def shrunk(
 
 
 def held_out(client: Client, halves: Halves) -> Tensor:
-    """Return two mean losses over the client's training samples, float32 (2,): of the start model,
-    and of trained models.
+    """Return two mean losses over the client's training samples, float32 (2,): at the model from
+    which the client started, and after training.
 
-    After training, each sample is scored by the model trained on the other half, shrunk towards the
-    start by the client's share of noise in each layer.
+    After training, each sample is scored by the model trained on the half without it. The step from
+    the start to that model is first shrunk: in each layer it is multiplied by 1 - `share`, the
+    layer's share of noise, which the server has sent (`client.memory`).
     """
     part = client.data.train
     start = client["start"]

@@ -80,9 +80,9 @@ class Hypernetwork(nn.Sequential):
         them in place.
 
         Args:
-            memory: holds `momenta`.
+            memory: holds the buffers, as `momenta` returns them.
             lr: learning rate.
-            momentum: its factor.
+            momentum: factor on a buffer in each step.
             decay: weight decay.
         """
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
@@ -109,9 +109,9 @@ class Hypernetwork(nn.Sequential):
         Jacobian of `output` by the parameters.
 
         Args:
-            output: of this network, with its graph.
-            gradient: of a loss by `output`.
-            optimizer: of this network.
+            output: output of this network, with its autograd graph.
+            gradient: gradient of a loss by `output`.
+            optimizer: optimiser of this network.
             clip: greatest norm of the gradient of all parameters together.
         """
         optimizer.zero_grad()

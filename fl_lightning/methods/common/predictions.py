@@ -44,7 +44,8 @@ def subset_size(run: RunContext, samples: int | None) -> int:
 
     Args:
         run: with public data.
-        samples: as configured; None: all of them. With `--smoke` at most as many as there are.
+        samples: configured number; None: all public samples. With `--smoke` at most as many as
+            there are.
     """
     size = run.data.public_size
     if samples is None or run.config.smoke:
@@ -105,7 +106,11 @@ def sum_to_one(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cosines(P: Tensor) -> Tensor:
-    """Return cosine similarities (m, m) of m clients' flattened predictions P (m, D, C); the
-    diagonal is 1."""
+    """Return the cosine similarities (m, m) between the predictions of m clients; the diagonal is
+    1.
+
+    Args:
+        P: predictions (m, n, C) on n samples; each client's are flattened to one vector.
+    """
     directions = normalize(P.flatten(1), dim=1)
     return (directions @ directions.T).clamp(-1, 1).fill_diagonal_(1.0)
