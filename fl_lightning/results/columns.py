@@ -310,7 +310,7 @@ _DECLARED: dict[str, dict[str, str]] = {
         "outcome": "what became of the client: retried, skipped or not judged",
     },
     "privacy": {
-        "privacy_epsilon": "epsilon so far, of the client with the largest",
+        "privacy_epsilon": "largest epsilon of any client so far",
         "privacy_*": "what the method's noise promises",
     },
     "other": {

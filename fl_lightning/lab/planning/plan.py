@@ -103,5 +103,5 @@ def _privacy_lines(report: dict[str, Any]) -> list[str]:
     return [
         f"privacy: epsilon {report['privacy_epsilon']:.4g} at delta {report['privacy_delta']:g} "
         f"for each {report['privacy_unit']} at most, after {report[f'privacy_{counted}']} "
-        f"{counted}; noise in clips: {noise}"
+        f"{counted}; noise, in multiples of the clip: {noise}"
     ]
