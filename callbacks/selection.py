@@ -198,6 +198,11 @@ class LayerSelection(Transform):
         memory["selection.received"] = memory["selection.received"] | (torch.arange(L) < omega)
 
     def _omega(self, client: Client) -> int:
+        """Return Omega, the number of layers that a client receives and sends in this round.
+
+        In a client's first round, and after one with all L layers, the greatest norms are updated
+        and the search begins at L - 1; else the bound (Eq. 29) decides.
+        """
         memory = client.memory
         L = len(client.layout.layers)
         omega = int(memory["selection.omega"])
