@@ -186,4 +186,4 @@ def test_a_job_that_the_cluster_cannot_run_is_refused(small, workplace, capsys, 
     assert main(["submit", "--time", "00:10:00", *words.split(), *small("many")[1:]]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"{words.rsplit(maxsplit=1)[-1]}" in err and "sbatch refuses it" in err
+    assert words.rsplit(maxsplit=1)[-1] in err and "sbatch refuses the job" in err
