@@ -197,6 +197,7 @@ def test_sound_methods_pass_what_takes_no_time(method, checked):
     assert 0 < counted <= 1.02 * seen
 
 
+@pytest.mark.slow
 def test_the_method_of_a_config_is_left_aside():
     """It was checked in place of the named one, under the other's name."""
     layers = layers_of_flags(read_flags(["--config", "kapc_digits", "--method.mu", "0.3"])[1])[0]

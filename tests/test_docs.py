@@ -252,6 +252,7 @@ def reference():
     return (ROOT / "docs" / "reference.md").read_text()
 
 
+@pytest.mark.slow
 def test_every_key_stands_in_the_reference(reference):
     assert describe.replaced(reference, describe.keys_of_a_run()) == reference, (
         "python -m ...configuration.describe"

@@ -33,6 +33,7 @@ def git(folder, *words):
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_every_start_is_kept_with_code_command_and_versions(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

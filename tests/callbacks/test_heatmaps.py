@@ -66,6 +66,7 @@ def test_which_clients_are_drawn(tmp_path, chosen, receivers, drawn):
     assert not (tmp_path / "figures").exists()
 
 
+@pytest.mark.slow
 def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path):
     run, drawing = run_of(tmp_path, rounds=20, task="classification"), Heatmaps()
     made = [record(round, [0, 1]) for round in range(1, 21)]

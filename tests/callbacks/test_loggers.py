@@ -224,6 +224,7 @@ def test_a_resumed_offline_run_is_whole_under_the_same_id(tmp_path):
     assert all("relation/overview/path" in row for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_alone")
 def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd):
     logger, run = WandB(mode="offline"), run_of(tmp_path / "run")
@@ -400,6 +401,7 @@ def identity(folder):
     return (folder / "wandb_id.txt").read_text().strip()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_alone")
 def test_a_run_has_its_own_id_whatever_the_environment_holds(tmp_path, monkeypatch, capfd):
     for name, value in (OTHERS | {"WANDB_DIR": str(tmp_path / "theirs")}).items():

@@ -173,6 +173,7 @@ def test_all_layers_both_ways_is_kapc(fit):
     assert numbers(fit("plain", flags)) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_nothing_downloaded_is_local(fit):
     """INV2: mu = 0, bit for bit."""
     nothing = RunFolder(fit("nothing", f"--method kapc --method.start own {SELECTION}.mu 0"))

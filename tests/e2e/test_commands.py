@@ -69,6 +69,7 @@ def test_test_shows_scores_on_the_test_set_of_all(fit, capsys):
     assert again[name] == str(summary[name]) == str(summary["last_global_test_accuracy_global"])
 
 
+@pytest.mark.slow
 def test_test_on_two_processes(fit, on_ranks, table):
     flags = "--federation.participation 0.5"
     folder = fit("a", flags)

@@ -57,6 +57,7 @@ def size(model):
     return sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_parameters_by_hand():
     sizes = [size(make()) for make, _ in SIZES]
     assert sizes == [expected for _, expected in SIZES]

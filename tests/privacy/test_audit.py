@@ -151,6 +151,7 @@ def test_lira_over_rounds_needs_the_same_rounds_of_all():
     assert attacks.lira(runs) == alone
 
 
+@pytest.mark.slow
 def test_the_relation_against_permutations():
     rng, n = np.random.default_rng(0), 12
     groups = [k % 3 for k in range(n)]

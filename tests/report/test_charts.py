@@ -75,6 +75,7 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(make_run):
     assert "What differs: <code>data.root</code>" in render(load([one, changed]))
 
 
+@pytest.mark.slow
 def test_runs_over_seeds_are_a_band_without_a_warning(make_run):
     paths = [make_run("a", (0.1, 0.5, 0.8)), change(make_run("b", (0.3, 0.5)), seed=1)]
     federation = yaml.safe_load((paths[0] / "config.yaml").read_text())["federation"]
@@ -163,6 +164,7 @@ def held(make_run):
     return path
 
 
+@pytest.mark.slow
 def test_unseen_clients_have_a_curve_and_a_table(make_run, held):
     runs = load([make_run("plain"), held])
     assert lines(figures.newcomer_curve(runs)["newcomers-curve"]) == {"held": [0.5, 0.5]}

@@ -84,6 +84,7 @@ def test_shipped_studies_are_whole(cells_by_study):
             assert cell.ours or (cell.absent and cell.absent != papers.NOT_LISTED), name
 
 
+@pytest.mark.slow
 def test_a_number_is_as_fine_as_its_column(cells_by_study):
     """FEDORA prints `0` among numbers of four decimals: half a unit of its last digit is no
     half."""

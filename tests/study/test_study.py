@@ -114,6 +114,7 @@ def test_the_table_of_a_study_has_the_scores_of_compare(ask, tmp_path):
     assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001
 
 
+@pytest.mark.slow
 def test_the_forced_rows_are_read_off_one_run(ask, tmp_path):
     assert ask(methods=["local"], forced=True)[0] == 0
     cells = {

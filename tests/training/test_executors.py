@@ -170,6 +170,7 @@ def with_model(fed, model):
     )
 
 
+@pytest.mark.slow
 def test_they_agree_on_convolutions_and_a_frozen_parameter(federation):
     optimizer = {"weight_decay": 0.1, "momentum": 0.5}
     plain = federation(FedProx(mu=0.5), precision="64-true", optimizer=optimizer)
