@@ -29,14 +29,14 @@ def test_no_move_makes_a_round_longer(ranks, clients):
     work = {c: w for c, (_, w) in enumerate(clients)}
     cohort = list(range(len(clients)))
     before = max(loads(cohort, home, work, ranks))
-    found = plan_moves(cohort, home, work, ranks)
-    assert len({c for c, _ in found}) == len(found)
-    for client, to in found:
+    moves = plan_moves(cohort, home, work, ranks)
+    assert len({c for c, _ in moves}) == len(moves)
+    for client, to in moves:
         assert home[client] != to
         home[client] = to
     after = max(loads(cohort, home, work, ranks))
     assert (
         after <= before * (1 - WORTH) + 1e-9
-        if found and ranks > 1
+        if moves and ranks > 1
         else after == pytest.approx(before)
     )

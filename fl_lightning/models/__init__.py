@@ -51,25 +51,13 @@ def build(
         raise BadInput("model", component.class_path, problem) from error
     is_module = isinstance(model, nn.Module)
     check("model", component.class_path, is_module, "it must make a torch.nn.Module")
-    _try_out(
-        model,
-        component.class_path,
-        input_shape,
-        num_classes,
-        text,
-    )
+    _try_out(model, component.class_path, input_shape, num_classes, text)
     if isinstance(component, Network):
         if component.weights is not None:
             read_weights(model, component.weights, head_of(model))
         if component.adapters is not None:
             adapt(model, component.adapters, head_of(model))
-            _try_out(
-                model,
-                component.class_path,
-                input_shape,
-                num_classes,
-                text,
-            )
+            _try_out(model, component.class_path, input_shape, num_classes, text)
     _BUILT_FROM[model] = component, input_shape, num_classes, text
     _FROZEN_AT_FIRST[model] = frozen_in(model)
     return model

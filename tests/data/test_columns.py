@@ -138,13 +138,13 @@ def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
         "time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells)
     )
     data = prepare(DataConfig(root=str(tmp_path / "t.csv"), scale=scale, partition="iid"), 3, 0)
-    made = exported.inputs(described(data, 0), [[t, b] for t, b, _ in cells])
+    inputs = exported.inputs(described(data, 0), [[t, b] for t, b, _ in cells])
     x = data._train.inputs(
         torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32
     )
-    near = torch.cdist(x, made, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+    near = torch.cdist(x, inputs, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     torch.testing.assert_close(
-        x, made[near], **({} if "Epoch" in scale else {"rtol": 0, "atol": 0})
+        x, inputs[near], **({} if "Epoch" in scale else {"rtol": 0, "atol": 0})
     )
     lines = [line for line in capsys.readouterr().err.splitlines() if "32 bits" in line]
     assert (

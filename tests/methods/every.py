@@ -34,9 +34,9 @@ def method_of(name, **arguments):
         BadInput: as the command does.
     """
     values = FEW.get(name, {}) | arguments
-    made = instantiate("method", _component(name, tuple(values.items())))
-    assert isinstance(made, Method)
-    return made
+    method = instantiate("method", _component(name, tuple(values.items())))
+    assert isinstance(method, Method)
+    return method
 
 
 @cache

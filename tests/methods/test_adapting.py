@@ -66,13 +66,13 @@ def test_perfedavg_scores_a_copy_that_has_taken_a_step(federation, net):
             federation(method, net=net, precision="64-true", evaluation={"batch_size": size}), 2
         )
         w, module = client["model"].clone(), client.bind()
-        found = method.personal(client)
+        personal = method.personal(client)
         assert torch.equal(client["model"], w)
         module.model.eval()
         client.bind(w.clone())
         expected = w - 0.4 * client.gradient(w, first(client.data.train), training=False)[1]
-        assert_close(found, expected, **ROUNDING)
-        assert not torch.equal(found, w)
+        assert_close(personal, expected, **ROUNDING)
+        assert not torch.equal(personal, w)
     assert torch.equal(PerFedAvg(adapt_steps=0).personal(client), w)
 
 
@@ -90,8 +90,8 @@ def test_the_vote_by_hand():
     ):
         weights = np.array([energy(1.0), energy(1.0), energy(3.0)])
         weights /= weights.sum()
-        found = vote(z, known, labels, 3, k=3, scale=4.0, kernel=kernel)
-        assert_allclose(found[0], [weights[1], 0, weights[0] + weights[2]], rtol=1e-6)
+        votes = vote(z, known, labels, 3, k=3, scale=4.0, kernel=kernel)
+        assert_allclose(votes[0], [weights[1], 0, weights[0] + weights[2]], rtol=1e-6)
     # every weight would be 0
     far = vote(z + 1e6, known, labels, 3, k=2, scale=1e-3, kernel="gaussian")
     assert_close(far.sum(1), torch.ones(1))
@@ -143,7 +143,7 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation):
 def test_knnper_picks_the_weight_that_validates_best(federation):
     fed = federation(KNNPer(lam=None), data={"validation": 0.3})
     client = client_of(fed, 1)
-    found = float(KNNPer(lam=None).prepare(client, client["model"], "before")["lam"])
+    lam = float(KNNPer(lam=None).prepare(client, client["model"], "before")["lam"])
     right = []
     for lam in np.linspace(0, 1, 11):
         method = KNNPer(lam=float(lam))
@@ -152,7 +152,7 @@ def test_knnper_picks_the_weight_that_validates_best(federation):
         x, y = first(client.data.validation)
         client.bind().model.eval()
         right.append(int((method.outputs(client, x, "before").argmax(1) == y).sum()))
-    assert max(right) > right[0] and found == pytest.approx(0.1 * right.index(max(right)))
+    assert max(right) > right[0] and lam == pytest.approx(0.1 * right.index(max(right)))
     with refuses(r"^data\.validation="):
         federation(KNNPer(lam=None)).prepare()
 
@@ -208,17 +208,17 @@ def test_the_discriminant_is_bayes_rule_for_gaussians():
     """Its scores differ from log densities plus log prior by what is the same for all classes."""
     from scipy.stats import multivariate_normal
 
-    found, z, prior = (
+    estimate, z, prior = (
         some(),
         torch.randn(6, 4, dtype=torch.float64),
         torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64),
     )
-    weight, bias = found.classifier(prior)
+    weight, bias = estimate.classifier(prior)
     S = (
         1 - pfedfda.SHRINK
-    ) * found.covariance + pfedfda.SHRINK * found.covariance.trace() / 4 * torch.eye(4)
+    ) * estimate.covariance + pfedfda.SHRINK * estimate.covariance.trace() / 4 * torch.eye(4)
     density = (
-        np.stack([multivariate_normal(m, S).logpdf(z) for m in found.means.numpy()], 1)
+        np.stack([multivariate_normal(m, S).logpdf(z) for m in estimate.means.numpy()], 1)
         + prior.log().numpy()
     )
     scores = (z @ weight.T + bias).numpy()
@@ -230,12 +230,12 @@ def test_estimates_by_hand():
     known."""
     known, z = some(3, 3), torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 0, 1, 1])
-    found = pfedfda.estimate_gaussians(z, y, known, ridge=0.5)
+    estimate = pfedfda.estimate_gaussians(z, y, known, ridge=0.5)
     for k, rows in enumerate((z[:5], z[5:])):
-        assert_close(found.means[k], rows.mean(0))
-    assert torch.equal(found.means[2], known.means[2])
+        assert_close(estimate.means[k], rows.mean(0))
+    assert torch.equal(estimate.means[2], known.means[2])
     away = torch.cat([z[:5] - z[:5].mean(0), z[5:] - z[5:].mean(0)])
-    assert_close(found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64))
+    assert_close(estimate.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64))
 
 
 def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federation):

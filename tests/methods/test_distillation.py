@@ -81,8 +81,8 @@ def test_the_gradient_of_the_coefficients_is_autograds():
     c = torch.rand(4, 4, dtype=torch.float64).requires_grad_()
     teachers = torch.einsum("nj,jdk->ndk", c, P)
     value = (teachers * (teachers / P).log()).sum(2).mean(1).sum()
-    (found,) = torch.autograd.grad(value, c)
-    assert_close(ktpfl.kl_gradient(c.detach(), P), found)
+    (gradient,) = torch.autograd.grad(value, c)
+    assert_close(ktpfl.kl_gradient(c.detach(), P), gradient)
 
 
 def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times():
@@ -100,8 +100,8 @@ def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_time
                 mean, scale = mean / 5, scale / 5
             if mean < size:
                 mean, scale = mean * 5, scale * 5
-        found = ktpfl.code_step(start, P, rho=0.0, size=size)[0]
-        assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
+        stepped = ktpfl.code_step(start, P, rho=0.0, size=size)[0]
+        assert_close(stepped, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
     # no step at all
     assert torch.equal(ktpfl.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))
 
@@ -193,10 +193,10 @@ def gap(fed, teacher, t=1):
     module, method = client_of(fed, 0).bind(), fed.run.method
     module.model.train()
     with torch.no_grad():
-        found = method.distillation_loss(
+        loss = method.distillation_loss(
             {}, module, (d.public_subset(fed.run, t, method.samples), teacher)
         )
-    return found
+    return loss
 
 
 def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation):
@@ -225,12 +225,12 @@ def test_the_optimiser_keeps_nothing_of_the_distil_phase(federation):
 def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, monkeypatch):
     """Round t scores what the predictions of round t - 1 made of the models: the end of the paper's
     round t - 1."""
-    found = {}
+    seen_models = {}
     phases = FedMD.phases
 
     def watched(self, client, payload):
         for phase in phases(self, client, payload):
-            found.setdefault((client.round, client.id), []).append(client["model"].clone())
+            seen_models.setdefault((client.round, client.id), []).append(client["model"].clone())
             yield phase
 
     monkeypatch.setattr(FedMD, "phases", watched)
@@ -239,8 +239,8 @@ def test_the_distilled_model_is_judged_before_it_trains_on(federation, method, m
     assert "accuracy_distilled" not in first.metrics  # nobody has taught anybody
     for row in second.clients:
         client = client_of(fed, int(row["client"]))
-        assert len(found[1, client.id]) == 1
-        before, distilled = found[2, client.id]
+        assert len(seen_models[1, client.id]) == 1
+        before, distilled = seen_models[2, client.id]
         assert not torch.equal(before, distilled)
         assert not torch.equal(distilled, client["model"])  # it has trained since
         client.bind(distilled)

@@ -209,7 +209,7 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
     """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with
     weight decay 0.01."""
     G, seed = Generator(3, 5, 2, 8, code=True), seeded()
-    first, told = G.initial_tensors(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
+    first, class_counts = G.initial_tensors(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
     heads = torch.randn(2, 3, 5, generator=seed), torch.randn(2, 3, generator=seed)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
     layers = [net[0].weight, net[0].bias, net[3].weight, net[3].bias, net[1].weight, net[1].bias]
@@ -222,13 +222,15 @@ def test_the_codes_generator_normalises_draws_evenly_and_decays():
         method = FedGen(
             teacher="weighted", eta=0.1, generator_lr=0.05, generator_steps=4, generator_batch=16
         )
-        memory = method.train_generator(G, memory, heads, told, draws)
+        memory = method.train_generator(G, memory, heads, class_counts, draws)
         optimizer.param_groups[0]["lr"] = rate
         for _ in range(4):
             y = torch.multinomial(torch.tensor([1.0, 0, 1]), 16, replacement=True, generator=again)
             eps = torch.rand(16, 2, generator=again)
             z = net(torch.cat([eps, one_hot(y, 3)], 1))
-            loss = ensemble_loss(Generated(z, y, eps), heads, told / torch.tensor([41.0, 1, 11]))
+            loss = ensemble_loss(
+                Generated(z, y, eps), heads, class_counts / torch.tensor([41.0, 1, 11])
+            )
             optimizer.zero_grad()
             (loss + 0.1 * diversity_loss(Generated(z, y, eps))).backward()
             optimizer.step()

@@ -69,11 +69,11 @@ class Own(Method):
 def stacked(monkeypatch):
     """The jobs that go through stacked passes with losses of their own."""
     seen = []
-    made = own.LossPass.__init__
+    original_init = own.LossPass.__init__
 
     def init(self, losses, jobs):
         seen.extend(jobs)
-        made(self, losses, jobs)
+        original_init(self, losses, jobs)
 
     monkeypatch.setattr(own.LossPass, "__init__", init)
     return seen

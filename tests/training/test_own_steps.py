@@ -101,14 +101,14 @@ def test_passes_hold_samples_alone_and_train(federation, monkeypatch, evaluating
     """Smaller batches are filled up with their first sample: a model need not be defined at 0. What
     is asked for in evaluation mode goes through no pass."""
     rows = []
-    made = GradientSteps.__init__
+    original_init = GradientSteps.__init__
 
     def init(self, stack, size, gradients):
         def seen(width, x, y, weight):
             rows.extend(x[weight.any(dim=1)].flatten(2).unbind())
             return gradients(width, x, y, weight)
 
-        made(self, stack, size, seen)
+        original_init(self, stack, size, seen)
 
     monkeypatch.setattr(GradientSteps, "__init__", init)
     ran(federation, Noisy(evaluating=evaluating))

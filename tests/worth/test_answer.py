@@ -76,8 +76,8 @@ def test_promises_for_repeated_samples_are_of_units():
     few, unsure, _ = measured.answers
     assert few.verdict == "cannot tell yet" and "of 8 units, and a verdict takes 10" in few.sentence
     assert unsure.estimate is not None and unsure.verdict == "cannot tell yet"
-    wanted = words.next_half_width(unsure.estimate.half)
-    needed = unsure.estimate.samples_for(12, wanted)
+    half_width = words.next_half_width(unsure.estimate.half)
+    needed = unsure.estimate.samples_for(12, half_width)
     assert f"about {needed} own units" in unsure.sentence and "of 12 units" in unsure.sentence
     row = as_json(measured)["silos"][1]
     assert row["units"] == 12 and "samples_for" not in row
