@@ -143,7 +143,7 @@ def test_its_nearest_sample_tells_a_training_samples_label(federation):
 def test_knnper_picks_the_weight_that_validates_best(federation):
     fed = federation(KNNPer(lam=None), data={"validation": 0.3})
     client = client_of(fed, 1)
-    lam = float(KNNPer(lam=None).prepare(client, client["model"], "before")["lam"])
+    chosen_lam = float(KNNPer(lam=None).prepare(client, client["model"], "before")["lam"])
     right = []
     for lam in np.linspace(0, 1, 11):
         method = KNNPer(lam=float(lam))
@@ -152,7 +152,7 @@ def test_knnper_picks_the_weight_that_validates_best(federation):
         x, y = first(client.data.validation)
         client.bind().model.eval()
         right.append(int((method.outputs(client, x, "before").argmax(1) == y).sum()))
-    assert max(right) > right[0] and lam == pytest.approx(0.1 * right.index(max(right)))
+    assert max(right) > right[0] and chosen_lam == pytest.approx(0.1 * right.index(max(right)))
     with refuses(r"^data\.validation="):
         federation(KNNPer(lam=None)).prepare()
 
